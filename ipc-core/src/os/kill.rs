@@ -21,7 +21,7 @@ pub const KILL_POINTS: &[&str] = &[
     "importer:mapped",
     "exporter:gave-timeline",
     "importer:took-timeline",
-    "importer:letting-go",
+    "importer:releasing",
     "importer:closed",
     "importer:released",
     "exporter:released",

@@ -7,7 +7,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::epoch::EpochView;
-use super::socket::{self, PeerCredentials, PeerSocket, ReceivedFds, Taken};
+use super::socket::{self, PeerCredentials, PeerSocket, ReceivedFds, ReceivedMessage};
 use super::{AllowList, UserName};
 use crate::model::error::{Error, Result};
 use crate::os::kill::kill_point;
@@ -157,11 +157,11 @@ impl Conversation {
     /// Decodes the message that was taken into the buffer, where there is one.
     fn read(
         &self,
-        taken: rustix::io::Result<Option<Taken>>,
+        taken: rustix::io::Result<Option<ReceivedMessage>>,
         buffer: &[u8],
     ) -> Result<Option<(Reply, ReceivedFds)>> {
         match taken {
-            Ok(Some(Taken { len, fds })) => {
+            Ok(Some(ReceivedMessage { len, fds })) => {
                 let reply = decode(&buffer[..len]).map_err(|error| Error::Protocol(error.to_string()))?;
                 Ok(Some((reply, fds)))
             }

@@ -214,7 +214,7 @@ fn set_pass_rights(socket: BorrowedFd<'_>, pass: bool) -> bool {
 
 /// A message that lies in the buffer it was received with.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct ReceivedMessage {
     /// In bytes, from the buffer's begin.
     pub(crate) len: usize,
     pub(crate) fds: ReceivedFds,
@@ -285,12 +285,15 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::i
     Ok(taken.map(|taken| packet(taken, buffer)))
 }
 
-fn packet(taken: Taken, buffer: &[u8]) -> Packet {
+fn packet(taken: ReceivedMessage, buffer: &[u8]) -> Packet {
     Packet { bytes: buffer[..taken.len].to_vec(), fds: taken.fds }
 }
 
 /// As [`receive`], and leaves the message in the buffer.
-pub(crate) fn take(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::Result<Option<Taken>> {
+pub(crate) fn take(
+    socket: BorrowedFd<'_>,
+    buffer: &mut Vec<u8>,
+) -> rustix::io::Result<Option<ReceivedMessage>> {
     loop {
         match take_as(socket, buffer, RecvFlags::DONTWAIT) {
             Err(Errno::INTR) => {}
@@ -321,7 +324,10 @@ pub(crate) fn let_sleep(socket: BorrowedFd<'_>, longest: Duration) -> rustix::io
 }
 
 /// As [`take`], asleep until there is a message: by one system call. `AGAIN` after a while, `INTR` for a signal.
-pub(crate) fn take_asleep(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::Result<Option<Taken>> {
+pub(crate) fn take_asleep(
+    socket: BorrowedFd<'_>,
+    buffer: &mut Vec<u8>,
+) -> rustix::io::Result<Option<ReceivedMessage>> {
     take_as(socket, buffer, RecvFlags::empty())
 }
 
@@ -338,7 +344,7 @@ fn take_as(
     socket: BorrowedFd<'_>,
     buffer: &mut Vec<u8>,
     how: RecvFlags,
-) -> rustix::io::Result<Option<Taken>> {
+) -> rustix::io::Result<Option<ReceivedMessage>> {
     buffer.resize(MAX_MESSAGE_BYTES, 0);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -361,7 +367,7 @@ fn take_as(
     if received.bytes == 0 {
         return Ok(None);
     }
-    Ok(Some(Taken { len: received.bytes, fds }))
+    Ok(Some(ReceivedMessage { len: received.bytes, fds }))
 }
 
 /// Is the other end closed? Looks, and does not wait.

@@ -72,7 +72,7 @@ fn importer_dies(point: &'static str, round: usize, machine: &str, exporter: &mu
         exporter.ok("close first 10000");
     }
     let descriptor = exporter.share("x 8192");
-    let has_opened = matches!(point, "importer:letting-go" | "importer:closed" | "importer:released");
+    let has_opened = matches!(point, "importer:releasing" | "importer:closed" | "importer:released");
     let takes_words = point == "importer:took-timeline";
     let is_granted = has_opened
         || takes_words

@@ -9,7 +9,7 @@ use crate::model::device::{DeviceIdentity, DeviceOrdinal};
 use crate::model::error::{Error, Result};
 use crate::os::kill::kill_point;
 use crate::sharing::export::check_backend;
-use crate::sharing::import::HeldGrant;
+use crate::sharing::import::UnusedGrant;
 use crate::transport::Deadline;
 
 /// The devices on which memory may be opened.
@@ -40,7 +40,7 @@ impl Arrival {
     }
 
     /// Opens the export by these grants, one thread at a time.
-    pub(super) fn open<T>(&self, grants: &[HeldGrant], open: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(super) fn open<T>(&self, grants: &[UnusedGrant], open: impl FnOnce() -> Result<T>) -> Result<T> {
         self.connection.owner.check()?;
         let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         kill_point!("receiver:channel-opening");

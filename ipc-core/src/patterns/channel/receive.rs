@@ -18,7 +18,7 @@ use crate::os::kill::kill_point;
 use crate::os::process::ProcessIdentity;
 use crate::os::{Pace, SPIN};
 use crate::sharing::Runtime;
-use crate::sharing::import::HeldGrant;
+use crate::sharing::import::UnusedGrant;
 use crate::sharing::timeline::TIMELINE_END;
 use crate::transport::Deadline;
 use crate::transport::socket::{self, Packet};
@@ -397,8 +397,8 @@ impl Connection {
         Err(self.reject_peer("its message grants access to memory that another process shares".into()))
     }
 
-    fn held(&self, named: &NamedExport<'_>, token: Token) -> HeldGrant {
-        HeldGrant::new(named, token, self.id, self.ipc.allow_list().clone())
+    fn held(&self, named: &NamedExport<'_>, token: Token) -> UnusedGrant {
+        UnusedGrant::new(named, token, self.id, self.ipc.allow_list().clone())
     }
 
     fn place(&self, context: &OpenContext<'_>, exporter: &ProcessIdentity, home: DeviceIdentity) -> Place {

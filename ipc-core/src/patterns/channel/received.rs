@@ -12,7 +12,7 @@ use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
 use crate::model::error::{Error, Result};
 use crate::model::one_or_many::OneOrMany;
-use crate::sharing::import::{HeldGrant, Mapping, OpenBuilder, Staging, is_out_of_reach};
+use crate::sharing::import::{Mapping, OpenBuilder, Staging, UnusedGrant, is_out_of_reach};
 use crate::transport::Deadline;
 use crate::wire::channel::Payload;
 use crate::wire::descriptor::Descriptor;
@@ -91,7 +91,7 @@ pub struct ReceivedExport {
     arrival: Arrival,
     descriptor: Descriptor,
     /// One for each home device, or none.
-    grants: OneOrMany<HeldGrant>,
+    grants: OneOrMany<UnusedGrant>,
     /// One for each home device.
     places: OneOrMany<Place>,
 }
@@ -100,7 +100,7 @@ impl ReceivedExport {
     pub(super) const fn new(
         arrival: Arrival,
         descriptor: Descriptor,
-        grants: OneOrMany<HeldGrant>,
+        grants: OneOrMany<UnusedGrant>,
         places: OneOrMany<Place>,
     ) -> Self {
         Self { arrival, descriptor, grants, places }

@@ -10,7 +10,7 @@ use crate::model::address::DeviceRange;
 use crate::model::error::Result;
 use crate::model::tensor::{Element, TensorTable};
 use crate::sharing::ErrorWith;
-use crate::sharing::import::{Keeper, Tensor};
+use crate::sharing::import::{Tensor, ViewOwner};
 
 /// A guard of a slot that a reader has taken. It keeps the memory mapped.
 ///
@@ -108,7 +108,7 @@ impl RingReadSlot {
     /// [`Error::Layout`](crate::Error::Layout) if the slot does not consist of whole, aligned elements.
     pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, T>> {
         self.check()?;
-        Keeper::from(self.inner.mapping().held()).view(self.range(), None, stream)
+        ViewOwner::from(self.inner.mapping().held()).view(self.range(), None, stream)
     }
 
     /// Returns a view of the bytes for reading by work on `stream`.
@@ -131,7 +131,7 @@ impl RingReadSlot {
     pub fn to_host<T: Element, M>(&self, stream: &impl AsStream<M>) -> Result<Vec<T>> {
         self.check()?;
         let elements =
-            Keeper::from(self.inner.mapping().held()).to_host(self.range(), None, stream.as_stream())?;
+            ViewOwner::from(self.inner.mapping().held()).to_host(self.range(), None, stream.as_stream())?;
         self.check()?;
         Ok(elements)
     }

@@ -89,14 +89,14 @@ pub(super) struct Remembered<'a> {
 /// The tensors that were put in so far, and the memory that each of them lies in.
 enum List {
     /// As many as were put in are the first ones of an earlier bundle.
-    AsBefore(Arc<Made>, usize),
+    AsBefore(Arc<RememberedSet>, usize),
     /// Their places count from the start of their memory.
     Anew(TensorTable, Vec<u32>),
 }
 
 /// What is remembered of a bundle that was made. It keeps nothing of the memory.
 #[derive(Debug)]
-struct Made {
+struct RememberedSet {
     memories: Vec<Region>,
     gathered: Arc<Gathered>,
     /// Those of each part, as long as an export has them.
@@ -107,14 +107,14 @@ struct Made {
 }
 
 /// What was made last. Whoever hands the same tensors over again, with other numbers in them, has them described already.
-static MADE: Recent<Made> = Recent::new();
+static REMEMBERED: Recent<RememberedSet> = Recent::new();
 
-impl Made {
+impl RememberedSet {
     /// Remembers it, in the place of one of the same tensors.
     fn remember(self) {
         if self.tensors.bytes().len() <= MOST_REMEMBERED_BYTES {
             let tensors = Arc::clone(&self.tensors);
-            MADE.remember(Arc::new(self), |known| Arc::ptr_eq(&known.tensors, &tensors));
+            REMEMBERED.remember(Arc::new(self), |known| Arc::ptr_eq(&known.tensors, &tensors));
         }
     }
 
@@ -124,7 +124,7 @@ impl Made {
         backend: &Arc<dyn DeviceIpc>,
         memories: &[Region],
     ) -> Option<(Arc<Gathered>, Vec<Handles>)> {
-        let known = MADE.find(|known| known.memories == memories)?;
+        let known = REMEMBERED.find(|known| known.memories == memories)?;
         let allocations: Option<Vec<_>> = known.allocations.iter().map(Weak::upgrade).collect();
         let allocations = allocations?;
         let is_kept = |allocation: &Arc<Allocation>| allocation.is_kept() && allocation.is_of(backend);
@@ -148,7 +148,7 @@ impl List {
     /// Adds a tensor, unless its name is another one's.
     fn add(&mut self, memory: usize, tensor: NamedTensor<'_>) -> Result<()> {
         if self.len() == 0 {
-            let before = MADE.find(|known| known.has(0, memory, tensor));
+            let before = REMEMBERED.find(|known| known.has(0, memory, tensor));
             *self = before.map_or_else(Self::default, |before| Self::AsBefore(before, 0));
         }
         if let Self::AsBefore(before, count) = self
@@ -332,7 +332,7 @@ impl TensorSet {
         memories: &[Region],
         may_be_remembered: bool,
     ) -> Result<(Arc<Gathered>, Vec<Handles>)> {
-        if may_be_remembered && let Some(known) = Made::of_the_same(backend, memories) {
+        if may_be_remembered && let Some(known) = RememberedSet::of_the_same(backend, memories) {
             return Ok(known);
         }
         let gathered = gather(backend, memories, |index| given.is_borrowed(index));
@@ -393,7 +393,7 @@ impl TensorSet {
         let Some(remembered) = remembered else { return tensors };
         let allocations = remembered.allocations.iter().map(Arc::downgrade).collect();
         let memories = self.memories.regions;
-        Made { memories, gathered, allocations, tensors: Arc::clone(&tensors), lie_in }.remember();
+        RememberedSet { memories, gathered, allocations, tensors: Arc::clone(&tensors), lie_in }.remember();
         tensors
     }
 

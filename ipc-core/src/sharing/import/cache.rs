@@ -10,7 +10,7 @@
 //! *Revoked* is not a place in the picture but a property of the thing ([`Cached::may_be_kept`] turns false): a live one
 //! goes on until it is let go and is then closed; an idle one is closed at once.
 
-mod kept;
+mod entry;
 #[cfg(test)]
 mod tests;
 
@@ -24,8 +24,8 @@ use std::sync::{Mutex, MutexGuard};
 #[cfg(all(loom, test))]
 use loom::sync::{Condvar, Mutex, MutexGuard};
 
-use kept::ByKey;
-pub(super) use kept::Kept;
+use entry::ByKey;
+pub(super) use entry::CacheEntry;
 
 use crate::model::error::Result;
 #[cfg(not(all(loom, test)))]
@@ -132,9 +132,9 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
         &self,
         key: K,
         deadline: Deadline,
-        open: impl FnOnce(&Arc<Kept<K, V>>) -> Result<V>,
-        close: impl FnOnce(&Arc<Kept<K, V>>),
-    ) -> Result<(Arc<Kept<K, V>>, bool)> {
+        open: impl FnOnce(&Arc<CacheEntry<K, V>>) -> Result<V>,
+        close: impl FnOnce(&Arc<CacheEntry<K, V>>),
+    ) -> Result<(Arc<CacheEntry<K, V>>, bool)> {
         let mut state = self.lock();
         let stale = loop {
             let Some(known) = state.get(&key) else { break None };
@@ -152,7 +152,7 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         };
-        let opening = Arc::new(Kept::opening(key));
+        let opening = Arc::new(CacheEntry::opening(key));
         state.entries.replace(ByKey(Arc::clone(&opening)));
         drop(state);
         let unfinished = Unfinished { cache: self, key: opening.key() };
@@ -169,7 +169,7 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
     }
 
     /// A hold on the thing where it is open and `usable`; opens, closes and waits for nothing.
-    pub(super) fn acquire_open(&self, key: &K, usable: impl Fn(&V) -> bool) -> Option<Arc<Kept<K, V>>> {
+    pub(super) fn acquire_open(&self, key: &K, usable: impl Fn(&V) -> bool) -> Option<Arc<CacheEntry<K, V>>> {
         let mut state = self.lock();
         let known = state.get(key).filter(|known| known.is_open() && usable(known))?;
         state.hold_again(known)
@@ -178,9 +178,9 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
     /// The same for one that had been open before. Where others hold it this meets no other thread.
     pub(super) fn acquire_known(
         &self,
-        known: Arc<Kept<K, V>>,
+        known: Arc<CacheEntry<K, V>>,
         usable: impl Fn(&V) -> bool,
-    ) -> Option<Arc<Kept<K, V>>> {
+    ) -> Option<Arc<CacheEntry<K, V>>> {
         if !usable(&known) {
             return None;
         }
@@ -194,9 +194,9 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
     /// open.
     pub(super) fn hold_known(
         &self,
-        known: Arc<Kept<K, V>>,
+        known: Arc<CacheEntry<K, V>>,
         usable: impl Fn(&V) -> bool,
-    ) -> Option<Arc<Kept<K, V>>> {
+    ) -> Option<Arc<CacheEntry<K, V>>> {
         let mut state = self.lock();
         let held = known.is_open() && usable(&known) && state.hold_where_usable(&known);
         held.then_some(known)
@@ -204,7 +204,7 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
 
     /// Lets go of a hold where nothing has to be closed for that: others have holds too, or it stays open. Gives it back
     /// otherwise, for [`release`](Self::release). Where others have holds this meets no other thread.
-    pub(super) fn let_go(&self, held: Arc<Kept<K, V>>) -> Result<(), Arc<Kept<K, V>>> {
+    pub(super) fn leave_idle(&self, held: Arc<CacheEntry<K, V>>) -> Result<(), Arc<CacheEntry<K, V>>> {
         if held.leave_to_others() {
             return Ok(());
         }
@@ -218,7 +218,7 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
 
     /// Lets go of a hold. After the last one the thing becomes idle, or is closed where it may not be kept; and what has
     /// been idle for longest is closed where the limits are passed.
-    pub(super) fn release(&self, held: Arc<Kept<K, V>>, mut close: impl FnMut(&Arc<Kept<K, V>>)) {
+    pub(super) fn release(&self, held: Arc<CacheEntry<K, V>>, mut close: impl FnMut(&Arc<CacheEntry<K, V>>)) {
         if held.leave_to_others() {
             return;
         }
@@ -237,12 +237,16 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
     }
 
     /// Closes the thing if it is idle.
-    pub(super) fn close_idle(&self, known: &Arc<Kept<K, V>>, mut close: impl FnMut(&Arc<Kept<K, V>>)) {
+    pub(super) fn close_idle(
+        &self,
+        known: &Arc<CacheEntry<K, V>>,
+        mut close: impl FnMut(&Arc<CacheEntry<K, V>>),
+    ) {
         drop(self.close_if_idle(self.lock(), known, &mut close));
     }
 
     /// Closes everything that is idle, until the limits are kept.
-    pub(super) fn set_limits(&self, limits: CacheLimits, mut close: impl FnMut(&Arc<Kept<K, V>>)) {
+    pub(super) fn set_limits(&self, limits: CacheLimits, mut close: impl FnMut(&Arc<CacheEntry<K, V>>)) {
         let mut state = self.lock();
         state.limits = limits;
         for victim in state.over_the_limits() {
@@ -251,8 +255,8 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
     }
 
     /// Everything that is idle.
-    pub(super) fn idle(&self) -> Vec<Arc<Kept<K, V>>> {
-        self.lock().those(Kept::is_idle).cloned().collect()
+    pub(super) fn idle(&self) -> Vec<Arc<CacheEntry<K, V>>> {
+        self.lock().those(CacheEntry::is_idle).cloned().collect()
     }
 
     /// Returns the number of idle ones, and their bytes.
@@ -262,14 +266,14 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
     }
 
     /// Everything that is in use or idle.
-    pub(super) fn open(&self) -> Vec<Arc<Kept<K, V>>> {
-        self.lock().those(Kept::is_open).cloned().collect()
+    pub(super) fn open(&self) -> Vec<Arc<CacheEntry<K, V>>> {
+        self.lock().those(CacheEntry::is_open).cloned().collect()
     }
 
     /// Everything that is in use.
     #[cfg(test)]
-    pub(super) fn live(&self) -> Vec<Arc<Kept<K, V>>> {
-        self.lock().those(Kept::is_live).cloned().collect()
+    pub(super) fn live(&self) -> Vec<Arc<CacheEntry<K, V>>> {
+        self.lock().those(CacheEntry::is_live).cloned().collect()
     }
 
     /// How many holds [`acquire_open`](Self::acquire_open) and [`acquire_known`](Self::acquire_known) have given.
@@ -281,8 +285,8 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
     fn close_if_idle<'a>(
         &'a self,
         mut state: MutexGuard<'a, State<K, V>>,
-        known: &Arc<Kept<K, V>>,
-        close: &mut impl FnMut(&Arc<Kept<K, V>>),
+        known: &Arc<CacheEntry<K, V>>,
+        close: &mut impl FnMut(&Arc<CacheEntry<K, V>>),
     ) -> MutexGuard<'a, State<K, V>> {
         if !known.is_idle() {
             return state;
@@ -301,16 +305,19 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
 }
 
 impl<K: Eq + Hash, V: Cached> State<K, V> {
-    fn get(&self, key: &K) -> Option<Arc<Kept<K, V>>> {
+    fn get(&self, key: &K) -> Option<Arc<CacheEntry<K, V>>> {
         self.entries.get(key).map(|found| Arc::clone(&found.0))
     }
 
-    fn those(&self, are_so: impl Fn(&Kept<K, V>) -> bool) -> impl Iterator<Item = &Arc<Kept<K, V>>> {
+    fn those(
+        &self,
+        are_so: impl Fn(&CacheEntry<K, V>) -> bool,
+    ) -> impl Iterator<Item = &Arc<CacheEntry<K, V>>> {
         self.entries.iter().map(|entry| &entry.0).filter(move |entry| are_so(entry))
     }
 
     /// Takes a hold on what is open.
-    fn hold(&mut self, known: &Kept<K, V>) {
+    fn hold(&mut self, known: &CacheEntry<K, V>) {
         self.again += known.take_joined();
         if known.hold() {
             self.end_idleness(known);
@@ -318,7 +325,7 @@ impl<K: Eq + Hash, V: Cached> State<K, V> {
     }
 
     /// A hold on what is in use, or is idle and may be used again.
-    fn hold_where_usable(&mut self, known: &Kept<K, V>) -> bool {
+    fn hold_where_usable(&mut self, known: &CacheEntry<K, V>) -> bool {
         let usable = known.is_live() || known.is_idle() && known.may_be_kept() && known.resume();
         if usable {
             self.hold(known);
@@ -327,14 +334,14 @@ impl<K: Eq + Hash, V: Cached> State<K, V> {
     }
 
     /// The same, counted.
-    fn hold_again(&mut self, known: Arc<Kept<K, V>>) -> Option<Arc<Kept<K, V>>> {
+    fn hold_again(&mut self, known: Arc<CacheEntry<K, V>>) -> Option<Arc<CacheEntry<K, V>>> {
         let held = self.hold_where_usable(&known);
         self.again += u64::from(held);
         held.then_some(known)
     }
 
     /// Lets go of a hold. Is nobody left?
-    fn leave(&mut self, held: &Kept<K, V>) -> bool {
+    fn leave(&mut self, held: &CacheEntry<K, V>) -> bool {
         self.clock += 1;
         let last = held.leave(self.clock);
         if last {
@@ -346,13 +353,13 @@ impl<K: Eq + Hash, V: Cached> State<K, V> {
     }
 
     /// Nobody gets what was idle any longer: it is to be closed.
-    fn take_idle(&mut self, known: &Kept<K, V>) {
+    fn take_idle(&mut self, known: &CacheEntry<K, V>) {
         self.again += known.take_joined();
         known.closing();
         self.end_idleness(known);
     }
 
-    fn end_idleness(&mut self, known: &Kept<K, V>) {
+    fn end_idleness(&mut self, known: &CacheEntry<K, V>) {
         self.idle -= 1;
         self.idle_bytes = self.idle_bytes.saturating_sub(known.bytes());
     }
@@ -363,12 +370,12 @@ impl<K: Eq + Hash, V: Cached> State<K, V> {
     }
 
     /// What has to be closed, the longest unused first; never what is in use.
-    fn over_the_limits(&self) -> Vec<Arc<Kept<K, V>>> {
+    fn over_the_limits(&self) -> Vec<Arc<CacheEntry<K, V>>> {
         let (mut count, mut bytes) = (self.idle, self.idle_bytes);
         if count <= self.limits.mappings && bytes <= self.limits.bytes {
             return Vec::new();
         }
-        let mut candidates: Vec<_> = self.those(Kept::is_idle).collect();
+        let mut candidates: Vec<_> = self.those(CacheEntry::is_idle).collect();
         candidates.sort_unstable_by_key(|idle| idle.idle_since());
         let mut victims = Vec::new();
         for candidate in candidates {

@@ -16,7 +16,7 @@ use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use loom::thread;
 
-use super::cache::{Cache, CacheLimits, Cached, Kept};
+use super::cache::{Cache, CacheEntry, CacheLimits, Cached};
 use crate::model::error::{Error, Result};
 use crate::sharing::lease_page;
 use crate::transport::Deadline;
@@ -40,7 +40,7 @@ struct Thing {
     reclaimed: AtomicBool,
 }
 
-type Held = Arc<Kept<Key, Thing>>;
+type EntryRef = Arc<CacheEntry<Key, Thing>>;
 
 impl Cached for Thing {
     fn may_be_kept(&self) -> bool {
@@ -113,49 +113,49 @@ impl World {
         }
     }
 
-    fn try_acquire(&self, key: Key, open: impl FnOnce() -> Result<Thing>) -> Result<Held> {
+    fn try_acquire(&self, key: Key, open: impl FnOnce() -> Result<Thing>) -> Result<EntryRef> {
         let deadline = Deadline::after(Duration::from_secs(24 * 3600));
         let (held, _) = self.cache.acquire(key, deadline, |_| open(), |thing| self.close(thing))?;
         assert_eq!(held.key, key);
         Ok(self.came(held))
     }
 
-    fn acquire(&self, key: Key) -> Held {
+    fn acquire(&self, key: Key) -> EntryRef {
         self.try_acquire(key, || Ok(self.open(key))).expect("the open succeeds, and the deadline is far away")
     }
 
     /// As a thread does that remembers it.
-    fn acquire_known(&self, known: &Held) -> Option<Held> {
+    fn acquire_known(&self, known: &EntryRef) -> Option<EntryRef> {
         let held = self.cache.acquire_known(Arc::clone(known), |thing| thing.may_be_kept())?;
         Some(self.came(held))
     }
 
-    fn came(&self, held: Held) -> Held {
+    fn came(&self, held: EntryRef) -> EntryRef {
         assert!(!held.closed.load(Ordering::Acquire), "a closed one was handed out");
         assert!(!held.reclaimed.load(Ordering::Acquire), "a reclaimed one was handed out");
         held.came.fetch_add(1, Ordering::Relaxed);
         held
     }
 
-    fn done(&self, held: &Held) {
+    fn done(&self, held: &EntryRef) {
         assert!(!held.closed.load(Ordering::Acquire), "it was closed while it was in use");
         assert!(!held.reclaimed.load(Ordering::Acquire), "it was reclaimed while it was in use");
         held.done.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn release(&self, held: Held) {
+    fn release(&self, held: EntryRef) {
         self.done(&held);
         self.release_done(held);
     }
 
-    fn release_done(&self, held: Held) {
+    fn release_done(&self, held: EntryRef) {
         self.cache.release(held, |thing| self.close(thing));
     }
 
     /// As the end of a mapping does it: what has to be closed is left to another thread, here the same one.
-    fn let_go(&self, held: Held) {
+    fn leave_idle(&self, held: EntryRef) {
         self.done(&held);
-        if let Err(last) = self.cache.let_go(held) {
+        if let Err(last) = self.cache.leave_idle(held) {
             self.release_done(last);
         }
     }
@@ -166,13 +166,13 @@ impl World {
     }
 
     /// As the link does it: first the property, then the close of what is idle.
-    fn revoke(&self, held: &Held) {
+    fn revoke(&self, held: &EntryRef) {
         held.kept.store(false, Ordering::Release);
         self.cache.close_idle(held, |thing| self.close(thing));
     }
 
     /// As the exporter does it, which frees the memory then: without the importer's cache.
-    fn reclaim(held: &Held) {
+    fn reclaim(held: &EntryRef) {
         if lease_page::reclaim(&held.state) {
             assert!(!held.reclaimed.swap(true, Ordering::AcqRel), "it was reclaimed a second time");
             let (came, done) = (held.came.load(Ordering::Relaxed), held.done.load(Ordering::Relaxed));
@@ -231,7 +231,7 @@ fn model(limits: CacheLimits, kept_at_most: usize, threads: &'static [fn(&World)
 }
 
 /// The same with one that is open, and held by the first thread, which all threads know.
-fn model_known(limits: CacheLimits, kept_at_most: usize, threads: &'static [fn(&World, Held)]) {
+fn model_known(limits: CacheLimits, kept_at_most: usize, threads: &'static [fn(&World, EntryRef)]) {
     loom::model(move || {
         let world = World::new(limits);
         let first = world.acquire(0);
@@ -248,58 +248,58 @@ fn model_known(limits: CacheLimits, kept_at_most: usize, threads: &'static [fn(&
     });
 }
 
-fn let_it_go(world: &World, first: Held) {
-    world.let_go(first);
+fn let_it_go(world: &World, first: EntryRef) {
+    world.leave_idle(first);
 }
 
-fn release_it(world: &World, first: Held) {
+fn release_it(world: &World, first: EntryRef) {
     world.release(first);
 }
 
-fn revoke_and_let_it_go(world: &World, first: Held) {
+fn revoke_and_let_it_go(world: &World, first: EntryRef) {
     world.revoke(&first);
-    world.let_go(first);
+    world.leave_idle(first);
 }
 
-fn use_what_is_known(world: &World, known: Held) {
+fn use_what_is_known(world: &World, known: EntryRef) {
     if let Some(held) = world.acquire_known(&known) {
-        world.let_go(held);
+        world.leave_idle(held);
     }
 }
 
-fn use_what_is_known_twice(world: &World, known: Held) {
+fn use_what_is_known_twice(world: &World, known: EntryRef) {
     use_what_is_known(world, Arc::clone(&known));
     use_what_is_known(world, known);
 }
 
 /// As an open does it: the table's is used where what is known is none any longer.
-fn use_what_is_known_or_another(world: &World, known: Held) {
+fn use_what_is_known_or_another(world: &World, known: EntryRef) {
     let held = world.acquire_known(&known).unwrap_or_else(|| world.acquire(0));
-    world.let_go(held);
+    world.leave_idle(held);
 }
 
-fn revoke_what_is_known(world: &World, known: Held) {
+fn revoke_what_is_known(world: &World, known: EntryRef) {
     world.revoke(&known);
 }
 
-fn reclaim_it(_: &World, known: Held) {
+fn reclaim_it(_: &World, known: EntryRef) {
     World::reclaim(&known);
 }
 
-fn reclaim_it_twice(_: &World, known: Held) {
+fn reclaim_it_twice(_: &World, known: EntryRef) {
     World::reclaim(&known);
     World::reclaim(&known);
 }
 
-fn close_by_force(world: &World, _: Held) {
+fn close_by_force(world: &World, _: EntryRef) {
     world.close_by_force();
 }
 
-fn close_if_idle(world: &World, _: Held) {
+fn close_if_idle(world: &World, _: EntryRef) {
     world.close_idle(0);
 }
 
-fn keep_nothing(world: &World, _: Held) {
+fn keep_nothing(world: &World, _: EntryRef) {
     keep_nothing_from_now_on(world);
 }
 
@@ -309,13 +309,13 @@ fn use_it(world: &World) {
 
 fn use_it_and_let_go(world: &World) {
     let held = world.acquire(0);
-    world.let_go(held);
+    world.leave_idle(held);
 }
 
 fn revoke_it_and_let_go(world: &World) {
     let held = world.acquire(0);
     world.revoke(&held);
-    world.let_go(held);
+    world.leave_idle(held);
 }
 
 fn use_it_twice(world: &World) {

@@ -29,23 +29,23 @@ const MOST_TOLD: usize = 1024;
 const GIVE_BACK_DEADLINE: Duration = Duration::from_secs(1);
 
 /// A grant that is over, and the channel that it came by.
-pub(super) struct Ended {
+pub(super) struct EndedGrant {
     channel: ChannelId,
     export: ExportId,
     token: Token,
 }
 
-impl fmt::Debug for Ended {
+impl fmt::Debug for EndedGrant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Ended({})", self.export)
+        write!(f, "EndedGrant({})", self.export)
     }
 }
 
 /// Grants that are over, by exporter.
-pub(super) type AllEnded = HashMap<ProcessIdentity, Vec<Ended>>;
+pub(super) type EndedGrants = HashMap<ProcessIdentity, Vec<EndedGrant>>;
 
 /// A grant, until it is used. Dropping it gives it back.
-pub(crate) struct HeldGrant {
+pub(crate) struct UnusedGrant {
     exporter: ProcessIdentity,
     broker: BrokerAddress,
     export: ExportId,
@@ -56,7 +56,7 @@ pub(crate) struct HeldGrant {
     owner: Owner,
 }
 
-impl HeldGrant {
+impl UnusedGrant {
     pub(crate) fn new(named: &NamedExport<'_>, token: Token, channel: ChannelId, allow: AllowList) -> Self {
         let (exporter, broker, export) = (*named.exporter, named.broker.clone(), named.export);
         let (held, owner) = (AtomicBool::new(true), Owner::current());
@@ -79,7 +79,7 @@ impl HeldGrant {
         if !self.held.swap(false, Ordering::AcqRel) {
             return false;
         }
-        let ended = Ended { channel: self.channel, export: self.export, token: self.token };
+        let ended = EndedGrant { channel: self.channel, export: self.export, token: self.token };
         let mut all = imports.lock_ended();
         let waiting = all.entry(self.exporter).or_default();
         waiting.push(ended);
@@ -87,7 +87,7 @@ impl HeldGrant {
     }
 }
 
-impl Drop for HeldGrant {
+impl Drop for UnusedGrant {
     fn drop(&mut self) {
         if !*self.held.get_mut() {
             return;
@@ -112,9 +112,9 @@ impl Drop for HeldGrant {
     }
 }
 
-impl fmt::Debug for HeldGrant {
+impl fmt::Debug for UnusedGrant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HeldGrant").field("held", &self.held).finish_non_exhaustive()
+        f.debug_struct("UnusedGrant").field("held", &self.held).finish_non_exhaustive()
     }
 }
 
@@ -143,7 +143,7 @@ impl ImportTable {
         grants: Vec<(ExportId, Token)>,
     ) {
         if !grants.is_empty() {
-            let back = grants.into_iter().map(|(export, token)| Ended { channel, export, token });
+            let back = grants.into_iter().map(|(export, token)| EndedGrant { channel, export, token });
             self.lock_ended().entry(*exporter).or_default().extend(back);
         }
     }
@@ -177,7 +177,7 @@ impl ImportTable {
         self.lock_ended().remove(exporter);
     }
 
-    pub(super) fn lock_ended(&self) -> MutexGuard<'_, AllEnded> {
+    pub(super) fn lock_ended(&self) -> MutexGuard<'_, EndedGrants> {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

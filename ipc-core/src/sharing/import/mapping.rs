@@ -1,8 +1,8 @@
 //! The receiver's guard.
 
-use super::held::Held;
-use super::keeper::Keeper;
+use super::open_part::OpenPart;
 use super::tensor::{Tensor, elements_of};
+use super::view_owner::ViewOwner;
 use crate::backend::interop::{ViewStream, ViewTypes};
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::backend::{Access, DeviceEvent};
@@ -40,7 +40,7 @@ use crate::wire::descriptor::{DescribedRegion, Descriptor};
 pub struct Mapping {
     descriptor: Descriptor,
     /// One for each home device.
-    parts: OneOrMany<Held>,
+    parts: OneOrMany<OpenPart>,
     /// The only region; of named tensors, no bytes.
     range: DeviceRange,
 }
@@ -48,17 +48,17 @@ pub struct Mapping {
 impl Mapping {
     /// Of the region that the descriptor names.
     #[inline]
-    pub(super) fn of_region(held: Held, descriptor: &Descriptor, range: DeviceRange) -> Self {
+    pub(super) fn of_region(held: OpenPart, descriptor: &Descriptor, range: DeviceRange) -> Self {
         Self { descriptor: descriptor.clone(), parts: OneOrMany::One(held), range }
     }
 
     /// Of named tensors.
-    pub(super) fn of_tensors(parts: OneOrMany<Held>, descriptor: &Descriptor) -> Self {
+    pub(super) fn of_tensors(parts: OneOrMany<OpenPart>, descriptor: &Descriptor) -> Self {
         let range = DeviceRange::new(parts[0].device(), DevicePtr::NULL, 0);
         Self { descriptor: descriptor.clone(), parts, range }
     }
 
-    pub(crate) fn held(&self) -> &Held {
+    pub(crate) fn held(&self) -> &OpenPart {
         &self.parts[0]
     }
 
@@ -92,7 +92,7 @@ impl Mapping {
 
     /// Returns the devices in whose address spaces the tensors are, each once.
     pub fn devices(&self) -> Vec<DeviceOrdinal> {
-        let mut devices: Vec<_> = self.parts.iter().map(Held::device).collect();
+        let mut devices: Vec<_> = self.parts.iter().map(OpenPart::device).collect();
         devices.sort_unstable();
         devices.dedup();
         devices
@@ -106,14 +106,14 @@ impl Mapping {
     /// Returns whether the bytes live on the device of the mapping, so that access does not cross cards. Those of a
     /// [copy](Self::is_copy) do.
     pub fn is_at_home(&self) -> bool {
-        self.parts.iter().all(Held::is_at_home)
+        self.parts.iter().all(OpenPart::is_at_home)
     }
 
     /// Returns whether any of it is a copy that was made when it was opened
     /// ([`OpenBuilder::or_staged`](crate::OpenBuilder::or_staged), [`OpenBuilder::staged`](crate::OpenBuilder::staged)). Later
     /// writes on either side are not seen by the other, and neither the end of the export nor that of its process affects it.
     pub fn is_copy(&self) -> bool {
-        self.parts.iter().any(Held::is_copy)
+        self.parts.iter().any(OpenPart::is_copy)
     }
 
     /// Returns the access of this process to the memory.
@@ -150,7 +150,7 @@ impl Mapping {
         Ok(())
     }
 
-    fn on_device_of(&self, stream: BorrowedStream<'_>) -> impl Iterator<Item = &Held> {
+    fn on_device_of(&self, stream: BorrowedStream<'_>) -> impl Iterator<Item = &OpenPart> {
         self.parts.iter().filter(move |held| held.device() == stream.device())
     }
 
@@ -182,7 +182,7 @@ impl Mapping {
     /// [`Error::WrongStream`] for a stream of another device; [`Error::Layout`] for another element type than the
     /// tensor's, a tensor with gaps, or bytes that are not whole, aligned elements.
     pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, T>> {
-        Keeper::from(self.held()).view(self.viewable()?, self.layout(), stream)
+        ViewOwner::from(self.held()).view(self.viewable()?, self.layout(), stream)
     }
 
     /// The elements, to be read and written by work on `stream`. The stream waits until the bytes are ready.
@@ -194,7 +194,7 @@ impl Mapping {
         &self,
         stream: &impl ViewStream<M>,
     ) -> Result<M::ViewMut<'_, T>> {
-        Keeper::from(self.held()).view_mut(self.viewable()?, self.layout(), stream)
+        ViewOwner::from(self.held()).view_mut(self.viewable()?, self.layout(), stream)
     }
 
     /// Returns a view of the bytes for reading by work on `stream`: of a tensor of any element type and with any strides. The
@@ -207,7 +207,7 @@ impl Mapping {
     ///
     /// [`Error::WrongStream`] for a stream of another device. [`LayoutError::Named`] for named tensors.
     pub fn view_bytes<M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, u8>> {
-        Keeper::from(self.held()).view_bytes(self.viewable()?, stream)
+        ViewOwner::from(self.held()).view_bytes(self.viewable()?, stream)
     }
 
     /// Returns a view of the bytes for reading and writing by work on `stream`.
@@ -216,7 +216,7 @@ impl Mapping {
     ///
     /// As for [`view_bytes`](Self::view_bytes), and [`Error::AccessDenied`] for memory that was opened read-only.
     pub fn view_bytes_mut<M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::ViewMut<'_, u8>> {
-        Keeper::from(self.held()).view_bytes_mut(self.viewable()?, stream)
+        ViewOwner::from(self.held()).view_bytes_mut(self.viewable()?, stream)
     }
 
     /// Copies the elements to the host in row-major order, and waits for the copy. The stream waits first until the bytes are
@@ -252,7 +252,7 @@ impl Mapping {
     /// # }
     /// ```
     pub fn to_host<T: Element, M>(&self, stream: &impl AsStream<M>) -> Result<Vec<T>> {
-        Keeper::from(self.held()).to_host(self.viewable()?, self.layout(), stream.as_stream())
+        ViewOwner::from(self.held()).to_host(self.viewable()?, self.layout(), stream.as_stream())
     }
 
     /// Copies the bytes of the elements to the host, as [`to_host`](Self::to_host) does: for any element type.
@@ -261,7 +261,7 @@ impl Mapping {
     ///
     /// As for [`to_host`](Self::to_host), except that no element type is wrong.
     pub fn to_host_bytes<M>(&self, stream: &impl AsStream<M>) -> Result<Vec<u8>> {
-        Keeper::from(self.held()).to_host_bytes(self.viewable()?, self.layout(), stream.as_stream())
+        ViewOwner::from(self.held()).to_host_bytes(self.viewable()?, self.layout(), stream.as_stream())
     }
 
     /// The bytes of the tensor, where there is one, else all.
@@ -397,13 +397,13 @@ impl Mapping {
 
     /// Ends the mapping. The caller knows that device work with the memory has finished.
     pub(crate) fn end_finished(self) {
-        self.parts.for_each(Held::end_finished);
+        self.parts.for_each(OpenPart::end_finished);
     }
 }
 
 /// From the allocations as the driver mapped them to the region that the descriptor names. In the exporting process itself,
 /// and of a copy, there is only the region.
-pub(super) fn region_of(held: &Held, region: &DescribedRegion) -> Result<DeviceRange> {
+pub(super) fn region_of(held: &OpenPart, region: &DescribedRegion) -> Result<DeviceRange> {
     let mapped = held.regions()[0];
     if !held.has_allocations() {
         return Ok(mapped);

@@ -5,27 +5,27 @@ mod cache;
 #[cfg(all(loom, test))]
 mod cache_loom;
 mod grant;
-mod held;
-mod keeper;
 mod link;
 mod link_pages;
 mod mapping;
 mod notices;
 mod open;
+mod open_part;
 mod own;
 mod staged;
 mod table;
 mod tensor;
+mod view_owner;
 
 pub use cache::CacheLimits;
 pub use mapping::Mapping;
 pub use open::OpenBuilder;
 pub use tensor::Tensor;
 
-pub(crate) use grant::HeldGrant;
-pub(crate) use keeper::Keeper;
+pub(crate) use grant::UnusedGrant;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use link::Link;
 pub(crate) use open::{Staging, is_out_of_reach};
 pub(crate) use own::OwnMemory;
 pub(crate) use table::ImportTable;
+pub(crate) use view_owner::ViewOwner;

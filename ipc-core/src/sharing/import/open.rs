@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::grant::HeldGrant;
-use super::held::{Copied, Held, Hold, LocalHold, Terms};
+use super::grant::UnusedGrant;
 use super::mapping::{Mapping, region_of};
+use super::open_part::{Copied, LocalLease, MappingSource, OpenPart, Terms};
 use super::staged::{Incoming, copy_in};
-use super::table::{HeldLease, Wanted};
+use super::table::{LeaseRef, OpenTarget};
 use crate::backend::Access;
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
@@ -52,7 +52,7 @@ pub struct OpenBuilder<'a> {
     access: Option<Access>,
     timeout: Duration,
     /// One for each part, or none.
-    grants: &'a [HeldGrant],
+    grants: &'a [UnusedGrant],
     alone: bool,
     staging: Staging,
 }
@@ -73,7 +73,7 @@ impl<'a> OpenBuilder<'a> {
     }
 
     /// Opens by grants, one for each part, as long as they have not been used.
-    pub(crate) const fn by_grants(mut self, grants: &'a [HeldGrant]) -> Self {
+    pub(crate) const fn by_grants(mut self, grants: &'a [UnusedGrant]) -> Self {
         self.grants = grants;
         self
     }
@@ -221,7 +221,7 @@ impl<'a> OpenBuilder<'a> {
         Ok(Mapping::of_tensors(opened.into_parts(), self.descriptor))
     }
 
-    fn open_part(&self, contents: &Contents, part: usize, opening: &OpenExport<'_>) -> Result<Held> {
+    fn open_part(&self, contents: &Contents, part: usize, opening: &OpenExport<'_>) -> Result<OpenPart> {
         let blamed = |error| blame(contents, part, None, error);
         let blame_region = |region, error| blame(contents, part, Some(region), error);
         let held = self.held(opening, || CopyLayout::of_tensors(contents, part), &blame_region);
@@ -262,11 +262,11 @@ impl<'a> OpenBuilder<'a> {
         opening: &OpenExport<'_>,
         layout: impl FnOnce() -> Result<CopyLayout>,
         blame: &dyn Fn(usize, Error) -> Error,
-    ) -> Result<Held> {
+    ) -> Result<OpenPart> {
         let runtime = Runtime::get()?;
         let known = if self.staging == Staging::Always { None } else { opening.open_already(runtime) };
         match known {
-            Some(lease) => Ok(opening.guard(runtime, opening.device, Hold::Remote(lease))),
+            Some(lease) => Ok(opening.guard(runtime, opening.device, MappingSource::Remote(lease))),
             None => self.open_or_copy(opening, runtime, layout, blame),
         }
     }
@@ -279,7 +279,7 @@ impl<'a> OpenBuilder<'a> {
         runtime: &'static Runtime,
         layout: impl FnOnce() -> Result<CopyLayout>,
         blame: &dyn Fn(usize, Error) -> Error,
-    ) -> Result<Held> {
+    ) -> Result<OpenPart> {
         if self.staging == Staging::Always {
             return opening.copied(runtime, layout()?);
         }
@@ -294,7 +294,7 @@ impl<'a> OpenBuilder<'a> {
 }
 
 /// Checks that the driver mapped, or the exporter shares, what the descriptor states; the position of a region where not.
-fn check_mapped(held: &Held, regions: Regions<'_>) -> Result<(), (usize, Error)> {
+fn check_mapped(held: &OpenPart, regions: Regions<'_>) -> Result<(), (usize, Error)> {
     let mapped = held.regions();
     for (index, region) in regions.iter().enumerate() {
         let wanted = region.iter().map(|extent| extent.size).fold(0, u64::saturating_add);
@@ -323,18 +323,18 @@ fn blame(contents: &Contents, part: usize, region: Option<usize>, error: Error) 
 
 /// The parts that are open so far. Where the rest fails, nothing of them stays open that no other mapping uses.
 struct AllOrNothing {
-    parts: OneOrMany<Held>,
+    parts: OneOrMany<OpenPart>,
 }
 
 impl AllOrNothing {
-    fn into_parts(mut self) -> OneOrMany<Held> {
+    fn into_parts(mut self) -> OneOrMany<OpenPart> {
         std::mem::replace(&mut self.parts, OneOrMany::NONE)
     }
 }
 
 impl Drop for AllOrNothing {
     fn drop(&mut self) {
-        std::mem::replace(&mut self.parts, OneOrMany::NONE).for_each(Held::abandon);
+        std::mem::replace(&mut self.parts, OneOrMany::NONE).for_each(OpenPart::abandon);
     }
 }
 
@@ -369,13 +369,13 @@ pub(crate) struct OpenExport<'a> {
     pub(crate) home: Option<DeviceOrdinal>,
     pub(crate) access: Access,
     pub(crate) patience: &'a Patience,
-    pub(crate) grant: Option<&'a HeldGrant>,
+    pub(crate) grant: Option<&'a UnusedGrant>,
     pub(crate) alone: bool,
 }
 
 impl OpenExport<'_> {
     /// A hold on what is open here and can be used at once.
-    fn open_already(&self, runtime: &'static Runtime) -> Option<HeldLease> {
+    fn open_already(&self, runtime: &'static Runtime) -> Option<LeaseRef> {
         if self.alone || !self.is_permitted() {
             return None;
         }
@@ -390,13 +390,13 @@ impl OpenExport<'_> {
         self.named.access.is_writable() || !self.access.is_writable()
     }
 
-    fn guard(&self, runtime: &Runtime, device: DeviceOrdinal, hold: Hold) -> Held {
+    fn guard(&self, runtime: &Runtime, device: DeviceOrdinal, hold: MappingSource) -> OpenPart {
         let (access, timeout) = (self.access, self.patience.timeout);
-        Held::new(runtime, hold, Terms { device, access, at_home: self.home == Some(device), timeout })
+        OpenPart::new(runtime, hold, Terms { device, access, at_home: self.home == Some(device), timeout })
     }
 
     /// Opens what cannot be used at once.
-    fn opened(&self, runtime: &'static Runtime, blame: &dyn Fn(usize, Error) -> Error) -> Result<Held> {
+    fn opened(&self, runtime: &'static Runtime, blame: &dyn Fn(usize, Error) -> Error) -> Result<OpenPart> {
         let Self { session, named, device, home, access, patience, grant, alone } = *self;
         let backend = session.backend();
         if !self.is_permitted() {
@@ -414,12 +414,22 @@ impl OpenExport<'_> {
             }
             let allow = session.allow_list();
             let (descriptor, deadline) = (named, patience.deadline());
-            let wanted =
-                Wanted { backend, descriptor, device, home, access, allow, deadline, grant, alone, blame };
+            let wanted = OpenTarget {
+                backend,
+                descriptor,
+                device,
+                home,
+                access,
+                allow,
+                deadline,
+                grant,
+                alone,
+                blame,
+            };
             let lease = runtime.imports.acquire(&wanted)?;
             // Checked against the driver's answer below, once the hold has its guard.
             let there = lease.mapped()[0].device;
-            self.guard(runtime, there, Hold::Remote(lease))
+            self.guard(runtime, there, MappingSource::Remote(lease))
         };
         if held.device() != device {
             return Err(Error::Unsupported {
@@ -437,13 +447,14 @@ impl OpenExport<'_> {
     }
 
     /// Copies the memory to the device.
-    fn copied(&self, runtime: &'static Runtime, layout: CopyLayout) -> Result<Held> {
+    fn copied(&self, runtime: &'static Runtime, layout: CopyLayout) -> Result<OpenPart> {
         let Self { session, named, device, access, patience, grant, .. } = *self;
         let timeout = patience.timeout;
         let backend = session.backend();
         self.check(runtime)?;
-        let held =
-            |device, access, hold| Held::new(runtime, hold, Terms { device, access, at_home: true, timeout });
+        let held = |device, access, hold| {
+            OpenPart::new(runtime, hold, Terms { device, access, at_home: true, timeout })
+        };
         let reading = Self { access: Access::ReadOnly, ..*self };
         let buffer = match reading.granted_locally(runtime)? {
             Some(granted) => {
@@ -459,13 +470,13 @@ impl OpenExport<'_> {
             }
         };
         kill_point!("importer:mapped");
-        Ok(held(device, access, Hold::Copy(Box::new(Copied { buffer, layout }))))
+        Ok(held(device, access, MappingSource::Copy(Box::new(Copied { buffer, layout }))))
     }
 
-    fn local_hold(&self, granted: LocalGrant) -> Hold {
+    fn local_hold(&self, granted: LocalGrant) -> MappingSource {
         let LocalGrant { lease, shared, .. } = granted;
         let (backend, export) = (self.session.backend().clone(), self.named.export);
-        Hold::Local(Box::new(LocalHold { backend, export, lease, shared }))
+        MappingSource::Local(Box::new(LocalLease { backend, export, lease, shared }))
     }
 
     /// What can be told before anybody is asked.
@@ -497,7 +508,7 @@ impl OpenExport<'_> {
                     .into(),
             });
         }
-        let token = self.grant.and_then(HeldGrant::token).unwrap_or(named.token);
+        let token = self.grant.and_then(UnusedGrant::token).unwrap_or(named.token);
         let request = OpenRequest { export: named.export, token, access };
         match runtime.exports.grant_locally(request) {
             Ok(granted) => {

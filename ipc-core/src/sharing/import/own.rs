@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::keeper::check_stream_of;
+use super::view_owner::check_stream_of;
 use crate::backend::DeviceIpc;
 use crate::backend::stream::BorrowedStream;
 use crate::model::device::DeviceOrdinal;

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::grant::HeldGrant;
+use super::grant::UnusedGrant;
 use super::link::Link;
 use crate::backend::{Buffer, DeviceEvent, DeviceIpc, DeviceStream, MemoryUse};
 use crate::model::device::DeviceOrdinal;
@@ -28,7 +28,7 @@ pub(crate) struct Incoming<'a> {
     pub(crate) layout: &'a CopyLayout,
     pub(crate) device: DeviceOrdinal,
     /// The right to open the export once more, whatever has become of it.
-    pub(crate) grant: Option<&'a HeldGrant>,
+    pub(crate) grant: Option<&'a UnusedGrant>,
     pub(crate) allow: &'a AllowList,
     /// How long the exporter may be silent.
     pub(crate) timeout: Duration,
@@ -75,7 +75,7 @@ impl Staging {
     }
 
     fn begin_over(link: Arc<Link>, incoming: &Incoming<'_>, deadline: Deadline) -> Result<Self> {
-        let token = incoming.grant.and_then(HeldGrant::token).unwrap_or(incoming.named.token);
+        let token = incoming.grant.and_then(UnusedGrant::token).unwrap_or(incoming.named.token);
         let export = incoming.named.export;
         let spans = incoming.layout.requested().to_vec();
         let pending = link.request(|request| Request::Stage { request, export, token, spans }, deadline)?;

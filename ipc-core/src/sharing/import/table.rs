@@ -17,9 +17,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-pub(super) use begin::Wanted;
-pub(super) use lease::HeldLease;
+pub(super) use begin::OpenTarget;
 pub(crate) use lease::KnownLease;
+pub(super) use lease::LeaseRef;
 
 use keys::{LeaseKey, OnDevice, RangeKey};
 use lease::Lease;
@@ -29,7 +29,7 @@ use reusable::LayoutKey;
 
 use super::addresses::Addresses;
 use super::cache::{Cache, CacheLimits, Cached};
-use super::grant::{AllEnded, HeldGrant};
+use super::grant::{EndedGrants, UnusedGrant};
 use crate::backend::{Access, DeviceIpc};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
@@ -48,14 +48,14 @@ pub(crate) struct ImportTable {
     leases: Cache<LeaseKey, Lease>,
     ranges: Cache<RangeKey, OpenRange>,
     /// Grants that have ended, before their exporters are notified.
-    pub(super) ended: Mutex<AllEnded>,
+    pub(super) ended: Mutex<EndedGrants>,
     addresses: Addresses,
     layouts: Recent<LayoutKey>,
 }
 
 impl ImportTable {
     /// Returns a reference to the lease on the descriptor's export, which begins unless there is one.
-    pub(super) fn acquire(&'static self, wanted: &Wanted<'_>) -> Result<HeldLease> {
+    pub(super) fn acquire(&'static self, wanted: &OpenTarget<'_>) -> Result<LeaseRef> {
         let runtime = Runtime::get()?;
         let descriptor = wanted.descriptor;
         static LAST_ALONE: AtomicU64 = AtomicU64::new(0);
@@ -64,7 +64,7 @@ impl ImportTable {
         if wanted.alone {
             key.alone = LAST_ALONE.fetch_add(1, Ordering::Relaxed) + 1;
         }
-        let open = |opening: &HeldLease| {
+        let open = |opening: &LeaseRef| {
             runtime.worker.wait_for_backlog(wanted.deadline.at);
             self.begin(wanted, opening)
         };
@@ -95,9 +95,9 @@ impl ImportTable {
         named: &NamedExport<'_>,
         backend: &Arc<dyn DeviceIpc>,
         (device, access): (DeviceOrdinal, Access),
-        grant: Option<&HeldGrant>,
+        grant: Option<&UnusedGrant>,
         allow: &AllowList,
-    ) -> Option<HeldLease> {
+    ) -> Option<LeaseRef> {
         let grant = grant.filter(|grant| grant.token().is_some());
         let on = OnDevice::new(backend, device, access);
         let usable =
@@ -125,7 +125,7 @@ impl ImportTable {
     }
 
     /// Notes that an existing lease has replaced a grant.
-    fn settle(&'static self, grant: Option<&HeldGrant>, lease: &HeldLease) {
+    fn settle(&'static self, grant: Option<&UnusedGrant>, lease: &LeaseRef) {
         // Looked at after the grant, so that no notification is missed in between.
         if grant.is_some_and(|grant| grant.replaced(self)) || grant.is_some() && !lease.notices.may_keep() {
             self.give_back_soon(&lease.key().exporter);
@@ -134,18 +134,18 @@ impl ImportTable {
 
     /// Releases a mapping's reference, without waiting. Device work may still use the memory unless it is `finished`: the thread
     /// that ends the lease waits for it. Where the lease ends now, that is the worker.
-    pub(super) fn let_go(&'static self, runtime: &Runtime, lease: HeldLease, finished: bool) {
+    pub(super) fn return_lease(&'static self, runtime: &Runtime, lease: LeaseRef, finished: bool) {
         if !finished {
             // Before the release, after which another thread may end the lease.
             lease.leave_unfinished();
         }
-        if let Err(last) = self.leases.let_go(lease) {
+        if let Err(last) = self.leases.leave_idle(lease) {
             runtime.worker.submit(move || self.release(last));
         }
     }
 
     /// Releases a reference. The last one may close the driver's mapping and give the lease back; it may block.
-    pub(super) fn release(&self, lease: HeldLease) {
+    pub(super) fn release(&self, lease: LeaseRef) {
         self.leases.release(lease, |lease| self.end(lease));
     }
 
@@ -197,7 +197,7 @@ impl ImportTable {
         self.addresses.overlap(range)
     }
 
-    fn end(&self, lease: &HeldLease) {
+    fn end(&self, lease: &LeaseRef) {
         let LeaseKey { exporter, export, .. } = lease.key();
         lease.finish_work();
         lease.end_timelines();

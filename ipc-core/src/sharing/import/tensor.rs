@@ -1,6 +1,6 @@
 //! A tensor that lies in memory that a guard keeps.
 
-use super::keeper::Keeper;
+use super::view_owner::ViewOwner;
 use crate::backend::Access;
 use crate::backend::interop::{ViewStream, ViewTypes};
 use crate::backend::stream::AsStream;
@@ -31,7 +31,7 @@ use crate::model::tensor::{Dtype, Element, LayoutError, NamedTensor, TensorLayou
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'m> {
-    keeper: Keeper<'m>,
+    keeper: ViewOwner<'m>,
     range: DeviceRange,
     layout: &'m TensorLayout,
 }
@@ -39,7 +39,7 @@ pub struct Tensor<'m> {
 impl<'m> Tensor<'m> {
     /// The tensor that lies in this region of the memory as the layout says.
     pub(crate) fn new(
-        keeper: impl Into<Keeper<'m>>,
+        keeper: impl Into<ViewOwner<'m>>,
         region: DeviceRange,
         layout: &'m TensorLayout,
     ) -> Result<Self> {
@@ -48,7 +48,7 @@ impl<'m> Tensor<'m> {
 
     /// The tensor of this name in a table of what lies in this region.
     pub(crate) fn in_table(
-        keeper: impl Into<Keeper<'m>>,
+        keeper: impl Into<ViewOwner<'m>>,
         region: DeviceRange,
         table: &'m TensorTable,
         name: &str,
@@ -58,7 +58,7 @@ impl<'m> Tensor<'m> {
 
     /// The tensor that lies in this region of the memory as its entry says.
     pub(crate) fn of(
-        keeper: impl Into<Keeper<'m>>,
+        keeper: impl Into<ViewOwner<'m>>,
         region: DeviceRange,
         tensor: NamedTensor<'m>,
     ) -> Result<Self> {
@@ -67,7 +67,7 @@ impl<'m> Tensor<'m> {
     }
 
     /// The tensor whose elements are these bytes.
-    pub(super) fn at(keeper: impl Into<Keeper<'m>>, range: DeviceRange, layout: &'m TensorLayout) -> Self {
+    pub(super) fn at(keeper: impl Into<ViewOwner<'m>>, range: DeviceRange, layout: &'m TensorLayout) -> Self {
         Self { keeper: keeper.into(), range, layout }
     }
 

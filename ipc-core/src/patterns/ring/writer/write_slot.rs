@@ -10,7 +10,7 @@ use crate::model::address::DeviceRange;
 use crate::model::error::Error;
 use crate::model::error::Result;
 use crate::model::tensor::{Element, TensorTable};
-use crate::sharing::import::{Keeper, Tensor};
+use crate::sharing::import::{Tensor, ViewOwner};
 
 /// A guard of a slot for writing.
 ///
@@ -59,7 +59,7 @@ impl RingWriteSlot<'_> {
         &mut self,
         stream: &impl ViewStream<M>,
     ) -> Result<M::ViewMut<'_, T>> {
-        Keeper::from(&self.ring.memory).view_mut(self.range(), None, stream)
+        ViewOwner::from(&self.ring.memory).view_mut(self.range(), None, stream)
     }
 
     /// Returns a tensor of the slot by name.

@@ -32,11 +32,11 @@ fn counts(cache: &Cache<i32, Thing>) -> (usize, usize) {
     (cache.live().len(), cache.idle().len())
 }
 
-fn never<K>(_: &Arc<Kept<K, Thing>>) {
+fn never<K>(_: &Arc<CacheEntry<K, Thing>>) {
     panic!("it is not to be closed");
 }
 
-fn close_idle<K: Eq + Hash>(cache: &Cache<K, Thing>, key: &K, close: impl FnMut(&Arc<Kept<K, Thing>>)) {
+fn close_idle<K: Eq + Hash>(cache: &Cache<K, Thing>, key: &K, close: impl FnMut(&Arc<CacheEntry<K, Thing>>)) {
     let known = cache.lock().get(key);
     if let Some(known) = known {
         cache.close_idle(&known, close);
@@ -99,18 +99,18 @@ fn one_that_others_hold_is_taken_and_left_while_another_thread_has_the_table() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let again = cache.acquire_known(Arc::clone(&held), |_| true).unwrap();
-            assert!(cache.let_go(again).is_ok());
+            assert!(cache.leave_idle(again).is_ok());
             done.send(()).unwrap();
         });
         let waited = finished.recv_timeout(Duration::from_secs(10));
         drop(table);
         waited.expect("it waited for the table");
     });
-    assert!(cache.let_go(Arc::clone(&held)).is_ok());
+    assert!(cache.leave_idle(Arc::clone(&held)).is_ok());
     assert_eq!(counts(&cache), (0, 1), "the last of them has gone");
     assert!(cache.acquire_known(Arc::clone(&held), |_| true).is_some());
     assert_eq!((counts(&cache), cache.taken_again()), ((1, 0), 2), "an idle one is used again");
-    assert!(cache.let_go(Arc::clone(&held)).is_ok());
+    assert!(cache.leave_idle(Arc::clone(&held)).is_ok());
     held.kept.store(false, Ordering::SeqCst);
     assert!(cache.acquire_known(Arc::clone(&held), |_| true).is_none(), "it was revoked while it was idle");
     close_idle(&cache, &1, |_| {});
@@ -125,18 +125,18 @@ fn a_hold_is_let_go_of_where_nothing_has_to_be_closed() {
     let hold = |key: i32, bytes| cache.acquire(key, deadline(), |_| Ok(thing(bytes)), never).unwrap().0;
     let (first, second) = (hold(1, 60), hold(1, 60));
     first.kept.store(false, Ordering::SeqCst);
-    assert!(cache.let_go(first).is_ok(), "another hold is left");
-    let revoked = cache.let_go(second).unwrap_err();
+    assert!(cache.leave_idle(first).is_ok(), "another hold is left");
+    let revoked = cache.leave_idle(second).unwrap_err();
     assert_eq!(counts(&cache), (1, 0), "the last hold on what may not be kept is given back");
     revoked.kept.store(true, Ordering::SeqCst);
-    assert!(cache.let_go(revoked).is_ok());
+    assert!(cache.leave_idle(revoked).is_ok());
     assert_eq!(counts(&cache), (0, 1), "it stays open");
-    let other = cache.let_go(hold(2, 10)).unwrap_err();
+    let other = cache.leave_idle(hold(2, 10)).unwrap_err();
     assert_eq!(counts(&cache), (1, 1), "there is room for one");
     cache.set_limits(CacheLimits { mappings: 2, bytes: 69 }, never);
-    let other = cache.let_go(other).unwrap_err();
+    let other = cache.leave_idle(other).unwrap_err();
     cache.set_limits(CacheLimits { mappings: 2, bytes: 70 }, never);
-    assert!(cache.let_go(other).is_ok(), "there is room for its bytes");
+    assert!(cache.leave_idle(other).is_ok(), "there is room for its bytes");
     assert_eq!(counts(&cache), (0, 2));
 }
 
@@ -154,13 +154,13 @@ fn one_that_is_busy_is_used_again_rather_than_closed() {
             true
         }
     }
-    let close = |_: &Arc<Kept<i32, Busy>>| panic!("it is not to be closed");
+    let close = |_: &Arc<CacheEntry<i32, Busy>>| panic!("it is not to be closed");
     let cache = Cache::default();
     let (held, _) = cache.acquire(1, deadline(), |_| Ok(Busy(AtomicBool::new(true))), close).unwrap();
-    assert!(cache.let_go(Arc::clone(&held)).is_ok());
+    assert!(cache.leave_idle(Arc::clone(&held)).is_ok());
     held.0.store(false, Ordering::SeqCst);
     assert!(cache.acquire(1, deadline(), |_| panic!("it is open"), close).unwrap().1);
-    assert!(cache.let_go(held).is_err(), "it may still not be kept");
+    assert!(cache.leave_idle(held).is_err(), "it may still not be kept");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn an_idle_one_that_was_revoked_is_closed_before_it_is_opened_again() {
     revoke.kept.store(false, Ordering::SeqCst);
     drop(revoke);
     let closed = AtomicUsize::new(0);
-    let open = |_: &Arc<Kept<i32, Thing>>| {
+    let open = |_: &Arc<CacheEntry<i32, Thing>>| {
         assert_eq!(closed.load(Ordering::SeqCst), 1);
         Ok(thing(2))
     };
@@ -233,7 +233,7 @@ fn a_failed_open_leaves_nothing_behind() {
 #[test]
 fn an_open_waits_for_another_threads_and_not_for_ever() {
     let cache = Cache::default();
-    let open = |_: &Arc<Kept<i32, Thing>>| {
+    let open = |_: &Arc<CacheEntry<i32, Thing>>| {
         let soon = Deadline::after(Duration::from_millis(1));
         assert!(matches!(cache.acquire(1, soon, |_| Ok(thing(0)), never), Err(Error::Timeout { .. })));
         Ok(thing(0))
@@ -245,12 +245,12 @@ fn an_open_waits_for_another_threads_and_not_for_ever() {
 fn many_threads_never_have_two_open_at_a_time() {
     let cache = Cache::default();
     let open = AtomicUsize::new(0);
-    let close = |_: &Arc<Kept<(), Thing>>| assert_eq!(open.fetch_sub(1, Ordering::SeqCst), 1);
+    let close = |_: &Arc<CacheEntry<(), Thing>>| assert_eq!(open.fetch_sub(1, Ordering::SeqCst), 1);
     std::thread::scope(|scope| {
         for thread in 0..8 {
             let (cache, open) = (&cache, &open);
             scope.spawn(move || {
-                let mut known: Option<Arc<Kept<(), Thing>>> = None;
+                let mut known: Option<Arc<CacheEntry<(), Thing>>> = None;
                 for round in 0..500 {
                     if let Some(held) = known.take().and_then(|known| cache.acquire_known(known, |_| true)) {
                         assert_eq!(open.load(Ordering::SeqCst), 1);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::ImportTable;
 use super::keys::LeaseKey;
-use super::lease::{HeldLease, KnownLease, Lease, NO_EPOCH, Ready};
+use super::lease::{KnownLease, Lease, LeaseRef, NO_EPOCH, Ready};
 use super::regions::UnclaimedRegions;
 use super::reusable::{self, ReusableLease};
 use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes, with_device_context};
@@ -16,7 +16,7 @@ use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
 use crate::sharing::Runtime;
-use crate::sharing::import::grant::HeldGrant;
+use crate::sharing::import::grant::UnusedGrant;
 use crate::sharing::import::link::Link;
 use crate::sharing::import::notices::ExportNotices;
 use crate::transport::{AllowList, Deadline};
@@ -27,7 +27,7 @@ use crate::wire::{Opened, Token, WireHandle};
 const DROPS_IN_PROGRESS: Duration = Duration::from_secs(1);
 
 /// What an open needs to know.
-pub(in crate::sharing::import) struct Wanted<'a> {
+pub(in crate::sharing::import) struct OpenTarget<'a> {
     pub(in crate::sharing::import) backend: &'a Arc<dyn DeviceIpc>,
     pub(in crate::sharing::import) descriptor: NamedExport<'a>,
     pub(in crate::sharing::import) device: DeviceOrdinal,
@@ -38,20 +38,20 @@ pub(in crate::sharing::import) struct Wanted<'a> {
     /// Is the lease, and with it the timeline, to be nobody else's?
     pub(in crate::sharing::import) alone: bool,
     /// The right to open the export once more, whatever has become of it.
-    pub(in crate::sharing::import) grant: Option<&'a HeldGrant>,
+    pub(in crate::sharing::import) grant: Option<&'a UnusedGrant>,
     /// Says of an error which region it concerns.
     pub(in crate::sharing::import) blame: &'a dyn Fn(usize, Error) -> Error,
 }
 
-impl Wanted<'_> {
+impl OpenTarget<'_> {
     /// What opens the export.
     fn token(&self) -> Token {
-        self.grant.and_then(HeldGrant::token).unwrap_or(self.descriptor.token)
+        self.grant.and_then(UnusedGrant::token).unwrap_or(self.descriptor.token)
     }
 }
 
 impl ImportTable {
-    pub(super) fn begin(&self, wanted: &Wanted<'_>, opening: &HeldLease) -> Result<Lease> {
+    pub(super) fn begin(&self, wanted: &OpenTarget<'_>, opening: &LeaseRef) -> Result<Lease> {
         let (link, is_new) = self.link(wanted.descriptor.broker(), wanted.allow, wanted.deadline)?;
         match self.begin_over(&link, wanted, opening) {
             // What is kept unused may be outdated, and is given up for this; so is what was dropped a moment ago.
@@ -71,7 +71,7 @@ impl ImportTable {
         }
     }
 
-    fn begin_over(&self, link: &Arc<Link>, wanted: &Wanted<'_>, opening: &HeldLease) -> Result<Lease> {
+    fn begin_over(&self, link: &Arc<Link>, wanted: &OpenTarget<'_>, opening: &LeaseRef) -> Result<Lease> {
         let descriptor = &wanted.descriptor;
         let peer = wanted.backend.local_peer_id(wanted.device)?;
         // Before the lease begins, so that no notice about it is missed.
@@ -115,7 +115,7 @@ impl ImportTable {
 
     fn open_granted(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &OpenTarget<'_>,
         lease_key: &LeaseKey,
         link: &Arc<Link>,
         (notices, epoch): (Arc<ExportNotices>, u64),
@@ -166,7 +166,7 @@ impl ImportTable {
 
 /// Checks the descriptor's token against those of the leases that there are on the export, before the exporter is asked: it
 /// takes a process that sends wrong tokens for one that guesses, and ends all its leases.
-fn check_token(notices: &ExportNotices, opening: &HeldLease, descriptor: &NamedExport<'_>) -> Result<()> {
+fn check_token(notices: &ExportNotices, opening: &LeaseRef, descriptor: &NamedExport<'_>) -> Result<()> {
     let token = opening.key().token;
     let has_another = |known: &KnownLease| {
         known.upgrade().is_some_and(|lease| lease.is_open() && lease.key().token != token)
@@ -178,7 +178,7 @@ fn check_token(notices: &ExportNotices, opening: &HeldLease, descriptor: &NamedE
 /// exporter's stream writes: an event of a process that dies before it gets there is never reached (CUDA), while the word is
 /// let go by this process itself; nor does every event open (CUDA keeps them in `/dev/shm`, which containers do not share).
 /// Where there are no words, or the exporter is too busy to give one, the event it is.
-fn ready(wanted: &Wanted<'_>, link: &Link, lease: LeaseId, handle: &HandleBytes) -> Result<Ready> {
+fn ready(wanted: &OpenTarget<'_>, link: &Link, lease: LeaseId, handle: &HandleBytes) -> Result<Ready> {
     let event = wanted.backend.open_event(handle.as_slice(), wanted.device);
     // An event of a process that has just died may open, and say that it has been reached.
     link.check_alive()?;
@@ -213,7 +213,7 @@ fn ready(wanted: &Wanted<'_>, link: &Link, lease: LeaseId, handle: &HandleBytes)
 const WORD_DEADLINE: Duration = Duration::from_secs(1);
 
 /// The grant is the exporter's word; it must fit the descriptor.
-pub(super) fn check_opened(wanted: &Wanted<'_>, handles: &[WireHandle], fds: usize) -> Result<()> {
+pub(super) fn check_opened(wanted: &OpenTarget<'_>, handles: &[WireHandle], fds: usize) -> Result<()> {
     let misfit = |why: String| Err(Error::Protocol(why));
     let allocations = wanted.descriptor.regions.allocations();
     if handles.len() != allocations {

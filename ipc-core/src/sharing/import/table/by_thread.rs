@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 
 use super::keys::{LeaseKey, OnDevice};
-use super::lease::{HeldLease, KnownLease};
+use super::lease::{KnownLease, LeaseRef};
 use crate::os::process::ProcessIdentity;
 use crate::wire::descriptor::{ExportId, NamedExport};
 
@@ -20,7 +20,7 @@ thread_local! {
 }
 
 /// The lease that mappings of this export share there, where this thread remembers it.
-pub(super) fn find(named: &NamedExport<'_>, on: OnDevice) -> Option<HeldLease> {
+pub(super) fn find(named: &NamedExport<'_>, on: OnDevice) -> Option<LeaseRef> {
     // A thread that is about to end remembers nothing.
     let found = RECENT
         .try_with(|recent| recent.borrow()[place(named.exporter, named.export, on)].as_ref()?.upgrade())
@@ -29,7 +29,7 @@ pub(super) fn find(named: &NamedExport<'_>, on: OnDevice) -> Option<HeldLease> {
 }
 
 /// Has this thread find it again, unless it opens others in between.
-pub(super) fn remember(lease: &HeldLease) {
+pub(super) fn remember(lease: &LeaseRef) {
     let LeaseKey { exporter, export, on, .. } = lease.key();
     let place = place(exporter, *export, *on);
     let _ = RECENT.try_with(|recent| recent.borrow_mut()[place] = Some(KnownLease::of(lease)));

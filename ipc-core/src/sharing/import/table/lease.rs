@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use super::begin::Wanted;
+use super::begin::OpenTarget;
 use super::keys::LeaseKey;
-use super::range::HeldRange;
+use super::range::RangeRef;
 use super::regions::Regions;
 use crate::backend::stream::BorrowedStream;
 use crate::backend::{DeviceEvent, DeviceIpc};
@@ -14,7 +14,7 @@ use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::sharing::Runtime;
-use crate::sharing::import::cache::{Cached, Kept};
+use crate::sharing::import::cache::{CacheEntry, Cached};
 use crate::sharing::import::link::Link;
 use crate::sharing::import::notices::ExportNotices;
 use crate::sharing::lease_page::LeaseWord;
@@ -22,18 +22,18 @@ use crate::sharing::timeline::{Termination, Timeline};
 use crate::transport::Deadline;
 
 /// A reference to a lease.
-pub(in crate::sharing::import) type HeldLease = Arc<Kept<LeaseKey, Lease>>;
+pub(in crate::sharing::import) type LeaseRef = Arc<CacheEntry<LeaseKey, Lease>>;
 
 /// A weak reference to a lease, which may have ended.
 #[derive(Clone, Debug)]
-pub(crate) struct KnownLease(Weak<Kept<LeaseKey, Lease>>);
+pub(crate) struct KnownLease(Weak<CacheEntry<LeaseKey, Lease>>);
 
 impl KnownLease {
-    pub(in crate::sharing::import) fn of(lease: &HeldLease) -> Self {
+    pub(in crate::sharing::import) fn of(lease: &LeaseRef) -> Self {
         Self(Arc::downgrade(lease))
     }
 
-    pub(super) fn upgrade(&self) -> Option<HeldLease> {
+    pub(super) fn upgrade(&self) -> Option<LeaseRef> {
         self.0.upgrade()
     }
 }
@@ -128,7 +128,7 @@ impl Lease {
     }
 
     /// Gives the driver's mappings up, unless that has been done. Returns the references to release.
-    pub(super) fn unmap(&self) -> Option<&[HeldRange]> {
+    pub(super) fn unmap(&self) -> Option<&[RangeRef]> {
         if self.unmapped.swap(true, Ordering::AcqRel) { None } else { Some(self.regions.give_up()) }
     }
 
@@ -148,7 +148,7 @@ impl Lease {
     }
 
     /// Checks that the bearer of a grant may use it. The lease keeps the memory, and the grant is the right to open the export.
-    pub(super) fn check_for_bearers(&self, wanted: &Wanted<'_>) -> Result<()> {
+    pub(super) fn check_for_bearers(&self, wanted: &OpenTarget<'_>) -> Result<()> {
         self.check()?;
         if self.link.is_gone() {
             return Err(self.link.error_gone());
@@ -161,7 +161,7 @@ impl Lease {
     }
 
     /// Checks that a new mapping may use it.
-    pub(super) fn check_for_newcomers(&self, wanted: &Wanted<'_>) -> Result<()> {
+    pub(super) fn check_for_newcomers(&self, wanted: &OpenTarget<'_>) -> Result<()> {
         let (pid, deadline) = (wanted.descriptor.exporter.pid, wanted.deadline);
         self.check()?;
         if self.link.is_gone() {

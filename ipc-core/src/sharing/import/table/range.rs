@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::ImportTable;
-use super::begin::{Wanted, check_opened};
+use super::begin::{OpenTarget, check_opened};
 use super::keys::{LeaseKey, OnDevice, RangeKey};
 use super::regions::Regions;
 use crate::backend::{DeviceIpc, Opened, ReceivedHandle};
@@ -13,12 +13,12 @@ use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::Runtime;
-use crate::sharing::import::cache::{Cached, Kept};
+use crate::sharing::import::cache::{CacheEntry, Cached};
 use crate::sharing::import::link::Link;
 use crate::wire::WireHandle;
 
 /// A hold on a driver's mapping.
-pub(super) type HeldRange = Arc<Kept<RangeKey, OpenRange>>;
+pub(super) type RangeRef = Arc<CacheEntry<RangeKey, OpenRange>>;
 
 /// The driver's mapping.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl ImportTable {
     /// Holds on the driver's mappings of all regions, opened by what came with the grant.
     pub(super) fn open_ranges(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &OpenTarget<'_>,
         lease_key: &LeaseKey,
         link: &Link,
         id: LeaseId,
@@ -70,11 +70,11 @@ impl ImportTable {
     /// A hold on the driver's mapping of a region, opened by these handles unless it is open already.
     fn open_region(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &OpenTarget<'_>,
         (exporter, on): (&Arc<ProcessIdentity>, OnDevice),
         handles: impl Iterator<Item = WireHandle>,
         fds: &mut impl Iterator<Item = OwnedFd>,
-    ) -> Result<HeldRange> {
+    ) -> Result<RangeRef> {
         let mut allocations = Vec::with_capacity(handles.size_hint().0);
         let received = handles.map(|handle| {
             allocations.push(handle.allocation);
@@ -90,7 +90,7 @@ impl ImportTable {
         });
         let received: Vec<_> = received.collect();
         let key = RangeKey { exporter: Arc::clone(exporter), allocations: allocations.into(), on };
-        let open = |_: &HeldRange| {
+        let open = |_: &RangeRef| {
             let opened = wanted.backend.open(received, wanted.device, wanted.access)?;
             if let Some(runtime) = Runtime::existing() {
                 runtime.metrics.driver_opens_total.add(1);
@@ -104,7 +104,7 @@ impl ImportTable {
         Ok(range)
     }
 
-    pub(super) fn release_ranges(&self, ranges: &[HeldRange]) {
+    pub(super) fn release_ranges(&self, ranges: &[RangeRef]) {
         for range in ranges {
             self.ranges.release(Arc::clone(range), |range| range.close());
         }
@@ -129,7 +129,7 @@ impl OpenRange {
 /// What a lease has open so far; closed again unless all of it is.
 struct Opening<'a> {
     table: &'a ImportTable,
-    ranges: Vec<HeldRange>,
+    ranges: Vec<RangeRef>,
 }
 
 impl Drop for Opening<'_> {

@@ -5,27 +5,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::ImportTable;
-use super::range::HeldRange;
+use super::range::RangeRef;
 use crate::model::address::DeviceRange;
 
 /// The driver's mappings of the regions. They stay listed after their references have been given up.
 #[derive(Debug)]
 pub(super) enum Regions {
-    One(HeldRange),
+    One(RangeRef),
     /// The mappings of this lease and of others with the same allocations.
     Many(Arc<ManyRegions>),
 }
 
 #[derive(Debug)]
 pub(super) struct ManyRegions {
-    ranges: Box<[HeldRange]>,
+    ranges: Box<[RangeRef]>,
     mapped: Box<[DeviceRange]>,
     /// Number of leases that have not given them up yet.
     sharers: AtomicUsize,
 }
 
-impl From<Vec<HeldRange>> for Regions {
-    fn from(mut ranges: Vec<HeldRange>) -> Self {
+impl From<Vec<RangeRef>> for Regions {
+    fn from(mut ranges: Vec<RangeRef>) -> Self {
         if ranges.len() == 1 {
             return Self::One(ranges.remove(0));
         }
@@ -36,7 +36,7 @@ impl From<Vec<HeldRange>> for Regions {
 
 impl Regions {
     /// Returns the first mapping: there is one at least.
-    pub(super) fn first(&self) -> &HeldRange {
+    pub(super) fn first(&self) -> &RangeRef {
         match self {
             Self::One(range) => range,
             Self::Many(many) => &many.ranges[0],
@@ -60,7 +60,7 @@ impl Regions {
     }
 
     /// Gives the mappings up, once. Returns the references to release now: none where other leases share them.
-    pub(super) fn give_up(&self) -> &[HeldRange] {
+    pub(super) fn give_up(&self) -> &[RangeRef] {
         match self {
             Self::One(range) => slice::from_ref(range),
             Self::Many(many) if many.sharers.fetch_sub(1, Ordering::AcqRel) == 1 => &many.ranges,

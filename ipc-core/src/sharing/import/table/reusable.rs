@@ -8,9 +8,9 @@
 use std::sync::Arc;
 
 use super::ImportTable;
-use super::begin::Wanted;
+use super::begin::OpenTarget;
 use super::keys::{LeaseKey, OnDevice};
-use super::lease::{HeldLease, KnownLease, Lease};
+use super::lease::{KnownLease, Lease, LeaseRef};
 use super::regions::UnclaimedRegions;
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
@@ -33,7 +33,7 @@ pub(super) struct LayoutKey {
 /// A reference to a lease of an equal layout.
 pub(super) struct ReusableLease {
     runtime: &'static Runtime,
-    lease: Option<HeldLease>,
+    lease: Option<LeaseRef>,
     regions: UnclaimedRegions<'static>,
 }
 
@@ -42,7 +42,7 @@ impl ImportTable {
     /// to save.
     pub(super) fn reusable_lease(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &OpenTarget<'_>,
         link: &Arc<Link>,
         on: OnDevice,
     ) -> Option<ReusableLease> {
@@ -57,14 +57,14 @@ impl ImportTable {
         let lease = self.leases.hold_known(layout.lease.upgrade()?, usable)?;
         // None where they have been closed by force.
         let Some(regions) = UnclaimedRegions::of(&runtime.imports, &lease.regions) else {
-            runtime.imports.let_go(runtime, lease, true);
+            runtime.imports.return_lease(runtime, lease, true);
             return None;
         };
         Some(ReusableLease { runtime, lease: Some(lease), regions })
     }
 
     /// Remembers a lease for exports of an equal layout.
-    pub(super) fn remember_layout(&self, wanted: &Wanted<'_>, lease: &HeldLease) {
+    pub(super) fn remember_layout(&self, wanted: &OpenTarget<'_>, lease: &LeaseRef) {
         let (LeaseKey { exporter, on, .. }, regions) = (lease.key(), wanted.descriptor.regions);
         if regions.len() < 2 || wanted.alone {
             return;
@@ -79,7 +79,7 @@ impl ImportTable {
 
 impl LayoutKey {
     /// Returns whether the lease is of the same exporter and device.
-    fn is_on(&self, wanted: &Wanted<'_>, on: OnDevice) -> bool {
+    fn is_on(&self, wanted: &OpenTarget<'_>, on: OnDevice) -> bool {
         *self.exporter == *wanted.descriptor.exporter && self.on == on
     }
 }
@@ -115,7 +115,7 @@ impl Drop for ReusableLease {
         let imports = &self.runtime.imports;
         if let Some(lease) = self.lease.take() {
             // No device work was submitted under this reference.
-            imports.let_go(self.runtime, lease, true);
+            imports.return_lease(self.runtime, lease, true);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "views are made of ranges that their guard keeps mapped")]
 
-use super::held::Held;
+use super::open_part::OpenPart;
 use super::own::OwnMemory;
 use crate::backend::interop::{ViewStream, ViewTypes};
 use crate::backend::stream::BorrowedStream;
@@ -15,26 +15,26 @@ use crate::sharing::export::check_backend;
 
 /// What keeps the memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Keeper<'m> {
+pub(crate) enum ViewOwner<'m> {
     /// It has been opened.
-    Opened(&'m Held),
+    Opened(&'m OpenPart),
     /// It is this process's own.
     Own(&'m OwnMemory),
 }
 
-impl<'m> From<&'m Held> for Keeper<'m> {
-    fn from(held: &'m Held) -> Self {
+impl<'m> From<&'m OpenPart> for ViewOwner<'m> {
+    fn from(held: &'m OpenPart) -> Self {
         Self::Opened(held)
     }
 }
 
-impl<'m> From<&'m OwnMemory> for Keeper<'m> {
+impl<'m> From<&'m OwnMemory> for ViewOwner<'m> {
     fn from(own: &'m OwnMemory) -> Self {
         Self::Own(own)
     }
 }
 
-impl<'m> Keeper<'m> {
+impl<'m> ViewOwner<'m> {
     /// Elements of the memory, to be read by work on `stream`, which waits until the bytes are ready.
     pub(crate) fn view<T: Element, M: ViewTypes>(
         self,

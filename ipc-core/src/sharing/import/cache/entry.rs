@@ -27,7 +27,7 @@ const CLOSING: u64 = HOLDS - 1;
 /// who takes a hold changes both.
 #[derive(Debug)]
 #[repr(C)]
-pub(in crate::sharing::import) struct Kept<K, V> {
+pub(in crate::sharing::import) struct CacheEntry<K, V> {
     word: AtomicU64,
     /// The tick of the table's clock at which it became idle.
     since: AtomicU64,
@@ -35,7 +35,7 @@ pub(in crate::sharing::import) struct Kept<K, V> {
     value: OnceLock<V>,
 }
 
-impl<K, V> Kept<K, V> {
+impl<K, V> CacheEntry<K, V> {
     /// One that is being opened.
     pub(super) fn opening(key: K) -> Self {
         let (word, since) = (AtomicU64::new(OPENING), AtomicU64::new(0));
@@ -70,7 +70,7 @@ impl<K, V> Kept<K, V> {
 }
 
 /// Under the cache's lock, where what is idle, opening or closing stays so.
-impl<K, V> Kept<K, V> {
+impl<K, V> CacheEntry<K, V> {
     /// It has been opened, for one who holds it.
     pub(super) fn opened(&self, value: V) {
         // It was opening, so there is none.
@@ -124,7 +124,7 @@ impl<K, V> Kept<K, V> {
     }
 }
 
-impl<K, V> Deref for Kept<K, V> {
+impl<K, V> Deref for CacheEntry<K, V> {
     type Target = V;
 
     fn deref(&self) -> &V {
@@ -134,7 +134,7 @@ impl<K, V> Deref for Kept<K, V> {
 
 /// Found by its key.
 #[derive(Debug)]
-pub(super) struct ByKey<K, V>(pub(super) std::sync::Arc<Kept<K, V>>);
+pub(super) struct ByKey<K, V>(pub(super) std::sync::Arc<CacheEntry<K, V>>);
 
 impl<K, V> std::borrow::Borrow<K> for ByKey<K, V> {
     fn borrow(&self) -> &K {

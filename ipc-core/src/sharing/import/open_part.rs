@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::keeper::check_stream_of;
 use super::link::GoneCallback;
-use super::table::{HeldLease, KnownLease};
+use super::table::{KnownLease, LeaseRef};
 use super::tensor::named_elements_of;
+use super::view_owner::check_stream_of;
 use crate::backend::Buffer;
 use crate::backend::stream::BorrowedStream;
 use crate::backend::{Access, DeviceBound, DeviceEvent, DeviceIpc};
@@ -30,14 +30,14 @@ use crate::wire::descriptor::{Descriptor, ExportId};
 /// everything that had been submitted to the device is waited for before the lease ends, whenever that is. Neither makes the
 /// caller wait.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct OpenPart {
     /// Taken when it ends.
-    hold: Option<Hold>,
+    hold: Option<MappingSource>,
     terms: Terms,
     owner: Owner,
     /// Has the host seen that the bytes are ready, so that nobody needs to wait any longer?
     seen_ready: AtomicBool,
-    seldom: OnceLock<Box<Seldom>>,
+    extras: OnceLock<Box<MappingExtras>>,
 }
 
 /// How it was opened.
@@ -53,7 +53,7 @@ pub(super) struct Terms {
 
 /// What few have.
 #[derive(Debug, Default)]
-struct Seldom {
+struct MappingExtras {
     /// The descriptor that it was opened by, where that states another address than the one that was reached.
     descriptor: OnceLock<Descriptor>,
     callbacks: Mutex<Vec<u64>>,
@@ -65,11 +65,11 @@ struct Seldom {
 
 /// What keeps the memory mapped.
 #[derive(Debug)]
-pub(super) enum Hold {
+pub(super) enum MappingSource {
     /// A lease of another process's broker.
-    Remote(HeldLease),
+    Remote(LeaseRef),
     /// The exporter is this very process.
-    Local(Box<LocalHold>),
+    Local(Box<LocalLease>),
     /// A copy of the memory, in a buffer of this process.
     Copy(Box<Copied>),
 }
@@ -84,14 +84,14 @@ pub(super) struct Copied {
 
 /// A hold on an export of this very process.
 #[derive(Debug)]
-pub(super) struct LocalHold {
+pub(super) struct LocalLease {
     pub(super) backend: Arc<dyn DeviceIpc>,
     pub(super) export: ExportId,
     pub(super) lease: LeaseId,
     pub(super) shared: Arc<Shared>,
 }
 
-impl Hold {
+impl MappingSource {
     fn backend(&self) -> &Arc<dyn DeviceIpc> {
         match self {
             Self::Remote(lease) => lease.backend(),
@@ -139,14 +139,14 @@ impl Hold {
     }
 }
 
-impl Held {
+impl OpenPart {
     /// For the process that the runtime is of.
-    pub(super) fn new(runtime: &Runtime, hold: Hold, terms: Terms) -> Self {
+    pub(super) fn new(runtime: &Runtime, hold: MappingSource, terms: Terms) -> Self {
         let seen_ready = AtomicBool::new(hold.is_ready_by_itself());
-        Self { hold: Some(hold), terms, owner: runtime.owner, seen_ready, seldom: OnceLock::new() }
+        Self { hold: Some(hold), terms, owner: runtime.owner, seen_ready, extras: OnceLock::new() }
     }
 
-    fn hold(&self) -> &Hold {
+    fn hold(&self) -> &MappingSource {
         self.hold.as_ref().expect("taken when the mapping ends")
     }
 
@@ -157,17 +157,17 @@ impl Held {
             return descriptor;
         }
         let reached = || descriptor.with(|contents| contents.broker = broker.clone());
-        self.seldom().descriptor.get_or_init(reached)
+        self.extras().descriptor.get_or_init(reached)
     }
 
-    fn seldom(&self) -> &Seldom {
-        self.seldom.get_or_init(Box::default)
+    fn extras(&self) -> &MappingExtras {
+        self.extras.get_or_init(Box::default)
     }
 
     /// The bytes of a named tensor, from its first element to the end of its last.
     pub(super) fn elements_of(&self, region: usize, tensor: &NamedTensor<'_>) -> Result<DeviceRange> {
         match self.hold() {
-            Hold::Copy(copy) => copy.layout.elements_of(copy.buffer.range(), region, tensor),
+            MappingSource::Copy(copy) => copy.layout.elements_of(copy.buffer.range(), region, tensor),
             hold => named_elements_of(tensor, hold.regions()[region]),
         }
     }
@@ -180,19 +180,19 @@ impl Held {
 
     /// Are the regions whole allocations, as the driver mapped them?
     pub(crate) fn has_allocations(&self) -> bool {
-        matches!(self.hold(), Hold::Remote(_))
+        matches!(self.hold(), MappingSource::Remote(_))
     }
 
     /// The lease, of memory of another process.
-    pub(super) fn lease(&self) -> Option<&HeldLease> {
+    pub(super) fn lease(&self) -> Option<&LeaseRef> {
         match self.hold() {
-            Hold::Remote(lease) => Some(lease),
-            Hold::Local(_) | Hold::Copy(_) => None,
+            MappingSource::Remote(lease) => Some(lease),
+            MappingSource::Local(_) | MappingSource::Copy(_) => None,
         }
     }
 
     pub(crate) fn is_copy(&self) -> bool {
-        matches!(self.hold(), Hold::Copy(_))
+        matches!(self.hold(), MappingSource::Copy(_))
     }
 
     pub(crate) fn backend(&self) -> &Arc<dyn DeviceIpc> {
@@ -246,9 +246,9 @@ impl Held {
     pub(crate) fn words(&self) -> Result<Timeline> {
         self.owner.check()?;
         match self.hold() {
-            Hold::Remote(lease) => lease.timeline(Deadline::after(self.terms.timeout)),
-            Hold::Local(local) => {
-                let mut own = self.seldom().local_timeline.lock().unwrap_or_else(PoisonError::into_inner);
+            MappingSource::Remote(lease) => lease.timeline(Deadline::after(self.terms.timeout)),
+            MappingSource::Local(local) => {
+                let mut own = self.extras().local_timeline.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(known) = &*own {
                     return Ok(known.clone());
                 }
@@ -261,7 +261,7 @@ impl Held {
                 let near = Timeline::new(place, Side::Importer, Arc::clone(&local.backend), pid);
                 Ok(own.insert(near).clone())
             }
-            Hold::Copy(_) => Err(Error::Unsupported {
+            MappingSource::Copy(_) => Err(Error::Unsupported {
                 backend: self.backend().info().name,
                 what: "order hand-overs by a copy".into(),
                 why: "what the exporter writes from now on does not reach it; open the export again for what is new".into(),
@@ -291,7 +291,7 @@ impl Held {
                 callback.consume(|callback| callback(error));
             };
             let id = lease.link.on_gone(Box::new(callback) as GoneCallback);
-            self.seldom().callbacks.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+            self.extras().callbacks.lock().unwrap_or_else(PoisonError::into_inner).push(id);
         }
     }
 
@@ -305,7 +305,7 @@ impl Held {
             };
             match lease.notices.on_dropped(Box::new(callback)) {
                 Ok(id) => {
-                    let known = &self.seldom().drop_callbacks;
+                    let known = &self.extras().drop_callbacks;
                     known.lock().unwrap_or_else(PoisonError::into_inner).push(id);
                 }
                 Err(callback) => {
@@ -324,7 +324,7 @@ impl Held {
         let near = self.end_local_timeline(runtime, &hold);
         runtime.worker.submit_when(event, move || {
             end(near);
-            hold.let_go(runtime);
+            hold.end(runtime);
         });
     }
 
@@ -332,10 +332,10 @@ impl Held {
     pub(crate) fn end_finished(mut self) {
         let Some((runtime, hold)) = self.take_for_end() else { return };
         let near = self.end_local_timeline(runtime, &hold);
-        let Some(hold) = hold.let_go_of_lease(runtime, true) else { return };
+        let Some(hold) = hold.return_lease(runtime, true) else { return };
         runtime.worker.submit(move || {
             end(near);
-            hold.let_go(runtime);
+            hold.end(runtime);
         });
     }
 
@@ -365,26 +365,26 @@ impl Held {
     /// Where the exporter is this very process, its streams are this process's too. One that waits for a signal that nobody
     /// will submit any more would be waited for in vain, so they are let through once all that was submitted has arrived; by
     /// the poller, as the worker may be waiting for them already.
-    fn end_local_timeline(&mut self, runtime: &Runtime, hold: &Hold) -> Option<Timeline> {
-        let near = &mut self.seldom.get_mut()?.local_timeline;
+    fn end_local_timeline(&mut self, runtime: &Runtime, hold: &MappingSource) -> Option<Timeline> {
+        let near = &mut self.extras.get_mut()?.local_timeline;
         let near = near.get_mut().unwrap_or_else(PoisonError::into_inner).take()?;
         runtime.poller.end_once_arrived(near.clone(), hold.far_timeline(runtime));
         Some(near)
     }
 
     /// Everything that has to be let go of, on the worker's thread, once device work has finished.
-    fn take_for_end(&mut self) -> Option<(&'static Runtime, Hold)> {
+    fn take_for_end(&mut self) -> Option<(&'static Runtime, MappingSource)> {
         let hold = self.hold.take()?;
         let Some(runtime) = Runtime::of_guard(&self.owner) else {
             // A forked child: the driver's state is the parent's.
             std::mem::forget(hold);
             return None;
         };
-        if let (Hold::Remote(lease), Some(seldom)) = (&hold, self.seldom.get_mut()) {
-            for id in std::mem::take(seldom.callbacks.get_mut().unwrap_or_else(PoisonError::into_inner)) {
+        if let (MappingSource::Remote(lease), Some(extras)) = (&hold, self.extras.get_mut()) {
+            for id in std::mem::take(extras.callbacks.get_mut().unwrap_or_else(PoisonError::into_inner)) {
                 lease.link.forget_callback(id);
             }
-            let dropped = seldom.drop_callbacks.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let dropped = extras.drop_callbacks.get_mut().unwrap_or_else(PoisonError::into_inner);
             std::mem::take(dropped).into_iter().for_each(|id| lease.notices.forget_callback(id));
         }
         Some((runtime, hold))
@@ -398,7 +398,7 @@ fn end(near: Option<Timeline>) {
     }
 }
 
-impl Hold {
+impl MappingSource {
     /// The exporter's side of the timeline, where that is this very process.
     fn far_timeline(&self, runtime: &Runtime) -> Option<Timeline> {
         match self {
@@ -409,19 +409,19 @@ impl Hold {
 
     /// Lets go of a lease of another process's broker: on this thread, unless something has to be closed for it. Anything
     /// else is given back.
-    fn let_go_of_lease(self, runtime: &'static Runtime, finished: bool) -> Option<Self> {
+    fn return_lease(self, runtime: &'static Runtime, finished: bool) -> Option<Self> {
         let Self::Remote(lease) = self else { return Some(self) };
-        kill_point!("importer:letting-go");
-        runtime.imports.let_go(runtime, lease, finished);
+        kill_point!("importer:releasing");
+        runtime.imports.return_lease(runtime, lease, finished);
         None
     }
 
-    fn let_go(self, runtime: &'static Runtime) {
-        kill_point!("importer:letting-go");
+    fn end(self, runtime: &'static Runtime) {
+        kill_point!("importer:releasing");
         match self {
             Self::Remote(lease) => runtime.imports.release(lease),
             Self::Local(local) => {
-                let LocalHold { export, lease, shared, .. } = *local;
+                let LocalLease { export, lease, shared, .. } = *local;
                 drop(shared);
                 runtime.exports.release(export, lease, Termination::Released);
             }
@@ -430,18 +430,18 @@ impl Hold {
     }
 }
 
-impl Drop for Held {
+impl Drop for OpenPart {
     fn drop(&mut self) {
         let device = self.device();
         let Some((runtime, hold)) = self.take_for_end() else { return };
         let near = self.end_local_timeline(runtime, &hold);
-        let Some(hold) = hold.let_go_of_lease(runtime, false) else { return };
+        let Some(hold) = hold.return_lease(runtime, false) else { return };
         runtime.worker.submit(move || {
             if let Err(error) = hold.backend().synchronize_device(device) {
                 tracing::warn!(target: crate::os::log::IMPORT, %error, "the device could not be waited for before a mapping was closed");
             }
             end(near);
-            hold.let_go(runtime);
+            hold.end(runtime);
         });
     }
 }
