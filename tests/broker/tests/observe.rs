@@ -137,6 +137,7 @@ fn reuse_that_races_with_the_close_reads_no_stale_bytes() {
         let byte = round % 251 + 1;
         exporter.ok("allocate block 4096");
         exporter.ok(&format!("fill block {byte}"));
+        exporter.ok("sync");
         let descriptor = exporter.share("x 4096 of=block");
         exporter.ok("free block");
         importer.send(&format!("reopen-until-dropped {descriptor} {byte}"));

@@ -22,6 +22,7 @@ const HONEST: Duration = Duration::from_secs(2);
 
 /// An exporter with one export that is held by an honest importer, and what it had then.
 struct Scene {
+    machine: &'static str,
     exporter: Child,
     honest: Child,
     descriptor: Descriptor,
@@ -30,7 +31,7 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(machine: &str) -> Self {
+    fn new(machine: &'static str) -> Self {
         let mut exporter = agent!(machine);
         let mut honest = agent!(machine);
         // Starts what is started once.
@@ -40,7 +41,7 @@ impl Scene {
         honest.ok(&format!("open x {descriptor}"));
         honest.ok("touch x");
         let before = exporter.census();
-        Self { forged: Forged::of(&descriptor), exporter, honest, descriptor, before }
+        Self { machine, forged: Forged::of(&descriptor), exporter, honest, descriptor, before }
     }
 
     fn greeted(&self) -> Connection {
@@ -50,7 +51,7 @@ impl Scene {
     /// Asserts that a new importer opens, uses and releases within the time limit.
     #[track_caller]
     fn serves_honest_peers(&mut self) {
-        let mut newcomer = agent!(PINNING);
+        let mut newcomer = agent!(self.machine);
         within(HONEST, "an honest open", || {
             newcomer.ok(&format!("open y {}", self.descriptor));
         });
@@ -249,7 +250,7 @@ fn malformed_message_closes_the_connection() {
     let open = postcard::to_stdvec(&open_request(&scene.forged, 1)).expect("it encodes");
     let long_list = [&[1, 1, 1][..], &[0; 16], &[1], &[0xff; 8], &[0x7f]].concat();
     let packets = [
-        ("an unknown message", vec![9]),
+        ("an unknown message", vec![11]),
         ("a very unknown message", vec![0xff; 64]),
         ("half a message", open[..open.len() / 2].to_vec()),
         ("a message but its last byte", open[..open.len() - 1].to_vec()),

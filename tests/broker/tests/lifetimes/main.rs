@@ -179,7 +179,7 @@ fn eight_threads_that_open_and_release_leave_nothing() {
 fn export_never_opened_reports_so_and_closes_at_once() {
     let mut exporter = agent!(PINNING);
     let descriptor = exporter.share("x 4096");
-    let text = exporter.fails("wait-released x 50", "StillHeld");
+    let text = exporter.fails("wait-released x 50", "NotOpened");
     assert!(text.contains("no process has opened the export within 50 ms"), "{text}");
     within(SOON, "closing", || exporter.ok("close x 10000"));
     assert_eq!((exporter.counter("exports"), exporter.allocated()), (0, 0));
