@@ -218,7 +218,9 @@ impl LeasePlaces {
     /// Creates the page. Returns its file for the importer; `None` where the system has no memory for one.
     pub(crate) fn begin(&mut self) -> Option<OwnedFd> {
         let created = LeasePage::create();
-        let created = created.inspect_err(|error| tracing::warn!(%error, "no page for the states of leases"));
+        let created = created.inspect_err(|error| {
+            tracing::warn!(target: crate::os::log::EXPORT, %error, "the page of lease states cannot be created");
+        });
         let (page, file) = created.ok()?;
         self.page = Some(page);
         Some(file)

@@ -142,7 +142,9 @@ impl Client<Subscriptions> {
         let metrics = Arc::clone(&runtime.metrics);
         let mut link = Self::connect(exporter, broker, allow, deadline, (subscriptions, metrics))?;
         if let Some(file) = link.take_lease_page() {
-            let page = LeasePage::open(file).inspect_err(|error| tracing::warn!(%error, "states of leases"));
+            let page = LeasePage::open(file).inspect_err(|error| {
+                tracing::warn!(target: crate::os::log::IMPORT, %error, "the page of lease states cannot be used");
+            });
             let _ = page.map(|page| link.subscriber().lease_page.set(page));
         }
         Ok(link)
