@@ -111,4 +111,9 @@ mod tests {
         assert_eq!(failed.source().map(ToString::to_string), Some(end().to_string()));
         assert_eq!(failed.into_inner(), 5);
     }
+
+    #[test]
+    fn question_mark_keeps_the_error_and_drops_the_value() {
+        assert!(matches!(Error::from(ErrorWith::new(Error::Forked, 5)), Error::Forked));
+    }
 }

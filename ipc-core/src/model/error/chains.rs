@@ -299,5 +299,4 @@ fn smaller_errors_convert_into_error() {
     assert!(matches!(converts(LayoutError::Overflow), Error::Layout(_)));
     assert!(matches!(converts(DescriptorError::BadMagic), Error::Descriptor(_)));
     assert!(matches!(converts(vendor()), Error::Vendor(_)));
-    assert!(matches!(converts(crate::ErrorWith::new(Error::Forked, 5)), Error::Forked));
 }
