@@ -117,7 +117,7 @@ impl Channel {
         let mut message = Message::new().bytes(data.unwrap_or_default());
         for part in &parts {
             message = match part {
-                Part::Export(export) => message.export(export),
+                Part::Export(export) => message.export(&**export),
                 Part::Descriptor(descriptor) => message.descriptor(descriptor),
             };
         }
@@ -142,7 +142,7 @@ impl Channel {
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner).take();
         // Another thread that uses the channel ends it when its call returns.
         let Some(channel) = channel.and_then(Arc::into_inner) else { return Ok(()) };
-        wait::aside(py, move || channel.close(limit))
+        wait::aside(py, move || channel.close(limit))?.or_raise(py)
     }
 
     /// The process id of the peer, in its own pid namespace.

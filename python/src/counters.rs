@@ -6,7 +6,7 @@ use device_ipc::AllowList;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::error::exception;
+use crate::error::{OrRaise as _, exception};
 use crate::wait::{self, DEFAULT};
 
 /// Returns the counters of the library's activity in this process, by name.
@@ -42,7 +42,8 @@ pub(crate) fn shutdown(py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
 #[pyo3(signature = (timeout=5.0))]
 pub(crate) fn list_exports(py: Python<'_>, timeout: f64) -> PyResult<Vec<Py<PyAny>>> {
     let limit: Duration = wait::limit(Some(timeout))?;
-    let listed = wait::aside(py, move || device_ipc::list_exports(None, &AllowList::own_user(), limit))?;
+    let listed = wait::aside(py, move || device_ipc::list_exports(None, &AllowList::own_user(), limit))?
+        .or_raise(py)?;
     let mut processes = Vec::new();
     for process in listed {
         match process {

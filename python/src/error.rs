@@ -38,9 +38,14 @@ fn made(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     Ok(PyErr::from_value(made))
 }
 
-/// Returns the name of the exception class.
+/// Returns the name of the exception class. The classes that have a predicate are chosen by that of the error.
 fn class_of(error: &Error) -> &'static str {
     match error {
+        Error::StillHeld { .. } => "StillHeldError",
+        _ if error.is_timeout() => "TimeoutError",
+        _ if error.is_gone() => "GoneError",
+        _ if error.is_stale() => "StaleError",
+        _ if error.is_not_permitted() => "NotPermittedError",
         Error::NoBackend(_) | Error::BackendUnavailable { .. } | Error::UnknownBackend { .. } => {
             "BackendError"
         }
@@ -56,22 +61,10 @@ fn class_of(error: &Error) -> &'static str {
         | Error::InvalidDeviceMap(_)
         | Error::NoPeerAccess { .. }
         | Error::WrongStream { .. }
+        | Error::StreamCapturing { .. }
         | Error::WrongBackend { .. }
         | Error::OtherHost { .. }
         | Error::OtherNetworkNamespace => "PlacementError",
-        Error::ExporterGone { .. }
-        | Error::ImporterGone { .. }
-        | Error::LeaseEnded { .. }
-        | Error::ExportDropped { .. }
-        | Error::RingClosed { .. }
-        | Error::RingUnpublished { .. }
-        | Error::DismissedFromRing { .. }
-        | Error::ChannelClosed { .. }
-        | Error::PeerGone { .. } => "GoneError",
-        Error::StaleGeneration(_) | Error::Rebooted => "StaleError",
-        Error::AccessDenied { .. } | Error::NotPermitted(_) => "NotPermittedError",
-        Error::Timeout { .. } | Error::NobodyListens { .. } => "TimeoutError",
-        Error::StillHeld { .. } => "StillHeldError",
         Error::NoSuchTensor { .. } => "NoSuchTensorError",
         Error::OutOfMemory { .. } => "OutOfMemoryError",
         Error::Forked => "ForkedError",

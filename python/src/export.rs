@@ -1,13 +1,13 @@
 //! Exports and descriptors.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use device_ipc::{Access, HolderPolicy};
+use device_ipc::Access;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
-use crate::error::OrRaise as _;
+use crate::error::{OrRaise as _, exception};
 use crate::owner::PyOwner;
 use crate::session::not_picklable;
 use crate::wait;
@@ -157,9 +157,12 @@ impl Export {
         Self { export: Mutex::new(Some(Arc::new(export))), descriptor, tensors }
     }
 
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<device_ipc::Export>>> {
+        self.export.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn get(&self) -> PyResult<Arc<device_ipc::Export>> {
-        let export = self.export.lock().unwrap_or_else(PoisonError::into_inner);
-        export.clone().ok_or_else(|| PyValueError::new_err("the export is closed"))
+        self.lock().clone().ok_or_else(|| PyValueError::new_err("the export is closed"))
     }
 }
 
@@ -216,16 +219,21 @@ impl Export {
         Ok(())
     }
 
-    /// Ends the export, and waits until no process holds the memory and its owner has been dropped.
+    /// Ends the export, and waits until no process holds the memory and its owner has been dropped. After a timeout, call it
+    /// again to wait longer.
     #[pyo3(signature = (timeout=None))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let limit = wait::limit(timeout)?;
-        let export = self.export.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(export) = export else { return Ok(()) };
-        let export = Arc::into_inner(export).ok_or_else(|| {
-            PyValueError::new_err("another thread waits for the export; it ends when that call returns")
+        let Some(export) = self.lock().take() else { return Ok(()) };
+        let export = Arc::try_unwrap(export).map_err(|export| {
+            *self.lock() = Some(export);
+            PyValueError::new_err("another thread waits for the export; close it when that call has returned")
         })?;
-        wait::aside(py, move || export.close_with(limit, HolderPolicy::Keep))
+        wait::aside(py, move || export.close(limit))?.map_err(|failed| {
+            let error = exception(py, failed.error());
+            *self.lock() = Some(Arc::new(failed.into_inner()));
+            error
+        })
     }
 
     /// Whether the export was closed.
@@ -242,7 +250,7 @@ impl Export {
     fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<()> {
         if exception.get_item(0).is_ok_and(|class| !class.is_none()) {
             // The block failed: end the export, but do not wait.
-            drop(self.export.lock().unwrap_or_else(PoisonError::into_inner).take());
+            drop(self.lock().take());
             return Ok(());
         }
         self.close(py, None)

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device_ipc::{Dtype, TensorLayout};
+use device_ipc::{Dtype, MemoryUse, TensorLayout};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -38,16 +38,8 @@ pub(crate) fn empty(
     let ipc = ipc(py, device.and_then(|device| device.backend))?;
     let ordinal = device.map_or(0.into(), |device| device.ordinal);
     let bytes = layout.span_bytes().map_err(device_ipc::Error::from).or_raise(py)?.max(1);
-    let allocated = py.detach(|| {
-        if !read_only {
-            return ipc.allocate(ordinal, bytes);
-        }
-        let kinds = ipc.backend().handle_kinds();
-        match kinds.iter().find(|kind| kind.read_only) {
-            Some(kind) => ipc.allocate_as(ordinal, bytes, kind.kind),
-            None => ipc.allocate(ordinal, bytes),
-        }
-    });
+    let wanted = if read_only { MemoryUse::new().read_only_importers() } else { MemoryUse::new() };
+    let allocated = py.detach(|| ipc.allocate_for(ordinal, bytes, wanted));
     let buffer = Arc::new(allocated.or_raise(py)?);
     let range = buffer.range();
     let backend = ipc.backend().info().name;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use device_ipc::{Access, DeviceRange, Error, Ipc};
+use device_ipc::{Access, DeviceRange, Ipc};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -149,7 +149,7 @@ impl Ring {
             PyValueError::new_err("a slot of the ring is in use; publish or drop it before close()")
         })?;
         let ring = inner.ring.into_inner().unwrap_or_else(PoisonError::into_inner);
-        wait::aside(py, move || ring.close(limit))
+        wait::aside(py, move || ring.close(limit))?.or_raise(py)
     }
 
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -311,29 +311,23 @@ impl RingReader {
         Ok(py.detach(|| lock(&inner.reader).sequence()))
     }
 
-    /// Returns the next slot. With a stream, that stream waits for the publication; without one, this call waits.
-    #[pyo3(signature = (stream=None, *, timeout=None))]
-    fn next(
-        &self,
-        py: Python<'_>,
-        stream: Option<&Bound<'_, PyAny>>,
-        timeout: Option<f64>,
-    ) -> PyResult<RingReadSlot> {
+    /// Waits for the next publication, and returns its slot. `None` when the writer has closed the ring and every publication
+    /// has been returned.
+    #[pyo3(signature = (timeout=None))]
+    fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<RingReadSlot>> {
         let inner = self.inner()?;
-        let device = py.detach(|| lock(&inner.reader).device());
-        let stream = stream.map(|stream| StreamArg::parse(stream, &inner.ipc, device)).transpose()?;
-        let slot = match &stream {
-            Some(stream) => py.detach(|| lock(&inner.reader).next(stream)).or_raise(py)?,
-            None => wait::wait(py, wait::limit(timeout)?, |slice| lock(&inner.reader).wait_next(slice))?,
-        };
-        Ok(RingReadSlot::new(inner, slot, stream))
+        let slot = wait::wait(py, wait::limit(timeout)?, |slice| lock(&inner.reader).next(slice))?;
+        Ok(slot.map(|slot| RingReadSlot::new(inner, slot, None)))
     }
 
-    /// Returns the next slot if it was published, otherwise `None`.
-    fn try_next(&self, py: Python<'_>) -> PyResult<Option<RingReadSlot>> {
+    /// Returns the next slot ahead of its publication: the stream waits for it. The slot may never be published; use what was
+    /// read only after the work has finished and `check` or `release` of the slot has raised no exception.
+    fn next_ahead(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<RingReadSlot> {
         let inner = self.inner()?;
-        let slot = py.detach(|| lock(&inner.reader).try_next()).or_raise(py)?;
-        Ok(slot.map(|slot| RingReadSlot::new(inner, slot, None)))
+        let device = py.detach(|| lock(&inner.reader).device());
+        let stream = StreamArg::parse(stream, &inner.ipc, device)?;
+        let slot = py.detach(|| lock(&inner.reader).next_ahead(&stream)).or_raise(py)?;
+        Ok(RingReadSlot::new(inner, slot, Some(stream)))
     }
 
     /// Releases the memory. Slots and tensors that are in use keep it mapped.
@@ -346,17 +340,7 @@ impl RingReader {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<RingReadSlot>> {
-        let inner = self.inner()?;
-        let mut has_ended = false;
-        let slot = wait::wait(py, wait::limit(None)?, |slice| match lock(&inner.reader).wait_next(slice) {
-            Err(Error::RingClosed { .. }) => {
-                has_ended = true;
-                Ok(None)
-            }
-            other => other.map(Some),
-        })?;
-        debug_assert!(slot.is_some() || has_ended);
-        Ok(slot.map(|slot| RingReadSlot::new(inner, slot, None)))
+        self.next(py, None)
     }
 
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -454,7 +438,7 @@ impl RingReadSlot {
         py.detach(|| lock(&inner.slot).as_ref().map_or(Ok(()), device_ipc::RingReadSlot::check)).or_raise(py)
     }
 
-    /// Lets the writer reuse the slot: when the stream reaches this point (by default the stream of `next`), or at once where
+    /// Lets the writer reuse the slot: when the stream reaches this point (by default the stream of `next_ahead`), or at once where
     /// there is none.
     #[pyo3(signature = (stream=None))]
     fn release(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {

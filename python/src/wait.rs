@@ -43,7 +43,7 @@ pub(crate) fn wait<T: Send>(
         let result = py.detach(|| call(left.min(SLICE)));
         py.check_signals()?;
         match result {
-            Err(error) if is_timeout(&error) && begun.elapsed() < limit => {}
+            Err(error) if error.is_timeout() && begun.elapsed() < limit => {}
             Err(error) => return Err(with_time(error, limit)).or_raise(py),
             Ok(value) => return Ok(value),
         }
@@ -59,18 +59,19 @@ pub(crate) fn once<T: Send + 'static>(
 ) -> PyResult<T> {
     let first = py.detach(|| call(limit.min(SLICE)));
     match first {
-        Err(error) if is_timeout(&error) && limit > SLICE => {}
+        Err(error) if error.is_timeout() && limit > SLICE => {}
         other => return other.or_raise(py),
     }
     py.check_signals()?;
     let left = limit - SLICE;
-    aside(py, move || call(left).map_err(|error| with_time(error, limit)))
+    aside(py, move || call(left).map_err(|error| with_time(error, limit)))?.or_raise(py)
 }
 
-/// Runs a call that must not be repeated on another thread. The call continues there if Ctrl-C ends this wait.
+/// Runs a call that must not be repeated on another thread, and returns its result. The call continues there if Ctrl-C ends
+/// this wait.
 pub(crate) fn aside<T: Send + 'static>(
     py: Python<'_>,
-    call: impl FnOnce() -> Result<T> + Send + 'static,
+    call: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
     let (sender, receiver) = mpsc::channel();
     let receiver = Mutex::new(receiver);
@@ -79,7 +80,7 @@ pub(crate) fn aside<T: Send + 'static>(
     started.map_err(|error| Error::io("starting a thread", error)).or_raise(py)?;
     loop {
         match py.detach(|| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(SLICE)) {
-            Ok(result) => return result.or_raise(py),
+            Ok(result) => return Ok(result),
             Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 return Err(Error::Protocol("the thread of the call ended".into())).or_raise(py);
@@ -88,15 +89,12 @@ pub(crate) fn aside<T: Send + 'static>(
     }
 }
 
-fn is_timeout(error: &Error) -> bool {
-    matches!(error.innermost(), Error::Timeout { .. } | Error::StillHeld { .. } | Error::NobodyListens { .. })
-}
-
 /// Returns the error with the time limit of the whole wait.
 fn with_time(mut error: Error, limit: Duration) -> Error {
     match &mut error {
         Error::Timeout { after, .. }
         | Error::StillHeld { after, .. }
+        | Error::NotOpened { after, .. }
         | Error::NobodyListens { after, .. } => {
             *after = limit;
         }

@@ -1,6 +1,7 @@
 """Peers that die, stop, fork and exit."""
 
 import multiprocessing
+import os
 import pickle
 import signal
 import subprocess
@@ -30,8 +31,15 @@ def test_killed_importer_releases_its_lease(start: Start) -> None:
         export.wait_released(timeout=0.1)
     assert raised.value.is_timeout and raised.value.holders[0].pid == other.pid
     assert isinstance(raised.value, TimeoutError)
+    with pytest.raises(device_ipc.StillHeldError):
+        export.close(timeout=0.1)
+    assert not export.closed
     other.kill()
-    export.wait_released(timeout=30)
+    export.close(timeout=30)
+    assert export.closed
+    with pytest.raises(device_ipc.StaleError) as dropped:
+        device_ipc.open(export.descriptor)
+    assert dropped.value.is_stale and not dropped.value.is_gone
 
 
 def test_exit_of_the_block_of_an_export_waits_for_its_importers(start: Start) -> None:
@@ -76,6 +84,7 @@ def test_open_from_a_stopped_exporter_times_out_and_ends_at_ctrl_c(start: Start)
     )
     text = line(other)
     other.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, other.pid, os.WSTOPPED)  # until its threads have stopped
     with pytest.raises(device_ipc.TimeoutError, match="1000 ms|1 s"):
         device_ipc.open(text, timeout=1)
     waiting = start(
@@ -200,7 +209,8 @@ def test_interpreter_exits_with_open_guards(start: Start, end: str) -> None:
         array = np.from_dlpack(other)
         ring = d.Ring(d.empty((1024,), "uint8", "mock:0"))
         reader = d.join(str(ring))
-        slot = reader.try_next()
+        ring.write().publish()
+        slot = reader.next(timeout=30)
         listener = d.listen("python-exit")
         {end}
         """,

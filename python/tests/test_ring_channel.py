@@ -44,13 +44,40 @@ def test_ring_on_streams() -> None:
         slot.publish()
         with pytest.raises(ValueError, match="already"):
             slot.publish()
-        received = reader.next(reading)
+        received = reader.next_ahead(reading)
         assert (np.from_dlpack(received) == number).all()
         received.release()
     reader.close()
     ring.close(timeout=30)
     with pytest.raises(ValueError, match="closed"):
         ring.write()
+
+
+def test_slot_taken_ahead_is_ready_when_it_is_published(start: Start) -> None:
+    ring = device_ipc.Ring(device_ipc.empty((2048,), "uint8", "mock:0"))
+    other = start(
+        """
+        stream = d.Stream("mock:0")
+        reader = d.join(sys.argv[1])
+        with reader.next_ahead(stream) as slot:
+            print("taken", flush=True)
+            print(int(np.from_dlpack(slot)[0]), flush=True)
+        assert reader.next(timeout=30) is None
+        try:
+            reader.next_ahead(stream)
+        except d.GoneError as error:
+            assert error.is_gone
+            print("ended", flush=True)
+        """,
+        str(ring),
+    )
+    assert line(other) == "taken"
+    with ring.write(timeout=30) as slot:
+        np.from_dlpack(slot)[:] = 7
+    assert line(other) == "7"
+    ring.close(timeout=30)
+    assert line(other) == "ended"
+    finish(other)
 
 
 def test_killed_writer_ends_the_ring(start: Start) -> None:
@@ -66,7 +93,8 @@ def test_killed_writer_ends_the_ring(start: Start) -> None:
     )
     reader = device_ipc.join(line(other))
     assert line(other) == "published"
-    assert reader.next(timeout=30).sequence == 0
+    slot = reader.next(timeout=30)
+    assert slot is not None and slot.sequence == 0
     other.kill()
     with pytest.raises(device_ipc.GoneError):
         reader.next(timeout=30)

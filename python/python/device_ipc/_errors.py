@@ -13,9 +13,9 @@ class Error(RuntimeError):
     """An error of device_ipc, and the base class of all its exceptions."""
 
     is_gone: ClassVar[bool] = False
-    """Whether the peer has exited, or has ended the export, ring or channel."""
+    """Whether the other side has ended: its process has exited, or it has closed the ring or the channel."""
     is_stale: ClassVar[bool] = False
-    """Whether the memory was freed, or the machine was restarted, since the descriptor was made."""
+    """Whether the descriptor is out of date: the export was dropped, the memory freed, or the host restarted."""
     is_timeout: ClassVar[bool] = False
     """Whether the operation did not finish in time."""
     is_not_permitted: ClassVar[bool] = False
@@ -43,15 +43,14 @@ class PlacementError(Error, ValueError):
 
 
 class GoneError(Error):
-    """The peer has exited, or has ended the export, ring or channel."""
+    """The process of the other side has exited, or has closed the ring or the channel."""
 
     is_gone = True
 
 
-class StaleError(GoneError):
-    """The memory that the descriptor names was freed since."""
+class StaleError(Error):
+    """The descriptor is out of date: the export was dropped, the memory freed, or the host restarted."""
 
-    is_gone = False
     is_stale = True
 
 

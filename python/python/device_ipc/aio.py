@@ -35,9 +35,9 @@ async def write(ring: Ring, timeout: float | None = None) -> RingWriteSlot:
     return await _retry(lambda: ring.write(timeout=0), timeout)
 
 
-async def next(reader: RingReader, timeout: float | None = None) -> RingReadSlot:
-    """Waits for the next publication."""
-    return await _retry(lambda: reader.next(timeout=0), timeout)
+async def next(reader: RingReader, timeout: float | None = None) -> RingReadSlot | None:
+    """Waits for the next publication. `None` at the end of the ring."""
+    return await _retry(lambda: reader.next(0), timeout)
 
 
 async def accept(listener: Listener, timeout: float | None = None) -> Channel:
