@@ -26,7 +26,7 @@ import device_ipc as d
 @pytest.fixture(autouse=True)
 def deadline() -> Iterator[None]:
     """Ends a test that hangs, with the stacks of all threads."""
-    faulthandler.dump_traceback_later(120, exit=True)
+    faulthandler.dump_traceback_later(300, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
 

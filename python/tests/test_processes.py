@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -89,8 +90,8 @@ def test_open_from_a_stopped_exporter_times_out_and_ends_at_ctrl_c(start: Start)
         device_ipc.open(text, timeout=1)
     waiting = start(
         """
-        print("waiting", flush=True)
         try:
+            print("waiting", flush=True)
             d.open(sys.argv[1])
         except KeyboardInterrupt:
             print("interrupted", flush=True)
@@ -98,26 +99,16 @@ def test_open_from_a_stopped_exporter_times_out_and_ends_at_ctrl_c(start: Start)
         text,
     )
     assert line(waiting) == "waiting"
-    interrupt_until_it_says_so(waiting)
+    interrupt(waiting)
     other.send_signal(signal.SIGCONT)
     device_ipc.open(text).close()
 
 
-def interrupt_until_it_says_so(process: "subprocess.Popen[str]") -> None:
-    """Sends SIGINT to a process that is about to wait: at first it may not have begun."""
-    result: list[str] = []
-    reader = threading.Thread(target=lambda: result.append(line(process)))
-    reader.start()
-    for _ in range(100):
-        reader.join(0.2)
-        if not reader.is_alive():
-            break
-        process.send_signal(signal.SIGINT)
-        reader.join(1)
-        if not reader.is_alive():
-            break
-    reader.join(10)
-    assert result == ["interrupted"]
+def interrupt(process: "subprocess.Popen[str]") -> None:
+    """Sends SIGINT to a process that has said that it waits, and checks that this ends the wait."""
+    time.sleep(0.2)  # usually enough for it to wait; a signal that comes earlier ends it too
+    process.send_signal(signal.SIGINT)
+    assert line(process) == "interrupted"
 
 
 WAITS = {
@@ -142,8 +133,8 @@ def test_ctrl_c_ends_every_wait(start: Start, wait: str) -> None:
         import os, threading
         keep = []
         tensor = d.empty((1024,), "float32", "mock:0")
-        print("waiting", flush=True)
         try:
+            print("waiting", flush=True)
             {WAITS[wait]}
         except KeyboardInterrupt:
             print("interrupted", flush=True)
@@ -151,7 +142,7 @@ def test_ctrl_c_ends_every_wait(start: Start, wait: str) -> None:
         """
     )
     assert line(process) == "waiting"
-    interrupt_until_it_says_so(process)
+    interrupt(process)
 
 
 def test_forked_child_gets_an_error_and_leaves_the_parent_alone(start: Start) -> None:
@@ -190,7 +181,7 @@ def test_descriptor_is_an_argument_of_multiprocessing(method: str) -> None:
     context = multiprocessing.get_context(method)
     child = context.Process(target=write_five, args=(export.descriptor,))  # type: ignore[attr-defined]
     child.start()
-    child.join(60)
+    child.join(120)
     assert child.exitcode == 0
     assert (np.from_dlpack(tensor) == 5).all()
 
@@ -256,7 +247,7 @@ assert device_ipc.counters()["exports"] == 0
 device_ipc.devices()
 assert len(os.listdir("/proc/self/task")) == 1
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def test_threads_share_and_open_at_the_same_time(start: Start) -> None:
@@ -277,5 +268,5 @@ def test_threads_share_and_open_at_the_same_time(start: Start) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert not failed and not any(thread.is_alive() for thread in threads)

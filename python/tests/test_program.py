@@ -15,7 +15,7 @@ from test_share import finish, line, ones
 
 def run(command: str) -> str:
     arguments = [sys.executable, "-m", "device_ipc", command]
-    return subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
 def test_program_shows_devices_backends_and_exports() -> None:

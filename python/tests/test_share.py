@@ -25,7 +25,7 @@ def tell(process: "subprocess.Popen[str]", text: str) -> None:
 
 def finish(process: "subprocess.Popen[str]") -> None:
     """Waits until a process has ended without an error."""
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=120) == 0
 
 
 def ones(*shape: int) -> device_ipc.Tensor:

@@ -2,6 +2,9 @@
 //!
 //! The package is built as `pip install ./python` builds it, but without optimization. The tests run on the mock. Tests with
 //! PyTorch run if it is installed in the environment, or with `--torch DIR` from a directory; otherwise they are skipped.
+//!
+//! Everything is skipped, with the reason, where there is no suitable interpreter, or where pip cannot install what the tests
+//! need, as on a machine without a network.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -14,6 +17,9 @@ use crate::workspace::{root, run as run_command, target_directory};
 
 /// What the tests need beside the package.
 const PACKAGES: &[&str] = &["maturin>=1.9.4,<2", "mypy", "numpy", "pytest"];
+
+/// A program that fails unless the interpreter can make the virtual environment.
+const SUITABLE: &str = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))";
 
 /// Build the Python package in a virtual environment and test it
 #[derive(Args)]
@@ -32,6 +38,12 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let environment = target_directory().join("python");
     let interpreter = environment.join("bin/python");
+    if let Err(error) = run_command(Command::new(&options.python).args(["-c", SUITABLE])) {
+        return skip(
+            "no interpreter of version 3.10 or later with the module venv (Debian: python3-venv)",
+            &error,
+        );
+    }
     if !interpreter.exists() {
         run_command(Command::new(&options.python).args(["-m", "venv"]).arg(&environment))?;
     }
@@ -41,7 +53,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         command
     };
     let pip = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet"];
-    run_command(python().args(pip).args(PACKAGES))?;
+    if let Err(error) = run_command(python().args(pip).args(PACKAGES)) {
+        return skip("pip cannot install the packages; is the package index reachable?", &error);
+    }
     // maturin finds the interpreter by VIRTUAL_ENV, and itself needs no activation.
     let mut maturin = python();
     maturin.args(["-m", "maturin", "develop", "--quiet"]);
@@ -56,6 +70,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     run_command(python().args(["-m", "mypy", "--strict", "-p", "device_ipc"]))?;
     run_command(python().args(["-m", "mypy", "--strict", "tests"]))?;
     run_command(python().args(["-m", "mypy.stubtest", "device_ipc._native"]))
+}
+
+/// Reports that nothing was tested, which is not a failure.
+#[expect(clippy::unnecessary_wraps, reason = "the result of the command")]
+fn skip(reason: &str, error: &anyhow::Error) -> Result<()> {
+    eprintln!("skipped: {reason}\n  {error}");
+    Ok(())
 }
 
 /// Returns the search path for programs with this directory first.
