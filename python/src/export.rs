@@ -23,20 +23,28 @@ pub(crate) struct Holder {
     nbytes: u64,
     /// The age of the lease in seconds.
     held_for: f64,
+    /// The use of the lease: "in use", "draining", "idle" or "in a message".
+    state: String,
 }
 
 impl From<&device_ipc::Holder> for Holder {
     fn from(holder: &device_ipc::Holder) -> Self {
-        let device_ipc::Holder { pid, ref program, bytes, .. } = *holder;
-        Self { pid, program: program.clone(), nbytes: bytes, held_for: holder.held_for().as_secs_f64() }
+        let device_ipc::Holder { pid, ref program, bytes, state, .. } = *holder;
+        Self {
+            pid,
+            program: program.clone(),
+            nbytes: bytes,
+            held_for: holder.held_for().as_secs_f64(),
+            state: state.to_string(),
+        }
     }
 }
 
 #[pymethods]
 impl Holder {
     fn __repr__(&self) -> String {
-        let Self { pid, program, nbytes, held_for } = self;
-        format!("<device_ipc.Holder process {pid} ({program}), {nbytes} B, for {held_for:.1} s>")
+        let Self { pid, program, nbytes, held_for, state } = self;
+        format!("<device_ipc.Holder process {pid} ({program}), {nbytes} B, {state}, for {held_for:.1} s>")
     }
 }
 
@@ -189,6 +197,13 @@ impl Export {
     /// Returns the processes that hold a lease now.
     fn holders(&self) -> PyResult<Vec<Holder>> {
         Ok(self.get()?.holders().iter().map(Holder::from).collect())
+    }
+
+    /// Takes back idle leases: those that only the import cache of a process keeps. Does not wait; the export stays open.
+    fn recall(&self, py: Python<'_>) -> PyResult<()> {
+        let export = self.get()?;
+        py.detach(|| export.recall());
+        Ok(())
     }
 
     /// The number of times that the export was opened.

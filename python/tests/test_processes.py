@@ -28,6 +28,8 @@ def test_killed_importer_releases_its_lease(start: Start) -> None:
     other = start(HOLD, str(export))
     assert line(other) == "open"
     assert [holder.pid for holder in export.holders()] == [other.pid]
+    export.recall()  # takes back idle leases only
+    assert [holder.state for holder in export.holders()] == ["in use"]
     with pytest.raises(device_ipc.StillHeldError) as raised:
         export.wait_released(timeout=0.1)
     assert raised.value.is_timeout and raised.value.holders[0].pid == other.pid
