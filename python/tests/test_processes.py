@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -43,6 +44,35 @@ def test_killed_importer_releases_its_lease(start: Start) -> None:
     with pytest.raises(device_ipc.StaleError) as dropped:
         device_ipc.open(export.descriptor)
     assert dropped.value.is_stale and not dropped.value.is_gone
+
+
+def test_idle_lease_is_recalled(start: Start) -> None:
+    export = device_ipc.share(ones(4))
+    other = start(
+        """
+        stream = d.Stream("mock:0")
+        with d.open(sys.argv[1], device="mock:0", stream=stream):
+            pass
+        stream.synchronize()
+        print("closed", flush=True)
+        sys.stdin.readline()
+        """,
+        str(export),
+    )
+    assert line(other) == "closed"
+    until(lambda: [holder.state for holder in export.holders()] == ["idle"])
+    export.recall()
+    until(lambda: not export.holders())
+    tell(other, "end")
+    finish(other)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits until a condition holds."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_exit_of_the_block_of_an_export_waits_for_its_importers(start: Start) -> None:
