@@ -110,6 +110,8 @@
 //! current. In callbacks and drops of owners, calls that wait return [`Error::OnWorkerThread`]. Both threads block all signals.
 //! Device memory does not survive `fork`: in a forked child, guards do nothing and calls return [`Error::Forked`].
 
+mod misuse;
+
 pub use device_ipc_core::*;
 
 #[cfg(feature = "ascend")]
