@@ -232,8 +232,8 @@ fn ps_repeats_until_its_reader_closes_the_pipe() {
         let list: Value = serde_json::from_str(&watched.until("processes")).unwrap();
         assert!(list["processes"].as_array().unwrap().iter().any(|one| one["pid"] == pid), "{list}");
     }
-    watched.signal(Signal::INT);
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&watched.wait().status), Some(2));
+    watched.signal(Signal::TERM);
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&watched.wait().status), Some(15));
     let mut watched = start(["ps", "--watch=10ms"]);
     for _ in 0..3 {
         watched.until(&pid.to_string());
