@@ -72,8 +72,9 @@ fn exporter_death_during_a_copy_of_tensors_fails_it_completely() {
     for machine in built([PINNING, CUDA, ASCEND]) {
         let mut importer = agent!(machine);
         let before = importer.allocated();
-        // In the first copy, and in the second: what was copied before is freed.
-        for visit in [1, 3, 10, 14] {
+        // In the first copy of seven chunks, and in the second: what was copied before is freed. Not at the last chunk, whose reply
+        // may be sent before the exporter dies.
+        for visit in [1, 3, 10, 12] {
             let point = format!("exporter:staging-chunk={visit}");
             let (mut dying, descriptor) = exporter(machine, Some(&point));
             within(ERROR_DEADLINE, &format!("{machine} {point}"), || {
