@@ -114,7 +114,7 @@ fn server() -> Result<()> {
             let began = Instant::now();
             match last.close(Duration::from_secs(60)) {
                 Ok(()) => println!("closed {}", began.elapsed().as_millis()),
-                // The export comes back, so that the server can look who holds it and go on.
+                // The export comes back, so that the server can list the holders and continue.
                 Err(failed) => println!("{}", failed.into_inner().holders()),
             }
         }

@@ -245,7 +245,7 @@ fn ps_repeats_until_its_reader_closes_the_pipe() {
     command.args(["ps", "--watch=10ms"]).stdout(std::process::Stdio::piped());
     let mut child = command.spawn().unwrap();
     drop(child.stdout.take());
-    // It exits by itself, because nobody reads.
+    // It exits by itself, because no process reads its output.
     assert_eq!(support::wait(&mut child).code(), Some(1));
     for invalid in ["--watch=0s", "--watch=2"] {
         run(["ps", invalid]).usage();

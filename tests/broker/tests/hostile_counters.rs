@@ -245,7 +245,7 @@ fn importer_that_writes_lease_states_harms_its_own_lease_only() {
     honest.ok("touch x");
     honest.ok("release x");
     exporter.ok("close x 10000");
-    // What it does with the lease from now on concerns nobody.
+    // What it does with the lease from now on concerns no other process.
     hostile.ok("drop x");
     hostile.ok("nothing");
     let next = exporter.share("next 4096");

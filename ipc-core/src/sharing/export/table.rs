@@ -260,7 +260,7 @@ impl ExportTable {
     }
 
     /// Waits for a change of the table. While there are leases it returns early, for a look at their states: an importer that was
-    /// stopped right after it had released its last mapping notifies nobody.
+    /// stopped right after it had released its last mapping sends no notification.
     fn wait_for_change<'a>(
         &'a self,
         state: MutexGuard<'a, State>,

@@ -180,7 +180,7 @@ fn false_acknowledgements_neither_block_nor_end_the_sender() {
     full(&mut child);
     let wanted = |page: &RawPage| page.number(WANTS_ROOM * 256 + 64);
     assert_eq!(wanted(&page), 1);
-    // Wake-ups without room are spurious, and a flood of them blocks nobody.
+    // Wake-ups without room are spurious, and a flood of them blocks no thread.
     let wake = || rustix::net::send(&raw.control, b"x", SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok();
     while wake() {}
     child.fails("send c 1 50", "Timeout");
