@@ -46,7 +46,7 @@ fn seed_001(ipc: &Ipc, tensor: Buffer, stream: Stream, descriptor: Descriptor, h
     let tensor = ipc.open(&descriptor).on(&stream)?; // another process: on the device of its stream
     let tensor = ipc.open(&descriptor).at_home()?; // or on the home device, whatever its ordinal is in this process
     let map = DeviceMap::new().insert(home, 1u32)?; // or by a map: from a device identity to an ordinal of this process
-    let tensor = ipc.open(&descriptor).mapped_by(&map)?;
+    let tensor = ipc.open(&descriptor).on_mapped_devices(&map)?;
     // end
     Ok(())
 }
@@ -84,7 +84,7 @@ fn seed_004(
     let map = DeviceMap::new().insert(0u32, 1u32)?; // ordinals or identities; one-to-one, checked in both processes at connection
     let channel = ipc.listen("layers").device_map(map).start()?.accept(timeout)?;
     channel.send(Message::new().export(&share).ready_on(&stream), timeout)?;
-    let answer = channel.receive(timeout)?.exports()[0].open().mapped()?; // on device 0: the inverse of the map
+    let answer = channel.receive(timeout)?.exports()[0].open().on(&stream)?; // on device 0: the inverse of the map
 
     let received = channel.receive(timeout)?; // the other process
     let tensor = received.exports()[0].open().on(&stream_of_device_1)?;

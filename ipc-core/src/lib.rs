@@ -62,7 +62,7 @@ pub use os::kill::KILL_POINTS;
 pub use os::process::ProcessIdentity;
 pub use patterns::channel::{
     Channel, ChannelReceiver, ChannelSender, ConnectBuilder, ListenBuilder, Listener, Message, MessageExport,
-    OpenReceived, Received, ReceivedExport, TrySendError,
+    Received, ReceivedExport, TrySendError,
 };
 pub use patterns::ring::{
     ReaderPosition, Ring, RingBuilder, RingOpenBuilder, RingReadSlot, RingReader, RingReaders, RingWriteSlot,

@@ -101,7 +101,7 @@ pub(crate) fn open(
     let call = move |timeout| {
         let builder = builder(&ipc, &descriptor, access, staged, timeout);
         match (&opened_on, &place) {
-            (_, Place::Mapped(map)) => builder.mapped_by(map),
+            (_, Place::Mapped(map)) => builder.on_mapped_devices(map),
             (Some(stream), _) => builder.on(&**stream),
             (None, Place::Home) => builder.at_home(),
             (None, Place::On(device)) => builder.on_device(*device),

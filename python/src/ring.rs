@@ -523,7 +523,7 @@ pub(crate) fn join(
         match &place {
             Place::Home => builder.at_home(),
             Place::On(device) => builder.on_device(*device),
-            Place::Mapped(map) => builder.mapped_by(map),
+            Place::Mapped(map) => builder.on_mapped_devices(map),
         }
     };
     let reader = wait::once(py, wait::limit(timeout)?, call)?;

@@ -1,18 +1,17 @@
-//! Where a receiver wants memory of another process: by a map from the sender's devices to its own.
+//! Device maps: the importer's choice of a device by the home device of the memory.
 
 use std::fmt;
 
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
 use crate::model::error::{Error, Result};
 
-/// A device, as a device map names it.
+/// The name of a device in a device map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceName {
-    /// By its position in the numbering of the process that it belongs to: of the sender on the left of a map, of the
-    /// receiver on the right.
+    /// The ordinal in the process that the device belongs to: the sender on the left of a map, the receiver on the right.
     Ordinal(DeviceOrdinal),
-    /// By what it is, whatever the numbering.
+    /// The identity, which does not depend on the numbering of any process.
     Identity(DeviceIdentity),
 }
 
@@ -43,28 +42,29 @@ impl fmt::Display for DeviceName {
     }
 }
 
-/// On which of the receiver's devices memory is opened, by the sender's device that it lives on. One to one.
+/// A one-to-one table from home devices of the sender to devices of the receiver.
 ///
-/// A channel takes one for what it sends ([`ConnectBuilder::device_map`](crate::ConnectBuilder::device_map),
-/// [`ListenBuilder::device_map`](crate::ListenBuilder::device_map)). A receiver of bare descriptors gives one to
-/// [`OpenBuilder::mapped_by`](crate::OpenBuilder::mapped_by); there the sender's devices are named by their identity.
+/// A channel uses one for the messages that it sends ([`ConnectBuilder::device_map`](crate::ConnectBuilder::device_map),
+/// [`ListenBuilder::device_map`](crate::ListenBuilder::device_map)). An importer of plain descriptors passes one to
+/// [`OpenBuilder::on_mapped_devices`](crate::OpenBuilder::on_mapped_devices), and names the home devices by their identity
+/// there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceMap {
     pairs: Vec<(DeviceName, DeviceName)>,
 }
 
 impl DeviceMap {
-    /// An empty map.
+    /// Creates an empty map.
     pub const fn new() -> Self {
         Self { pairs: Vec::new() }
     }
 
-    /// Memory that lives on the sender's device `from` is opened on the receiver's device `to`.
+    /// Adds a pair: memory of the sender's device `from` is opened on the receiver's device `to`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidDeviceMap`] where one of them is in the map already. That a device is named once by its position
-    /// and once by its identity shows only where the map is used, and is the same error there.
+    /// [`Error::InvalidDeviceMap`] if the map contains one of the two. A device that is named once by its ordinal and once by
+    /// its identity is detected when the map is used, with the same error.
     pub fn insert(mut self, from: impl Into<DeviceName>, to: impl Into<DeviceName>) -> Result<Self> {
         let (from, to) = (from.into(), to.into());
         if let Some((known_from, known_to)) =
@@ -79,18 +79,18 @@ impl DeviceMap {
         Ok(self)
     }
 
-    /// The receiver's device for memory that lives on the sender's device `from`, as the map names both.
+    /// Returns the receiver's device for memory of the sender's device `from`, as the map names both.
     pub fn get(&self, from: impl Into<DeviceName>) -> Option<DeviceName> {
         let from = from.into();
         self.pairs.iter().find(|(one, _)| *one == from).map(|(_, to)| *to)
     }
 
-    /// The map for the way back: from the receiver's devices to the sender's.
+    /// Returns the map from the receiver's devices to the sender's.
     pub fn inverse(&self) -> Self {
         Self { pairs: self.pairs.iter().map(|(from, to)| (*to, *from)).collect() }
     }
 
-    /// The pairs: the sender's device, the receiver's.
+    /// Returns the pairs of the sender's device and the receiver's.
     pub fn pairs(&self) -> &[(DeviceName, DeviceName)] {
         &self.pairs
     }
@@ -99,7 +99,7 @@ impl DeviceMap {
         Self { pairs }
     }
 
-    /// The receiver's device for memory that lives on `home`, where nothing is known of the sender's numbering.
+    /// Returns the receiver's device for memory of `home`, if the sender's numbering is unknown.
     pub(crate) fn device_for(&self, home: DeviceIdentity) -> Result<DeviceName> {
         if let Some(device) = self.get(home) {
             return Ok(device);

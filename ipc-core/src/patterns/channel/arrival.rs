@@ -5,10 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::connection::{Connection, Slot};
 use crate::backend::stream::BorrowedStream;
-use crate::model::device::{DeviceIdentity, DeviceOrdinal};
-use crate::model::error::{Error, Result};
+use crate::model::device::DeviceOrdinal;
+use crate::model::error::Result;
 use crate::os::kill::kill_point;
-use crate::sharing::export::check_backend;
 use crate::sharing::import::UnusedGrant;
 use crate::transport::Deadline;
 
@@ -21,6 +20,16 @@ pub(super) enum Place {
     On(DeviceOrdinal),
     /// No device: the map has no entry for the memory.
     Nowhere,
+}
+
+impl Place {
+    /// Returns the device that the map names.
+    pub(super) const fn device(self) -> Option<DeviceOrdinal> {
+        match self {
+            Self::On(device) => Some(device),
+            Self::Anywhere | Self::Nowhere => None,
+        }
+    }
 }
 
 /// An export of a message, until it has been opened or discarded.
@@ -61,60 +70,6 @@ impl Arrival {
     /// Makes the stream wait until the bytes are ready.
     pub(super) fn wait_ready_on(&self, stream: BorrowedStream<'_>, deadline: Deadline) -> Result<()> {
         self.connection.wait_ready_on(self.ready, stream, deadline)
-    }
-
-    /// Checks that memory of this home may be opened on this device.
-    pub(super) fn check_place(
-        &self,
-        place: Place,
-        home: DeviceIdentity,
-        wanted: DeviceOrdinal,
-    ) -> Result<()> {
-        match place {
-            Place::Anywhere => Ok(()),
-            Place::On(device) if device == wanted => Ok(()),
-            Place::On(device) => Err(Error::InvalidDeviceMap(format!(
-                "the channel's map opens this memory on device {device}, and device {wanted} was asked for; call mapped, \
-                 or take the pair out of the map"
-            ))),
-            Place::Nowhere => Err(self.not_in_the_map(home)),
-        }
-    }
-
-    /// Checks that memory of this home may be opened on this stream's device.
-    pub(super) fn check_stream(
-        &self,
-        place: Place,
-        home: DeviceIdentity,
-        stream: BorrowedStream<'_>,
-    ) -> Result<()> {
-        check_backend("the stream", stream.backend(), self.connection.ipc.backend().info().name)?;
-        match place {
-            Place::On(expected) if expected != stream.device() => {
-                let (stream, what) = (stream.device(), "the channel's device map");
-                Err(Error::WrongStream { stream, what, expected })
-            }
-            Place::Nowhere => Err(self.not_in_the_map(home)),
-            Place::On(_) | Place::Anywhere => Ok(()),
-        }
-    }
-
-    /// Returns the device that the map names.
-    pub(super) fn mapped(&self, place: Place, home: DeviceIdentity) -> Result<DeviceOrdinal> {
-        match place {
-            Place::On(device) => Ok(device),
-            Place::Nowhere => Err(self.not_in_the_map(home)),
-            Place::Anywhere => Err(Error::InvalidDeviceMap(
-                "the channel has none for this memory; give one to device_map where the channel is made, or say where with \
-                 at_home, on_device or on"
-                    .into(),
-            )),
-        }
-    }
-
-    fn not_in_the_map(&self, home: DeviceIdentity) -> Error {
-        let peer = &self.connection.peer;
-        Error::NotInDeviceMap { home, peer: Some(format!("process {} ({})", peer.pid, peer.program)) }
     }
 
     /// Counts the export as settled: a lease keeps the memory, or the grants have ended.

@@ -51,7 +51,7 @@ pub use connect::ConnectBuilder;
 pub use halves::{ChannelReceiver, ChannelSender};
 pub use listen::{ListenBuilder, Listener};
 pub use message::{Message, MessageExport, TrySendError};
-pub use received::{OpenReceived, Received, ReceivedExport};
+pub use received::{Received, ReceivedExport};
 
 use crate::model::error::{Error, Result};
 use crate::os::process::ProcessIdentity;

@@ -7,12 +7,12 @@ use std::time::Duration;
 use super::arrival::{Arrival, Place};
 use super::connection::Connection;
 use super::message::{Message, TrySendError};
-use crate::backend::Access;
-use crate::backend::stream::{AsStream, BorrowedStream};
+use crate::backend::stream::BorrowedStream;
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
 use crate::model::error::{Error, Result};
 use crate::model::one_or_many::OneOrMany;
-use crate::sharing::import::{Mapping, OpenBuilder, Staging, UnusedGrant, is_out_of_reach};
+use crate::model::placement::{DeviceMap, DeviceName};
+use crate::sharing::import::{Delivery, Mapping, OpenBuilder, UnusedGrant};
 use crate::transport::Deadline;
 use crate::wire::channel::Payload;
 use crate::wire::descriptor::Descriptor;
@@ -116,34 +116,67 @@ impl ReceivedExport {
         self.descriptor.home()
     }
 
-    /// Returns the device of this process that the channel's device map opens memory of the first home on; `None` where there is
-    /// no entry, and the choice is free.
+    /// Returns the device of this process that the channel's device map names for the first [home](Self::home); `None` if there
+    /// is no entry, and the choice is free.
     pub fn device(&self) -> Option<DeviceOrdinal> {
-        self.device_for(self.home())
+        self.homes().next().and_then(|(place, _)| place.device())
     }
 
-    /// Returns the device of this process that the channel's device map opens memory of this home on.
-    pub fn device_for(&self, home: DeviceIdentity) -> Option<DeviceOrdinal> {
-        self.homes().find(|(_, known)| *known == home).and_then(|(place, _)| match place {
-            Place::On(device) => Some(device),
-            Place::Anywhere | Place::Nowhere => None,
-        })
+    /// Returns the channel's device map for this export: the device of this process for each home device. It is empty if the
+    /// channel has no map, or the memory belongs to this process. See
+    /// [`OpenBuilder::on_mapped_devices`](crate::OpenBuilder::on_mapped_devices).
+    pub fn device_map(&self) -> DeviceMap {
+        let pair = |(place, home): (Place, _)| Some((DeviceName::from(home), place.device()?.into()));
+        DeviceMap::of_pairs(self.homes().filter_map(pair).collect())
     }
 
-    /// Opens it, all of it or nothing, also where the sender has dropped its export since. The grants are used up by the first
-    /// open that the sender answers, one for each home device; later opens are those of the plain descriptor.
-    pub fn open(&self) -> OpenReceived<'_> {
-        OpenReceived {
-            export: self,
-            access: None,
-            timeout: self.arrival.connection.ipc.patience(),
-            staging: Staging::Never,
-        }
+    /// Opens the export, also after the sender has dropped it.
+    pub fn open(&self) -> OpenBuilder<'_> {
+        let ipc = &self.arrival.connection.ipc;
+        OpenBuilder::new(ipc, &self.descriptor, ipc.patience()).by_grants(&self.grants).delivered_by(self)
     }
 
     /// Where the memory of each home may be opened.
     fn homes(&self) -> impl Iterator<Item = (Place, DeviceIdentity)> {
         self.places.iter().copied().zip(self.descriptor.homes())
+    }
+}
+
+impl Delivery for ReceivedExport {
+    fn check_device(
+        &self,
+        home: DeviceIdentity,
+        device: DeviceOrdinal,
+        stream: Option<BorrowedStream<'_>>,
+    ) -> Result<()> {
+        let place = self.homes().find(|(_, known)| *known == home).map(|(place, _)| place);
+        match (place, stream) {
+            (Some(Place::On(expected)), Some(stream)) if expected != device => {
+                let (stream, what) = (stream.device(), "the channel's device map");
+                Err(Error::WrongStream { stream, what, expected })
+            }
+            (Some(Place::On(expected)), _) if expected != device => Err(Error::InvalidDeviceMap(format!(
+                "the channel's map opens this memory on device {expected}, not on device {device}; open it by \
+                 on_mapped_devices(&export.device_map()), or remove the pair from the map"
+            ))),
+            (Some(Place::Nowhere), _) => {
+                let peer = &self.arrival.connection.peer;
+                let peer = Some(format!("process {} ({})", peer.pid, peer.program));
+                Err(Error::NotInDeviceMap { home, peer })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn wait_ready(&self, stream: Option<BorrowedStream<'_>>, deadline: Deadline) -> Result<()> {
+        match stream {
+            Some(stream) => self.arrival.wait_ready_on(stream, deadline),
+            None => self.arrival.wait_ready(deadline),
+        }
+    }
+
+    fn open(&self, open: &mut dyn FnMut() -> Result<Mapping>) -> Result<Mapping> {
+        self.arrival.open(&self.grants, open)
     }
 }
 
@@ -153,147 +186,5 @@ impl fmt::Debug for ReceivedExport {
             .field("descriptor", &self.descriptor)
             .field("places", &self.places)
             .finish_non_exhaustive()
-    }
-}
-
-/// Builder of a mapping of a received export, as [`OpenBuilder`]; see [`ReceivedExport::open`]. The method that names the place
-/// opens it.
-#[must_use = "nothing is opened before mapped, at_home, on_device or on"]
-#[derive(Debug)]
-pub struct OpenReceived<'a> {
-    export: &'a ReceivedExport,
-    access: Option<Access>,
-    timeout: Duration,
-    staging: Staging,
-}
-
-impl OpenReceived<'_> {
-    /// What this process wants to do with the memory; what the exporter permits unless said otherwise.
-    pub const fn access(mut self, access: Access) -> Self {
-        self.access = Some(access);
-        self
-    }
-
-    /// How long the exporter may take to answer, and the bytes to be ready where no stream waits for them.
-    pub const fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-
-    /// Takes a copy where the device cannot reach the bytes, as [`OpenBuilder::or_staged`] says. The host waits until the bytes
-    /// are ready before they are copied, also where a stream was named.
-    pub const fn or_staged(mut self) -> Self {
-        self.staging = Staging::IfNeeded;
-        self
-    }
-
-    /// Takes a copy in any case; see [`or_staged`](Self::or_staged).
-    pub const fn staged(mut self) -> Self {
-        self.staging = Staging::Always;
-        self
-    }
-
-    /// Opens each tensor on the device that the channel's device map names ([`ReceivedExport::device_for`]). Waits on the host
-    /// until the bytes are ready.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NotInDeviceMap`]; [`Error::InvalidDeviceMap`] where the channel has none; those of
-    /// [`on_device`](Self::on_device).
-    pub fn mapped(self) -> Result<Mapping> {
-        let arrival = &self.export.arrival;
-        let devices = self.export.homes().map(|(place, home)| Ok((home, arrival.mapped(place, home)?)));
-        let devices: OneOrMany<_> = devices.collect::<Result<_>>()?;
-        let device = |home| devices.iter().find(|(known, _)| *known == home).map(|(_, device)| *device);
-        self.open(None, |home, _| device(home).ok_or(Error::NotInDeviceMap { home, peer: None }))
-    }
-
-    /// Opens each tensor on the device where its bytes live. Waits on the host until they are ready.
-    ///
-    /// # Errors
-    ///
-    /// As [`OpenBuilder::at_home`], and as [`on_device`](Self::on_device).
-    pub fn at_home(self) -> Result<Mapping> {
-        let connection = &self.export.arrival.connection;
-        for (place, home) in self.export.homes() {
-            if let Some(device) = super::maps::position(&connection.devices, home) {
-                self.export.arrival.check_place(place, home, device)?;
-            }
-        }
-        let variable = connection.ipc.backend().visible_devices_variable();
-        self.open(None, |home, visible| visible.ok_or(Error::HomeNotVisible { home, variable }))
-    }
-
-    /// Opens on the device at this position. Waits on the host until the bytes are ready.
-    ///
-    /// # Errors
-    ///
-    /// As [`OpenBuilder::on_device`]; [`Error::InvalidDeviceMap`] where the channel's map says another device;
-    /// [`Error::PeerGone`] where the sender ended before its streams had written the bytes; [`Error::Timeout`], and the
-    /// memory can be opened later.
-    pub fn on_device(self, device: impl Into<DeviceOrdinal>) -> Result<Mapping> {
-        let device = device.into();
-        for (place, home) in self.export.homes() {
-            self.export.arrival.check_place(place, home, device)?;
-        }
-        self.open(None, |_, _| Ok(device))
-    }
-
-    /// Opens on the stream's device. The stream waits until the bytes are ready, the host does not.
-    ///
-    /// # Errors
-    ///
-    /// As [`OpenBuilder::on`]; [`Error::WrongStream`] where the channel's map says another device than the stream's;
-    /// [`Error::PeerGone`] where the sender ended before its streams had written the bytes.
-    pub fn on<M>(self, stream: &impl AsStream<M>) -> Result<Mapping> {
-        let stream = stream.as_stream();
-        for (place, home) in self.export.homes() {
-            self.export.arrival.check_stream(place, home, stream)?;
-        }
-        self.open(Some(stream), |_, _| Ok(stream.device()))
-    }
-
-    fn open(
-        &self,
-        stream: Option<BorrowedStream<'_>>,
-        place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
-    ) -> Result<Mapping> {
-        let deadline = Deadline::after(self.timeout);
-        let arrival = &self.export.arrival;
-        if self.staging != Staging::Always {
-            // Before the open, which may use up the grants: what fails here can be tried again.
-            let timeout = match stream {
-                Some(stream) => arrival.wait_ready_on(stream, deadline).map(|()| self.timeout)?,
-                None => arrival.wait_ready(deadline).map(|()| deadline.left())?,
-            };
-            match self.open_now(timeout, |builder| builder.open(stream, &place)) {
-                Err(error) if self.needs_copy(&error) => {
-                    tracing::debug!(target: crate::os::log::CHANNEL, %error, "the memory is copied, as it cannot be opened");
-                }
-                opened => return opened,
-            }
-        }
-        // The exporter copies at once, whatever a stream of this process waits for.
-        arrival.wait_ready(deadline)?;
-        self.open_now(self.timeout, |builder| builder.staged().open(stream, &place))
-    }
-
-    fn needs_copy(&self, error: &Error) -> bool {
-        self.staging == Staging::IfNeeded && is_out_of_reach(error.innermost())
-    }
-
-    fn open_now(
-        &self,
-        timeout: Duration,
-        open: impl FnOnce(OpenBuilder<'_>) -> Result<Mapping>,
-    ) -> Result<Mapping> {
-        let ReceivedExport { arrival, descriptor, grants, .. } = self.export;
-        arrival.open(grants, || {
-            let builder = OpenBuilder::new(&arrival.connection.ipc, descriptor, timeout).by_grants(grants);
-            open(match self.access {
-                Some(access) => builder.access(access),
-                None => builder,
-            })
-        })
     }
 }

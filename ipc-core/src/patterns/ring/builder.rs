@@ -145,7 +145,7 @@ impl<O> fmt::Debug for RingBuilder<'_, O> {
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "the ring is not opened before at_home, on_device, on or mapped_by"]
+#[must_use = "the ring is not opened before at_home, on_device, on or on_mapped_devices"]
 #[derive(Debug)]
 pub struct RingOpenBuilder<'a> {
     open: OpenBuilder<'a>,
@@ -205,9 +205,9 @@ impl<'a> RingOpenBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// As for [`OpenBuilder::mapped_by`] and [`at_home`](Self::at_home).
-    pub fn mapped_by(self, map: &DeviceMap) -> Result<RingReader> {
-        self.open(|open| open.mapped_by(map))
+    /// As for [`OpenBuilder::on_mapped_devices`] and [`at_home`](Self::at_home).
+    pub fn on_mapped_devices(self, map: &DeviceMap) -> Result<RingReader> {
+        self.open(|open| open.on_mapped_devices(map))
     }
 
     fn open(self, open: impl FnOnce(OpenBuilder<'a>) -> Result<Mapping>) -> Result<RingReader> {

@@ -1,6 +1,8 @@
-//! How a mapping is made.
+//! The builder of a mapping.
 
 use std::cell::OnceCell;
+use std::fmt;
+use std::slice;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -26,7 +28,13 @@ use crate::transport::{Deadline, socket};
 use crate::wire::descriptor::{Contents, DescribedRegion, Descriptor, Memory, NamedExport, Regions};
 use crate::wire::{BrokerAddress, Refusal};
 
-/// Builder of a mapping; see [`Ipc::open`](crate::Ipc::open). The method that names the place opens it: all of it or nothing.
+/// A builder for [`Mapping`]s; see [`Ipc::open`](crate::Ipc::open) and [`ReceivedExport::open`](crate::ReceivedExport::open).
+///
+/// The method that selects the device opens the memory: all of it or nothing.
+///
+/// A received export is opened by the grants of its message, one for each home device, also after the sender has dropped it;
+/// each is used up by the first answer of the sender, and later opens are those of the plain descriptor. The bytes are ready
+/// when the sender's streams have written them. The device map of the channel, if there is one, must permit the device.
 ///
 /// # Examples
 ///
@@ -44,7 +52,7 @@ use crate::wire::{BrokerAddress, Refusal};
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "nothing is opened before at_home, on_device, on or mapped_by"]
+#[must_use = "nothing is opened before at_home, on_device, on or on_mapped_devices"]
 #[derive(Debug)]
 pub struct OpenBuilder<'a> {
     session: &'a Session,
@@ -55,11 +63,29 @@ pub struct OpenBuilder<'a> {
     grants: &'a [UnusedGrant],
     alone: bool,
     staging: Staging,
+    delivery: Option<&'a dyn Delivery>,
+}
+
+/// The message that an export arrived in.
+pub(crate) trait Delivery: fmt::Debug {
+    /// Checks that memory of this home may be opened on this device, which is the stream's if there is one.
+    fn check_device(
+        &self,
+        home: DeviceIdentity,
+        device: DeviceOrdinal,
+        stream: Option<BorrowedStream<'_>>,
+    ) -> Result<()>;
+
+    /// Makes the stream wait until the sender's streams have written the bytes; the host waits if there is no stream.
+    fn wait_ready(&self, stream: Option<BorrowedStream<'_>>, deadline: Deadline) -> Result<()>;
+
+    /// Calls `open`, which presents the grants. One thread at a time.
+    fn open(&self, open: &mut dyn FnMut() -> Result<Mapping>) -> Result<Mapping>;
 }
 
 /// When the bytes are copied instead of opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Staging {
+enum Staging {
     Never,
     /// Where they cannot be opened.
     IfNeeded,
@@ -69,12 +95,18 @@ pub(crate) enum Staging {
 impl<'a> OpenBuilder<'a> {
     pub(crate) const fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
         let (access, grants, alone, staging) = (None, [].as_slice(), false, Staging::Never);
-        Self { session, descriptor, access, timeout, grants, alone, staging }
+        Self { session, descriptor, access, timeout, grants, alone, staging, delivery: None }
     }
 
     /// Opens by grants, one for each part, as long as they have not been used.
     pub(crate) const fn by_grants(mut self, grants: &'a [UnusedGrant]) -> Self {
         self.grants = grants;
+        self
+    }
+
+    /// Opens an export of a message.
+    pub(crate) fn delivered_by(mut self, delivery: &'a dyn Delivery) -> Self {
+        self.delivery = Some(delivery);
         self
     }
 
@@ -84,13 +116,14 @@ impl<'a> OpenBuilder<'a> {
         self
     }
 
-    /// What this process wants to do with the memory; what the exporter permits unless said otherwise.
+    /// Sets the access of this process, by default the access that the exporter permits.
     pub const fn access(mut self, access: Access) -> Self {
         self.access = Some(access);
         self
     }
 
-    /// How long the exporter may take to answer, and the bytes to be ready where no stream waits for them.
+    /// Sets the timeout for the exporter's answer, and for the bytes to be ready if no stream waits for them; by default the
+    /// timeout of the [`Ipc`](crate::Ipc).
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -103,7 +136,8 @@ impl<'a> OpenBuilder<'a> {
     /// The bytes pass through page-locked host memory that both processes map, chunk by chunk. The call waits on the host until
     /// they are complete in private memory of this process on the named device, so a stream has nothing to wait for. Neither
     /// process sees later writes of the other, a [`timeline`](Mapping::timeline) is refused, and the lease has ended when the call
-    /// returns. [`timeout`](Self::timeout) limits each answer of the exporter, not the whole copy.
+    /// returns. [`timeout`](Self::timeout) limits each answer of the exporter, not the whole copy. For a received export the host
+    /// first waits until the bytes are ready, also if a stream was given.
     pub const fn or_staged(mut self) -> Self {
         self.staging = Staging::IfNeeded;
         self
@@ -116,62 +150,116 @@ impl<'a> OpenBuilder<'a> {
         self
     }
 
-    /// Opens each tensor on the device where its bytes live. Waits on the host until all are ready.
+    /// Opens each tensor on its home device. Waits on the host until all tensors are ready.
     ///
     /// # Errors
     ///
-    /// [`Error::HomeNotVisible`] where this process does not see that device; those of
-    /// [`on_device`](Self::on_device).
+    /// [`Error::HomeNotVisible`] if this process does not see a home device; as for [`on_device`](Self::on_device).
     pub fn at_home(self) -> Result<Mapping> {
         let variable = self.session.backend().visible_devices_variable();
         self.open(None, |home, visible| visible.ok_or(Error::HomeNotVisible { home, variable }))
     }
 
-    /// Opens on the device at this position in this process's numbering, for access across cards where it is not the
-    /// bytes' home. Waits on the host until they are ready.
+    /// Opens all tensors on the device with this ordinal, by peer access if it is not their home device. Waits on the host until
+    /// they are ready.
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchDevice`], [`Error::NoPeerAccess`]; what is stale or refused ([`Error::ExporterGone`],
-    /// [`Error::ExportDropped`], [`Error::OtherHost`], [`Error::NotPermitted`], …); the vendor's. Of named tensors, errors about
-    /// memory are in an [`Error::InBundle`] that names the first tensor they concern. Nothing stays open then.
+    /// [`Error::NoSuchDevice`], [`Error::NoPeerAccess`]; a stale or refused descriptor ([`Error::ExporterGone`],
+    /// [`Error::ExportDropped`], [`Error::OtherHost`], [`Error::NotPermitted`], …); the vendor's. Errors that concern one of
+    /// several named tensors are in an [`Error::InBundle`], which names the tensor.
+    ///
+    /// For a received export also [`Error::InvalidDeviceMap`] if the channel's device map names another device,
+    /// [`Error::PeerGone`] if the sender terminated before its streams had written the bytes, and [`Error::Timeout`], after which
+    /// the export can be opened again.
     pub fn on_device(self, device: impl Into<DeviceOrdinal>) -> Result<Mapping> {
         let device = device.into();
         self.open(None, |_, _| Ok(device))
     }
 
-    /// Opens on the stream's device. The stream waits until the bytes are ready, the host does not.
+    /// Opens all tensors on the device of a stream. The stream waits until they are ready, the host does not.
     ///
     /// # Errors
     ///
-    /// [`Error::WrongBackend`] for a stream of another backend; those of [`on_device`](Self::on_device).
+    /// [`Error::WrongBackend`] for a stream of another backend; [`Error::WrongStream`] if a received export's channel has a
+    /// device map that names another device than the stream's; as for [`on_device`](Self::on_device).
     pub fn on<M>(self, stream: &impl AsStream<M>) -> Result<Mapping> {
         let stream = stream.as_stream();
         check_backend("the stream", stream.backend(), self.session.backend().info().name)?;
         self.open(Some(stream), |_, _| Ok(stream.device()))
     }
 
-    /// Opens each tensor on the device that the map names for its home. Waits on the host until all are ready.
+    /// Opens each tensor on the device that the map names for its home device. Waits on the host until all tensors are ready.
+    ///
+    /// The map of a received export is [`ReceivedExport::device_map`](crate::ReceivedExport::device_map).
     ///
     /// # Errors
     ///
-    /// [`Error::NotInDeviceMap`]; [`Error::InvalidDeviceMap`] for a map that names the home by a position, or a device that
-    /// this process does not see; those of [`on_device`](Self::on_device).
-    pub fn mapped_by(self, map: &DeviceMap) -> Result<Mapping> {
+    /// [`Error::NotInDeviceMap`]; [`Error::InvalidDeviceMap`] for a map that names the home device by its ordinal, or a device
+    /// that this process does not see; as for [`on_device`](Self::on_device).
+    pub fn on_mapped_devices(self, map: &DeviceMap) -> Result<Mapping> {
         let session = self.session;
         self.open(None, |home, _| session.mapped_device(map, home))
     }
 
-    /// Opens each part where `place` says by its home, and by where this process sees that.
+    /// Opens each part on the device that `place` returns for its home, which has the given ordinal if it is visible.
     #[inline]
-    pub(crate) fn open(
+    fn open(
         self,
         stream: Option<BorrowedStream<'_>>,
         place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
     ) -> Result<Mapping> {
-        match &self.descriptor.contents().memory {
-            Memory::Region(region) => self.open_region(region, stream, place),
-            Memory::Tensors(_) => self.open_tensors(stream, place),
+        let patience = Patience::new(self.timeout);
+        let contents = self.descriptor.contents();
+        match &contents.memory {
+            Memory::Region(region) => {
+                let part = self.part(0, &place, stream, &patience)?;
+                self.deliver(slice::from_ref(&part), stream, || self.open_region(region, &part, stream))
+            }
+            Memory::Tensors(_) => {
+                let backend = self.session.backend().info().name;
+                check_backend("the descriptor", contents.backend.as_str(), backend)?;
+                let part = |part| self.part(part, &place, stream, &patience);
+                let parts = (0..contents.parts.len())
+                    .map(|number| part(number).map_err(|error| blame(contents, number, None, error)))
+                    .collect::<Result<OneOrMany<_>>>()?;
+                self.deliver(&parts, stream, || self.open_tensors(contents, &parts, stream))
+            }
+        }
+    }
+
+    /// Calls `open`. Waits before that until the bytes of a received export are ready.
+    #[inline]
+    fn deliver(
+        &self,
+        parts: &[OpenExport<'_>],
+        stream: Option<BorrowedStream<'_>>,
+        mut open: impl FnMut() -> Result<Mapping>,
+    ) -> Result<Mapping> {
+        match self.delivery {
+            None => open(),
+            Some(delivery) => {
+                // Before the grants are used: after an error here the export can be opened again.
+                let waiting = if self.will_copy(parts)? { None } else { stream };
+                delivery.wait_ready(waiting, parts[0].patience.deadline())?;
+                delivery.open(&mut open)
+            }
+        }
+    }
+
+    /// Returns whether a part is known to be copied before its open is tried.
+    fn will_copy(&self, parts: &[OpenExport<'_>]) -> Result<bool> {
+        match self.staging {
+            Staging::Never => Ok(false),
+            Staging::Always => Ok(true),
+            Staging::IfNeeded => {
+                for part in parts {
+                    if !part.has_peer_access()? {
+                        return Ok(true);
+                    }
+                }
+                Ok(false)
+            }
         }
     }
 
@@ -179,44 +267,27 @@ impl<'a> OpenBuilder<'a> {
     fn open_region(
         &self,
         region: &DescribedRegion,
+        part: &OpenExport<'_>,
         stream: Option<BorrowedStream<'_>>,
-        place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
     ) -> Result<Mapping> {
-        let patience = Patience::new(self.timeout);
-        let opening = self.part(0, place, &patience)?;
-        let held = self.held(&opening, || Ok(CopyLayout::of_region(region.len)), &|_, error| error)?;
+        let held = self.held(part, || Ok(CopyLayout::of_region(region.len)), &|_, error| error)?;
         let range = region_of(&held, region)?;
-        match stream {
-            Some(stream) => held.wait_ready_on(stream)?,
-            None => held.wait_ready(|| patience.left())?,
-        }
+        part.wait_ready(&held, stream)?;
         Ok(Mapping::of_region(held, self.descriptor, range))
     }
 
     fn open_tensors(
         &self,
+        contents: &Contents,
+        parts: &[OpenExport<'_>],
         stream: Option<BorrowedStream<'_>>,
-        place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
     ) -> Result<Mapping> {
-        let patience = Patience::new(self.timeout);
-        let contents = self.descriptor.contents();
-        check_backend("the descriptor", contents.backend.as_str(), self.session.backend().info().name)?;
-        // Before anything is opened.
-        let openings: OneOrMany<_> = (0..contents.parts.len())
-            .map(|part| {
-                self.part(part, &place, &patience).map_err(|error| blame(contents, part, None, error))
-            })
-            .collect::<Result<_>>()?;
         let mut opened = AllOrNothing { parts: OneOrMany::NONE };
-        for (part, opening) in openings.iter().enumerate() {
-            opened.parts.push(self.open_part(contents, part, opening)?);
+        for (number, part) in parts.iter().enumerate() {
+            opened.parts.push(self.open_part(contents, number, part)?);
         }
-        for (part, held) in opened.parts.iter().enumerate() {
-            let ready = match stream {
-                Some(stream) => held.wait_ready_on(stream),
-                None => held.wait_ready(|| patience.left()),
-            };
-            ready.map_err(|error| blame(contents, part, None, error))?;
+        for (number, (part, held)) in parts.iter().zip(opened.parts.iter()).enumerate() {
+            part.wait_ready(held, stream).map_err(|error| blame(contents, number, None, error))?;
         }
         Ok(Mapping::of_tensors(opened.into_parts(), self.descriptor))
     }
@@ -238,18 +309,22 @@ impl<'a> OpenBuilder<'a> {
         }
     }
 
-    /// How a part is opened.
+    /// Selects the device of a part.
     #[inline]
     fn part<'b>(
         &'b self,
         part: usize,
         place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
+        stream: Option<BorrowedStream<'_>>,
         patience: &'b Patience,
     ) -> Result<OpenExport<'b>> {
         let named = self.descriptor.contents().named(part);
         let devices = self.session.devices()?;
         let home = devices.iter().find(|device| device.identity == named.home).map(|device| device.ordinal);
         let device = place(named.home, home)?;
+        if let Some(delivery) = self.delivery {
+            delivery.check_device(named.home, device, stream)?;
+        }
         let access = self.access.unwrap_or(named.access);
         let (session, grant, alone) = (self.session, self.grants.get(part), self.alone);
         Ok(OpenExport { session, named, device, home, access, patience, grant, alone })
@@ -281,15 +356,28 @@ impl<'a> OpenBuilder<'a> {
         blame: &dyn Fn(usize, Error) -> Error,
     ) -> Result<OpenPart> {
         if self.staging == Staging::Always {
-            return opening.copied(runtime, layout()?);
+            return self.copy(opening, runtime, layout);
         }
         match opening.opened(runtime, blame) {
             Err(error) if self.staging == Staging::IfNeeded && is_out_of_reach(error.innermost()) => {
                 tracing::debug!(target: crate::os::log::IMPORT, %error, "the memory is copied, as it cannot be opened");
-                opening.copied(runtime, layout()?)
+                self.copy(opening, runtime, layout)
             }
             opened => opened,
         }
+    }
+
+    fn copy(
+        &self,
+        opening: &OpenExport<'_>,
+        runtime: &'static Runtime,
+        layout: impl FnOnce() -> Result<CopyLayout>,
+    ) -> Result<OpenPart> {
+        if let Some(delivery) = self.delivery {
+            // The exporter's device copies at once: it does not wait for the streams that write the bytes.
+            delivery.wait_ready(None, opening.patience.deadline())?;
+        }
+        opening.copied(runtime, layout()?)
     }
 }
 
@@ -395,6 +483,20 @@ impl OpenExport<'_> {
         OpenPart::new(runtime, hold, Terms { device, access, at_home: self.home == Some(device), timeout })
     }
 
+    /// Returns whether the device reaches the home device, as far as this process sees that.
+    fn has_peer_access(&self) -> Result<bool> {
+        self.home.map_or(Ok(true), |home| self.session.backend().peer_access(self.device, home))
+    }
+
+    /// Makes the stream wait until the bytes are ready; the host waits if there is no stream.
+    #[inline]
+    fn wait_ready(&self, held: &OpenPart, stream: Option<BorrowedStream<'_>>) -> Result<()> {
+        match stream {
+            Some(stream) => held.wait_ready_on(stream),
+            None => held.wait_ready(|| self.patience.left()),
+        }
+    }
+
     /// Opens what cannot be used at once.
     fn opened(&self, runtime: &'static Runtime, blame: &dyn Fn(usize, Error) -> Error) -> Result<OpenPart> {
         let Self { session, named, device, home, access, patience, grant, alone } = *self;
@@ -403,13 +505,12 @@ impl OpenExport<'_> {
             return Err(Error::AccessDenied { wanted: access, granted: named.access });
         }
         self.check(runtime)?;
-        let held = if let Some(granted) = self.granted_locally(runtime)? {
-            let there = granted.shared.regions[0].device;
-            self.guard(runtime, there, self.local_hold(granted))
+        let hold = if self.is_local(runtime)? {
+            // Before the grant is used.
+            self.check_at_home()?;
+            self.local_hold(self.granted_locally(runtime)?)
         } else {
-            if let Some(home) = home
-                && !backend.peer_access(device, home)?
-            {
+            if !self.has_peer_access()? {
                 return Err(Error::NoPeerAccess { from: device, to: named.home });
             }
             let allow = session.allow_list();
@@ -426,22 +527,9 @@ impl OpenExport<'_> {
                 alone,
                 blame,
             };
-            let lease = runtime.imports.acquire(&wanted)?;
-            // Checked against the driver's answer below, once the hold has its guard.
-            let there = lease.mapped()[0].device;
-            self.guard(runtime, there, MappingSource::Remote(lease))
+            MappingSource::Remote(runtime.imports.acquire(&wanted)?)
         };
-        if held.device() != device {
-            return Err(Error::Unsupported {
-                backend: backend.info().name,
-                what: format!("open memory of this very process on device {device}"),
-                why: format!(
-                    "within one process there is one address; open it at home (device {}) and enable peer access, or take \
-                     a copy (OpenBuilder::or_staged)",
-                    held.device()
-                ),
-            });
-        }
+        let held = self.guard(runtime, device, hold);
         kill_point!("importer:mapped");
         Ok(held)
     }
@@ -456,18 +544,16 @@ impl OpenExport<'_> {
             OpenPart::new(runtime, hold, Terms { device, access, at_home: true, timeout })
         };
         let reading = Self { access: Access::ReadOnly, ..*self };
-        let buffer = match reading.granted_locally(runtime)? {
-            Some(granted) => {
-                let home = granted.shared.regions[0].device;
-                // Ends the lease whether the copy succeeds or not.
-                let kept = held(home, Access::ReadOnly, self.local_hold(granted));
-                kept.wait_ready(|| timeout)?;
-                copy_within(backend, kept.regions(), &layout, device)?
-            }
-            None => {
-                let allow = session.allow_list();
-                copy_in(&Incoming { backend, named, layout: &layout, device, grant, allow, timeout })?
-            }
+        let buffer = if self.is_local(runtime)? {
+            let granted = reading.granted_locally(runtime)?;
+            let home = granted.shared.regions[0].device;
+            // Ends the lease whether the copy succeeds or not.
+            let kept = held(home, Access::ReadOnly, self.local_hold(granted));
+            kept.wait_ready(|| timeout)?;
+            copy_within(backend, kept.regions(), &layout, device)?
+        } else {
+            let allow = session.allow_list();
+            copy_in(&Incoming { backend, named, layout: &layout, device, grant, allow, timeout })?
         };
         kill_point!("importer:mapped");
         Ok(held(device, access, MappingSource::Copy(Box::new(Copied { buffer, layout }))))
@@ -490,24 +576,44 @@ impl OpenExport<'_> {
         check_reachable(&self.named, runtime)
     }
 
-    /// In the exporting process itself there is nothing to open.
-    fn granted_locally(&self, runtime: &Runtime) -> Result<Option<LocalGrant>> {
-        let (named, access) = (&self.named, self.access);
+    /// Returns whether this process is the exporter, so that there is nothing to open.
+    fn is_local(&self, runtime: &Runtime) -> Result<bool> {
+        let named = &self.named;
         if *named.exporter != runtime.identity {
-            return Ok(None);
+            return Ok(false);
         }
-        if !runtime.poller.listens_at(named.broker) {
-            if matches!(socket::connect_to(named.broker), Err(Errno::CONNREFUSED | Errno::NOENT)) {
-                // The process has run another program since, which has the same id and start time (execve(2)).
-                return Err(Error::ExporterGone { pid: named.exporter.pid });
-            }
-            return Err(Error::Unsupported {
+        if runtime.poller.listens_at(named.broker) {
+            return Ok(true);
+        }
+        if matches!(socket::connect_to(named.broker), Err(Errno::CONNREFUSED | Errno::NOENT)) {
+            // The process has executed another program since, which has the same id and start time (execve(2)).
+            return Err(Error::ExporterGone { pid: named.exporter.pid });
+        }
+        Err(Error::Unsupported {
+            backend: self.session.backend().info().name,
+            what: "open memory that another copy of device-ipc shares in this process".into(),
+            why: "drivers do not open handles of the same process; use the address that was shared".into(),
+        })
+    }
+
+    /// Checks that memory of this process is opened on its home device.
+    fn check_at_home(&self) -> Result<()> {
+        match self.home {
+            Some(home) if home != self.device => Err(Error::Unsupported {
                 backend: self.session.backend().info().name,
-                what: "open memory that another copy of device-ipc shares in this very process".into(),
-                why: "drivers do not open a process's own handles; use the address that it was shared by"
-                    .into(),
-            });
+                what: format!("open memory of the same process on device {}", self.device),
+                why: format!(
+                    "within one process there is one address; open it at home (device {home}) and enable peer access, or take \
+                     a copy (OpenBuilder::or_staged)"
+                ),
+            }),
+            _ => Ok(()),
         }
+    }
+
+    /// Begins a lease on an export of this process.
+    fn granted_locally(&self, runtime: &Runtime) -> Result<LocalGrant> {
+        let (named, access) = (&self.named, self.access);
         let token = self.grant.and_then(UnusedGrant::token).unwrap_or(named.token);
         let request = OpenRequest { export: named.export, token, access };
         match runtime.exports.grant_locally(request) {
@@ -519,7 +625,7 @@ impl OpenExport<'_> {
                     runtime.exports.release(named.export, granted.lease, Termination::Released);
                     return Err(Error::StaleGeneration(detail));
                 }
-                Ok(Some(granted))
+                Ok(granted)
             }
             Err(Refusal::Dropped) => Err(Error::ExportDropped { pid: named.exporter.pid }),
             Err(Refusal::Access { granted }) => Err(Error::AccessDenied { wanted: access, granted }),
@@ -529,7 +635,7 @@ impl OpenExport<'_> {
 }
 
 /// Is it the device that cannot reach the memory, or the vendor that cannot open it there?
-pub(crate) const fn is_out_of_reach(error: &Error) -> bool {
+const fn is_out_of_reach(error: &Error) -> bool {
     matches!(
         error,
         Error::NoPeerAccess { .. }

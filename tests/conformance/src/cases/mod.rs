@@ -313,8 +313,10 @@ themes! {
         bundle_in_one_process,
         copied_when_it_is_ready,
         named_tensors_are_copied,
-        named_tensors_are_copied,
         copied_where_it_cannot_be_opened,
+        bundle_is_copied_in_part,
+        bundle_not_ready_for_a_copy_can_be_opened_later,
+        bundle_is_copied_within_one_process,
         small_and_large_in_order;
     bundles:
         thousands_of_tensors_in_few_allocations,

@@ -6,19 +6,7 @@ use device_ipc_core::{Channel, Message, Result, Stream};
 
 use super::imports::device_map;
 use super::{Server, named, taken};
-use crate::agent::{Answer, Command, Copying, Place};
-
-/// Opens `$opening` on the device that a command names; by the channel's device map if it names none.
-macro_rules! open_at {
-    ($server:expr, $place:expr, $opening:expr) => {
-        match $place {
-            None => $opening.mapped()?,
-            Some(Place::Device(device)) => $opening.on_device(device)?,
-            Some(Place::Stream(device)) => $opening.on(&$server.stream(device)?)?,
-            Some(Place::Home | Place::Map(_)) => $opening.at_home()?,
-        }
-    };
-}
+use crate::agent::{Answer, Command, Copying};
 
 impl Server {
     pub(super) fn carry_out_channel(&mut self, command: Command) -> Result<Answer> {
@@ -81,7 +69,8 @@ impl Server {
         match command {
             Command::OpenReceived { of, name, place, index, timeout, copying } => {
                 let received = taken(&mut self.received, &of);
-                let mut opening = received.exports()[index].open();
+                let export = &received.exports()[index];
+                let mut opening = export.open();
                 if let Some(timeout) = timeout {
                     opening = opening.timeout(timeout);
                 }
@@ -90,7 +79,10 @@ impl Server {
                     Copying::IfNeeded => opening.or_staged(),
                     Copying::Always => opening.staged(),
                 };
-                let opened = (|| Ok(open_at!(self, place, opening)))();
+                let opened = match place {
+                    None => opening.on_mapped_devices(&export.device_map()),
+                    Some(place) => self.open_at(opening, place),
+                };
                 self.received.insert(of, received);
                 opened.map(|mapping| self.keep_mapping(name, mapping))
             }

@@ -2,7 +2,8 @@
 
 use device_ipc_core::backend::{Generation, HandleBytes, HandleKind, ReceivedHandle};
 use device_ipc_core::{
-    Access, DeviceMap, DeviceName, DeviceOrdinal, Element, Error, Mapping, Result, Stream, ViewMut,
+    Access, DeviceMap, DeviceName, DeviceOrdinal, Element, Error, Mapping, OpenBuilder, Result, Stream,
+    ViewMut,
 };
 
 use super::{Server, named, taken};
@@ -97,14 +98,18 @@ impl Server {
             Copying::IfNeeded => builder.or_staged(),
             Copying::Always => builder.staged(),
         };
-        let mapping = match opening.place {
-            Place::Home => builder.at_home()?,
-            Place::Device(device) => builder.on_device(device)?,
-            Place::Stream(device) => builder.on(&self.stream(device)?)?,
-            Place::Map(pairs) => builder.mapped_by(&device_map(&pairs)?)?,
-        };
+        let mapping = self.open_at(builder, opening.place)?;
         assert!(mapping.is_copy() || opening.copying != Copying::Always, "`staged` always copies");
         Ok(self.keep_mapping(opening.name, mapping))
+    }
+
+    pub(super) fn open_at(&mut self, builder: OpenBuilder<'_>, place: Place) -> Result<Mapping> {
+        match place {
+            Place::Home => builder.at_home(),
+            Place::Device(device) => builder.on_device(device),
+            Place::Stream(device) => builder.on(&self.stream(device)?),
+            Place::Map(pairs) => builder.on_mapped_devices(&device_map(&pairs)?),
+        }
     }
 
     pub(super) fn keep_mapping(&mut self, name: String, mapping: Mapping) -> Answer {

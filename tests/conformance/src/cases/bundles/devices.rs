@@ -70,11 +70,11 @@ pub fn two_devices_by_a_map(context: &Context) -> Outcome {
     let ipc = context.ipc();
     let home = |map: DeviceMap, index: usize| map.insert(devices[index].identity, devices[index].ordinal);
     let half = home(DeviceMap::new(), 0)?;
-    let result = ipc.open(&descriptor).mapped_by(&half);
+    let result = ipc.open(&descriptor).on_mapped_devices(&half);
     let name = devices[1].identity.to_string();
     refused(result, "a home that is not in the map", "InBundle", &["\"far\"", &name, "DeviceMap::insert"])?;
     equal(counters().opens_total, 0, "opens, where it is known before that a tensor has no place")?;
-    let mapping = ipc.open(&descriptor).mapped_by(&home(half, 1)?)?;
+    let mapping = ipc.open(&descriptor).on_mapped_devices(&home(half, 1)?)?;
     equal(mapping.get("far")?.device(), devices[1].ordinal, "the device that the map names")
 }
 

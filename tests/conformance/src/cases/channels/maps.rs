@@ -37,9 +37,10 @@ pub fn mapped_there_and_back(context: &Context) -> Outcome {
     send(&mut agent, b"", &["y"], None)?;
     for what in ["the answer", "the message"] {
         let received = channel.receive(PATIENCE)?;
-        let device = received.exports()[0].device().map(|device| device.get());
+        let [export] = received.exports() else { return fail("the message should hold one export") };
+        let device = export.device().map(|device| device.get());
         equal(device, Some(0), format!("the device that the map says for {what}"))?;
-        let mapping = received.exports()[0].open().mapped()?;
+        let mapping = export.open().on_mapped_devices(&export.device_map())?;
         equal(mapping.device().get(), 0, format!("where {what} was opened"))?;
     }
     Ok(())
@@ -103,9 +104,9 @@ pub fn bundle_mapped_there_and_back(context: &Context) -> Outcome {
     channel.send(Message::new().export(&share), PATIENCE)?;
     drop(share);
     receive(&mut agent, "r")?;
-    for (place, kind) in [(Place::Home, "InvalidDeviceMap"), (Place::Stream(0), "WrongStream")] {
+    for place in [Place::Home, Place::Stream(0)] {
         let elsewhere = agent.request(&opening("no", "r", 0, Some(place)))?.result;
-        refused(elsewhere, "opening where the map does not say", kind, &["device 1"])?;
+        refused(elsewhere, "opening where the map does not say", "InBundle", &["device 1"])?;
     }
     open_tensors(&mut agent, "r", 0, None)?;
     has_tensors(&mut agent, "r", 4)?;
@@ -128,10 +129,10 @@ pub fn bundle_mapped_there_and_back(context: &Context) -> Outcome {
     agent.must(&Command::Answer { of, bytes, tensors: vec!["b".into()], timeout: PATIENCE })?;
     let received = channel.receive(PATIENCE)?;
     let [answer] = received.exports() else { return fail("the answer should hold one bundle") };
-    let opened = answer.open().mapped()?;
+    let map = answer.device_map();
+    let opened = answer.open().on_mapped_devices(&map)?;
     for (index, (home, elsewhere)) in answer.descriptor().homes().zip([1, 0]).enumerate() {
-        let device = answer.device_for(home).map(|device| device.get());
-        equal(device, Some(elsewhere), format!("the device that the map says for part {index}"))?;
+        equal(map.get(home), Some(elsewhere.into()), format!("the device that the map says for part {index}"))?;
         let tensor = opened.get(&format!("t{index}"))?;
         equal(tensor.device().get(), elsewhere, format!("where part {index} was opened"))?;
         let stream = context.ipc().create_stream(elsewhere)?;

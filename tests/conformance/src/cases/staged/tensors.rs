@@ -181,5 +181,5 @@ pub fn named_tensors_in_own_process(context: &Context) -> Outcome {
     let [first, second] = context.two_devices()?;
     check(1)?;
     let map = DeviceMap::new().insert(first.identity, second.ordinal)?;
-    that(ipc.open(share.descriptor()).staged().mapped_by(&map)?.is_copy(), "by a map it is a copy too")
+    that(ipc.open(share.descriptor()).staged().on_mapped_devices(&map)?.is_copy(), "by a map it is a copy too")
 }
