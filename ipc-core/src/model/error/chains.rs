@@ -1,4 +1,4 @@
-//! Every variant has a text, and no chain of errors says anything twice.
+//! Tests: every variant has a text, and no chain of errors repeats a text.
 
 use std::collections::HashSet;
 use std::error::Error as StdError;
@@ -8,7 +8,7 @@ use super::*;
 use crate::model::layout::Dtype;
 use crate::model::lease::{Holder, LeaseState};
 
-/// One sample of each variant; a variant without one does not compile.
+/// One sample of each variant; a variant without a sample does not compile.
 macro_rules! samples {
     ($samples:ident: $error:ident { $($variant:ident => $sample:expr),+ $(,)? }) => {
         fn $samples() -> Vec<$error> {
@@ -67,6 +67,7 @@ samples!(layout_errors: LayoutError {
     Strides => LayoutError::Strides { dimensions: 2, strides: 1 },
     Overflow => LayoutError::Overflow,
     TooLarge => LayoutError::TooLarge { needed: 96, region: 80 },
+    NotWholeElements => LayoutError::NotWholeElements { dtype: Dtype::F32, region: 83, element: 4 },
     NoDtype => LayoutError::NoDtype,
     WrongDtype => LayoutError::WrongDtype { actual: Dtype::F32, wanted: Dtype::U8 },
     Unaligned => LayoutError::Unaligned { address: 1, element: 4 },
@@ -191,7 +192,7 @@ fn error_chain_says_nothing_twice() {
     layout_errors().iter().for_each(|error| repeats_nothing(error));
     descriptor_errors().iter().for_each(|error| repeats_nothing(error));
     errors().iter().for_each(|error| repeats_nothing(error));
-    // Wrapped, as callers get them.
+    // As callers of the public functions get them.
     layout_errors().into_iter().map(DescriptorError::Layout).for_each(|error| repeats_nothing(&error));
     layout_errors().into_iter().map(Error::Layout).for_each(|error| repeats_nothing(&error));
     descriptor_errors().into_iter().map(Error::Descriptor).for_each(|error| repeats_nothing(&error));
@@ -244,7 +245,7 @@ fn export_that_was_not_opened_says_how_often_it_was() {
     assert!(!never.contains("held") && !less.contains("held"));
 }
 
-/// The variants for which a predicate holds, by name.
+/// The names of the variants for which a predicate holds.
 fn variants_with(predicate: fn(&Error) -> bool) -> Vec<String> {
     let name = |error: &Error| {
         let debug = format!("{error:?}");

@@ -1,4 +1,4 @@
-//! Element types: every one that PyTorch 2.11 has.
+//! Element types: all types of PyTorch 2.11.
 
 #![allow(unsafe_code, reason = "a promise about the layout of plain types")]
 
@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 
 use super::Bool;
 
-/// The type of a tensor's elements. A number, so that a descriptor of a newer version can be carried on.
+/// The type of a tensor's elements. Unknown codes of newer versions are preserved.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Dtype(u8);
 
@@ -21,12 +21,12 @@ macro_rules! dtypes {
             /// Every type that this version knows.
             pub const ALL: &'static [Self] = &[$(Self::$constant),*];
 
-            /// The name, as PyTorch writes it.
+            /// Returns the name, as in PyTorch.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 { $($code => Some($name),)* _ => None }
             }
 
-            /// The size of one element in bytes, or `None` for a type that this version does not know.
+            /// Returns the size of an element in bytes, or `None` for an unknown type.
             pub const fn bytes(self) -> Option<u64> {
                 match self.0 { $($code => Some($bytes),)* _ => None }
             }
@@ -123,25 +123,25 @@ dtypes! {
     BITS2X4 = 43, "bits2x4", 1;
     /// Twice 4 bits in a byte.
     BITS4X2 = 44, "bits4x2", 1;
-    /// 8 bits without a meaning.
+    /// 8 uninterpreted bits.
     BITS8 = 45, "bits8", 1;
-    /// 16 bits without a meaning.
+    /// 16 uninterpreted bits.
     BITS16 = 46, "bits16", 2;
 }
 
 impl Dtype {
-    /// The type of this code in a descriptor, whether this version knows it or not.
+    /// Creates the type of a descriptor's code, which may be unknown to this version.
     pub const fn from_code(code: u8) -> Self {
         Self(code)
     }
 
-    /// The type of this name, as PyTorch writes it, with or without `torch.` before it.
+    /// Returns the type of a PyTorch name, with or without `torch.` before it.
     pub fn from_name(name: &str) -> Option<Self> {
         let name = name.strip_prefix("torch.").unwrap_or(name);
         Self::ALL.iter().copied().find(|dtype| dtype.name() == Some(name))
     }
 
-    /// The code in a descriptor.
+    /// Returns the code in a descriptor.
     pub const fn code(self) -> u8 {
         self.0
     }

@@ -1,18 +1,18 @@
-//! Why a layout makes no sense.
+//! Errors of tensor layouts.
 
 use super::{Dtype, MAX_DIMENSIONS};
 
-/// Why a layout is not one, or does not fit.
+/// The reason why a layout is invalid, or does not fit its region or view.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
-    /// The type's code is not known to this version.
+    /// The element type is unknown to this version.
     #[error("the element type {0} is not known to this version of device-ipc; update the receiver")]
     UnknownDtype(u8),
-    /// Too many dimensions.
+    /// The tensor has too many dimensions.
     #[error("a tensor has at most {MAX_DIMENSIONS} dimensions, not {0}")]
     TooManyDimensions(usize),
-    /// The strides do not belong to the shape.
+    /// The number of strides is not the number of dimensions.
     #[error("{strides} strides were given for {dimensions} dimensions")]
     Strides {
         /// The number of dimensions.
@@ -23,30 +23,43 @@ pub enum LayoutError {
     /// The size does not fit 64 bits.
     #[error("the size of the tensor does not fit 64 bits")]
     Overflow,
-    /// The tensor reaches behind the end of its region.
+    /// The tensor extends beyond the end of its region.
     #[error("the tensor needs {needed} bytes, but its region has {region} bytes")]
     TooLarge {
-        /// Bytes the tensor needs.
+        /// The size that the tensor needs, in bytes.
         needed: u64,
-        /// Bytes the region has.
+        /// The size of the region in bytes.
         region: u64,
     },
-    /// The owner of the memory does not say of what type its elements are.
+    /// An element type was stated without a shape for a region that is not a whole number of elements.
+    #[error(
+        "the region has {region} bytes, which is not a whole number of {dtype} elements of {element} bytes; state the shape of \
+         the tensor (ShareBuilder::shape, or a layout for TensorSet::owned), or share a multiple of {element} bytes"
+    )]
+    NotWholeElements {
+        /// The element type.
+        dtype: Dtype,
+        /// The length of the region in bytes.
+        region: u64,
+        /// The size of an element in bytes.
+        element: u64,
+    },
+    /// Neither the owner nor the caller stated the element type.
     #[error(
         "a shape or an offset was given, but the memory does not say its element type; call ShareBuilder::dtype as well"
     )]
     NoDtype,
-    /// A view of another element type than the tensor's.
+    /// The view's element type is not the tensor's.
     #[error(
         "the elements are {actual}, and a view of {wanted} was asked for; view their bytes (view_bytes) if {wanted} is meant"
     )]
     WrongDtype {
-        /// The tensor's.
+        /// The element type of the tensor.
         actual: Dtype,
-        /// The view's.
+        /// The element type of the view.
         wanted: Dtype,
     },
-    /// The tensor would begin between elements.
+    /// The tensor does not begin at a multiple of its element size.
     #[error(
         "the tensor begins at address {address:#x}, which is not a multiple of its element size of {element} bytes; place it \
          at a multiple of {element} bytes"
@@ -57,7 +70,7 @@ pub enum LayoutError {
         /// The size of an element in bytes.
         element: u64,
     },
-    /// A view of whole elements needs an address and a length that fit them.
+    /// The bytes of a view are not whole, aligned elements.
     #[error("{len} bytes at {address:#x} are not whole, aligned elements of {element} bytes")]
     Misaligned {
         /// The address.
@@ -67,21 +80,21 @@ pub enum LayoutError {
         /// The size of an element in bytes.
         element: u64,
     },
-    /// A view gives the elements side by side, and the tensor has gaps.
+    /// A view of elements needs a contiguous tensor.
     #[error(
         "the tensor is not contiguous (shape {shape:?}, strides {strides:?}); view its bytes (view_bytes), or copy its elements \
          (to_host)"
     )]
     NotContiguous {
-        /// Its shape.
+        /// The tensor's shape.
         shape: Vec<u64>,
-        /// Its strides, in elements.
+        /// The tensor's strides in elements.
         strides: Vec<u64>,
     },
-    /// One tensor was asked for where there are named ones.
+    /// An unnamed tensor was requested from a mapping of named tensors.
     #[error("the mapping has {0} named tensors; take one by Mapping::get, or all by Mapping::tensors")]
     Named(usize),
-    /// A tensor was asked for where there are only bytes.
+    /// A tensor was requested from a region without a layout.
     #[error(
         "the exporter stated no element type for these bytes; take Mapping::view, or have it call ShareBuilder::dtype"
     )]

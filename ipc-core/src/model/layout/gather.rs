@@ -1,4 +1,4 @@
-//! The elements of a strided tensor, side by side.
+//! Gathering of the elements of a strided tensor.
 
 use super::TensorLayout;
 
@@ -9,7 +9,7 @@ impl TensorLayout {
     ///
     /// # Panics
     ///
-    /// If one of the two has another length.
+    /// If either length is wrong.
     pub(crate) fn gather(&self, source: &[u8], target: &mut [u8]) {
         if self.is_empty() {
             return;
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
     use crate::model::layout::Dtype;
 
-    /// Each element by its index, as the documentation of [`TensorLayout`] defines it.
+    /// The elements by the definition of [`TensorLayout`].
     fn one_by_one(layout: &TensorLayout, source: &[u8]) -> Vec<u8> {
         let element = layout.dtype().bytes().unwrap() as usize;
         let mut gathered = Vec::new();

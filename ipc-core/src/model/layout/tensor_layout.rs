@@ -1,4 +1,4 @@
-//! Where the elements of a tensor lie.
+//! The layout of a tensor in a region.
 
 use std::fmt;
 
@@ -7,24 +7,24 @@ use serde::ser::{Serialize, SerializeStruct as _, Serializer};
 use super::numbers::Numbers;
 use super::{Dtype, LayoutError};
 
-/// The most dimensions that a layout may have (NumPy's and PyTorch's limit is 64).
+/// Maximum number of dimensions of a layout (as in NumPy and PyTorch).
 pub const MAX_DIMENSIONS: usize = 64;
 
 /// Element type, shape, strides and offset of a tensor in a region.
 ///
-/// Element `[i, j, …]` lies `offset + i * strides[0] + j * strides[1] + …` elements behind the start of the region, as
-/// with PyTorch's `storage_offset` and `stride`.
+/// Element `[i, j, …]` is at `offset + i * strides[0] + j * strides[1] + …` elements from the start of the region, as with
+/// PyTorch's `storage_offset` and `stride`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TensorLayout {
     dtype: Dtype,
     numbers: Numbers,
     offset: u64,
-    /// What [`span_bytes`](Self::span_bytes) says.
+    /// The result of [`span_bytes`](Self::span_bytes).
     span: u64,
 }
 
 impl TensorLayout {
-    /// A tensor at the start of its region whose last dimension is contiguous (row-major, C order).
+    /// Creates a contiguous (row-major) tensor at the start of its region.
     ///
     /// # Errors
     ///
@@ -46,11 +46,11 @@ impl TensorLayout {
         Ok(Self { dtype, numbers, offset: 0, span })
     }
 
-    /// A tensor at the start of its region with strides in elements.
+    /// Creates a tensor at the start of its region with strides in elements.
     ///
     /// # Errors
     ///
-    /// As [`contiguous`](Self::contiguous), and for a number of strides that is not that of the dimensions.
+    /// As for [`contiguous`](Self::contiguous), and [`LayoutError::Strides`].
     pub fn strided(
         dtype: Dtype,
         shape: impl AsRef<[u64]>,
@@ -69,7 +69,19 @@ impl TensorLayout {
         Ok(Self { dtype, numbers, offset: 0, span })
     }
 
-    /// From the sizes of the dimensions and behind them the strides, as many as there are places for, and the offset.
+    /// Creates the one-dimensional tensor from `offset` elements after the start of a region to the region's end.
+    pub(crate) fn to_end(dtype: Dtype, offset: u64, region_bytes: u64) -> Result<Self, LayoutError> {
+        let element = element_bytes(dtype)?;
+        if !region_bytes.is_multiple_of(element) {
+            return Err(LayoutError::NotWholeElements { dtype, region: region_bytes, element });
+        }
+        let start = offset.checked_mul(element).ok_or(LayoutError::Overflow)?;
+        let bytes = region_bytes.checked_sub(start);
+        let bytes = bytes.ok_or(LayoutError::TooLarge { needed: start, region: region_bytes })?;
+        Self::contiguous(dtype, [bytes / element])?.with_offset(offset)
+    }
+
+    /// Creates a layout from the sizes of the dimensions, followed by the strides, and the offset. Further values are ignored.
     pub(crate) fn from_numbers(
         dtype: Dtype,
         dimensions: usize,
@@ -83,57 +95,57 @@ impl TensorLayout {
         Ok(Self { dtype, numbers, offset, span })
     }
 
-    /// The same tensor, its first element so many elements behind the start of the region.
+    /// Returns the layout with its first element at this offset from the start of the region.
     ///
     /// # Errors
     ///
-    /// [`LayoutError::Overflow`] for an end that does not fit 64 bits.
+    /// [`LayoutError::Overflow`] if the end exceeds 64 bits.
     pub fn with_offset(self, elements: u64) -> Result<Self, LayoutError> {
         let span = span_of(self.dtype, &self.numbers, elements)?;
         Ok(Self { offset: elements, span, ..self })
     }
 
-    /// The type of the elements.
+    /// Returns the element type.
     pub const fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// The size of each dimension, in elements.
+    /// Returns the size of each dimension in elements.
     pub fn shape(&self) -> &[u64] {
         self.numbers.halves().0
     }
 
-    /// The distance between neighbours in each dimension, in elements.
+    /// Returns the stride of each dimension in elements.
     pub fn strides(&self) -> &[u64] {
         self.numbers.halves().1
     }
 
-    /// Where the first element lies, in elements from the start of the region.
+    /// Returns the offset of the first element from the start of the region in elements.
     pub const fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Where the first element lies, in bytes from the start of the region.
+    /// Returns the offset of the first element from the start of the region in bytes.
     ///
     /// # Errors
     ///
-    /// [`LayoutError`] for an unknown type, or a number that does not fit 64 bits.
+    /// [`LayoutError`] for an unknown type, or if the offset exceeds 64 bits.
     pub fn start_bytes(&self) -> Result<u64, LayoutError> {
         self.offset.checked_mul(element_bytes(self.dtype)?).ok_or(LayoutError::Overflow)
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
-        // The sizes of an empty tensor's other dimensions may be anything, and their product too.
+        // In an empty tensor the product of the other sizes may overflow.
         if self.is_empty() { 0 } else { self.shape().iter().product() }
     }
 
-    /// Are there no elements?
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.shape().contains(&0)
     }
 
-    /// Do the elements lie side by side in row-major order? Those of an empty tensor do.
+    /// Returns whether the elements are contiguous in row-major order. Those of an empty tensor are.
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1;
         self.is_empty()
@@ -144,17 +156,17 @@ impl TensorLayout {
             })
     }
 
-    /// How many bytes of the region the tensor needs, counted from the region's start: up to the end of its last element.
-    /// A tensor without elements needs none.
+    /// Returns the number of bytes from the start of the region to the end of the tensor's last element; 0 for a tensor without
+    /// elements.
     ///
     /// # Errors
     ///
-    /// None: a layout is checked when it is made.
+    /// None: the constructors check the layout.
     pub const fn span_bytes(&self) -> Result<u64, LayoutError> {
         Ok(self.span)
     }
 
-    /// Checks that the tensor lies inside a region of `region_bytes`.
+    /// Checks that the tensor is inside a region of `region_bytes`.
     ///
     /// # Errors
     ///
@@ -168,7 +180,7 @@ impl TensorLayout {
     }
 }
 
-/// Checks that elements of this type can lie at the address, from which their layout counts.
+/// Checks that an address is a multiple of the element size.
 pub(crate) fn check_alignment(dtype: Dtype, address: u64) -> Result<(), LayoutError> {
     let element = element_bytes(dtype)?;
     if address.is_multiple_of(element) { Ok(()) } else { Err(LayoutError::Unaligned { address, element }) }
@@ -182,7 +194,7 @@ fn element_bytes(dtype: Dtype) -> Result<u64, LayoutError> {
     dtype.bytes().ok_or(LayoutError::UnknownDtype(dtype.code()))
 }
 
-/// What [`span_bytes`](TensorLayout::span_bytes) says of such a layout, whose start fits 64 bits too.
+/// Returns the [`span_bytes`](TensorLayout::span_bytes) of such a layout.
 fn span_of(dtype: Dtype, numbers: &Numbers, offset: u64) -> Result<u64, LayoutError> {
     let element = element_bytes(dtype)?;
     offset.checked_mul(element).ok_or(LayoutError::Overflow)?;
@@ -253,6 +265,21 @@ mod tests {
         let scalar = |offset| TensorLayout::contiguous(Dtype::F32, []).unwrap().with_offset(offset);
         assert_eq!(scalar(u64::MAX / 4), Err(LayoutError::Overflow));
         assert_eq!(scalar(u64::MAX / 4 - 1).unwrap().span_bytes(), Ok(u64::MAX - 3));
+    }
+
+    #[test]
+    fn layout_to_end_covers_whole_elements_only() {
+        let to_end = |offset, bytes| TensorLayout::to_end(Dtype::F32, offset, bytes);
+        let layout = to_end(3, 80).unwrap();
+        assert_eq!((layout.shape(), layout.offset(), layout.span_bytes()), ([17].as_slice(), 3, Ok(80)));
+        assert!(to_end(20, 80).unwrap().is_empty());
+        assert_eq!(to_end(21, 80), Err(LayoutError::TooLarge { needed: 84, region: 80 }));
+        assert_eq!(to_end(u64::MAX, 80), Err(LayoutError::Overflow));
+        for bytes in [1, 79, 81, 83] {
+            let error = to_end(0, bytes).unwrap_err();
+            assert_eq!(error, LayoutError::NotWholeElements { dtype: Dtype::F32, region: bytes, element: 4 });
+            assert!(error.to_string().contains("ShareBuilder::shape"), "{error}");
+        }
     }
 
     #[test]

@@ -138,7 +138,9 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         self
     }
 
-    /// The type of the elements, where the owner does not tell it, or another one.
+    /// Sets the element type, by default that of the owner if it has one. Without a [`shape`](Self::shape) the tensor has one
+    /// dimension and takes all bytes of the region from its offset on, which must be a whole number of elements
+    /// ([`LayoutError::NotWholeElements`]).
     pub const fn dtype(mut self, dtype: Dtype) -> Self {
         self.dtype = Some(dtype);
         self
@@ -309,11 +311,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
                 TensorLayout::strided(dtype, shape.as_slice(), strides.as_slice())?
             }
             (Some(dtype), Some(shape), None) => TensorLayout::contiguous(dtype, shape.as_slice())?,
-            (Some(dtype), None, None) => {
-                let element = dtype.bytes().ok_or(LayoutError::UnknownDtype(dtype.code()))?;
-                let elements = self.region.range.len / element;
-                TensorLayout::contiguous(dtype, [elements.saturating_sub(self.offset)])?
-            }
+            (Some(dtype), None, None) => TensorLayout::to_end(dtype, self.offset, self.region.range.len)?,
             (_, None, Some(strides)) => {
                 return Err(LayoutError::Strides { dimensions: 0, strides: strides.len() }.into());
             }

@@ -271,8 +271,9 @@ impl TensorSet {
     ///
     /// # Errors
     ///
-    /// As [`tensor`](Self::tensor), and [`LayoutError::NoDtype`] where neither states the element type; in an [`ErrorWith`] that
-    /// gives the owner back.
+    /// As for [`tensor`](Self::tensor); [`LayoutError::NoDtype`] if neither states the element type;
+    /// [`LayoutError::NotWholeElements`] if there is no layout and the memory is no whole number of elements. All are in an
+    /// [`ErrorWith`], which contains the owner.
     pub fn owned<M, O: DeviceOwner<M>>(
         &mut self,
         name: impl AsRef<str>,
@@ -436,6 +437,5 @@ impl fmt::Debug for TensorSet {
 
 fn layout_of(region: &Region) -> Result<TensorLayout> {
     let dtype = region.dtype.ok_or(LayoutError::NoDtype)?;
-    let element = dtype.bytes().ok_or(LayoutError::UnknownDtype(dtype.code()))?;
-    Ok(TensorLayout::contiguous(dtype, [region.range.len / element])?)
+    Ok(TensorLayout::to_end(dtype, 0, region.range.len)?)
 }

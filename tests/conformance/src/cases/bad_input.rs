@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use device_ipc_core::{Access, Buffer, DeviceOrdinal, DevicePtr, DeviceRange, Dtype, Region};
+use device_ipc_core::{Access, Buffer, DeviceOrdinal, DeviceOwner, DevicePtr, DeviceRange, Dtype, Region};
 
 use crate::agent::{Command, Opening, Place};
 use crate::check::{equal, refused, refused_as_one_of, same, that};
@@ -129,7 +129,26 @@ pub fn senseless_layouts(context: &Context) -> Outcome {
     let many = share().dtype(Dtype::U8).shape(vec![1; 65]).start();
     refused(many, "too many dimensions", "Layout", &["64 dimensions"])?;
     let gaps = share().dtype(Dtype::F32).shape([4, 5]).strides([6, 1]).start();
-    refused(gaps, "strides that reach behind the end", "Layout", &["needs 92 bytes"])
+    refused(gaps, "strides that reach behind the end", "Layout", &["needs 92 bytes"])?;
+    let behind = share().dtype(Dtype::F32).offset(21).start();
+    refused(behind, "an offset behind the end", "Layout", &["needs 84 bytes"])
+}
+
+/// An element type alone describes whole elements only: nothing is left out of the tensor silently.
+pub fn element_type_of_a_part_of_an_element(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(80))?;
+    let odd = || memory.buffer.slice(0, 78);
+    let phrases = ["78 bytes", "float32 elements of 4 bytes", "ShareBuilder::shape"];
+    refused(memory.ipc.share(odd()?).dtype(Dtype::F32).start(), "half an element", "Layout", &phrases)?;
+    let stated = memory.ipc.share(odd()?).dtype(Dtype::F32).shape([19]).start()?;
+    equal(stated.descriptor().layout().map(|layout| layout.elements()), Some(19), "the elements of a stated shape")?;
+    let mut region = memory.buffer.region();
+    region.range.len = 78;
+    region.dtype = Some(Dtype::F32);
+    let mut set = memory.ipc.tensors();
+    let added = set.owned("odd", unchecked::owned(Arc::clone(&memory.buffer), region), None);
+    let Err(failed) = added else { return fail("a named tensor of half an element was added") };
+    refused(Err::<(), _>(failed.error()), "half an element of a named tensor", "Layout", &phrases)
 }
 
 /// A view of another element type than the tensor's is refused with both names.

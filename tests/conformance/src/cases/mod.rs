@@ -201,6 +201,7 @@ themes! {
         memory_of_another_backend,
         failed_share_gives_the_owner_back,
         senseless_layouts,
+        element_type_of_a_part_of_an_element,
         misaligned_tensor,
         view_of_another_type,
         view_of_a_tensor_with_gaps,
