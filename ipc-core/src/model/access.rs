@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 /// The access of an importer to the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Access {
-    /// Read only: the importer's mapping is protected by the hardware where the kind of handle allows it, else the call is
-    /// refused. See [Access and trust](crate::backend#access-and-trust) for what a hostile importer can do.
+    /// Read only. The hardware enforces it for kinds of handles that can be mapped read-only; otherwise the call is refused.
+    /// [Access and trust](crate::backend#access-and-trust) states what a hostile importer can do.
     ReadOnly,
     /// Read and write.
     ReadWrite,
 }
 
 impl Access {
-    /// Returns whether it permits to write.
+    /// Returns whether the access permits writes.
     pub const fn is_writable(self) -> bool {
         matches!(self, Self::ReadWrite)
     }

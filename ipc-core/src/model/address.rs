@@ -6,7 +6,7 @@ use crate::model::device::DeviceOrdinal;
 
 /// An address in device memory, valid in **this** process.
 ///
-/// Addresses never cross a process boundary: a descriptor speaks of offsets into allocations.
+/// Addresses never cross a process boundary: a descriptor contains offsets into allocations.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DevicePtr(u64);
 
@@ -14,22 +14,22 @@ impl DevicePtr {
     /// The null address.
     pub const NULL: Self = Self(0);
 
-    /// An address from the vendor's number (`CUdeviceptr`, or a `void *` of ACL).
+    /// Creates an address from the vendor's number (`CUdeviceptr`, or a `void *` of ACL).
     pub const fn new(address: u64) -> Self {
         Self(address)
     }
 
-    /// The vendor's number.
+    /// Returns the vendor's number.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// Is it the null address?
+    /// Returns whether this is the null address.
     pub const fn is_null(self) -> bool {
         self.0 == 0
     }
 
-    /// The address `bytes` further, or `None` where that leaves the address space.
+    /// Returns the address plus `bytes`, or `None` on overflow.
     pub const fn checked_add(self, bytes: u64) -> Option<Self> {
         match self.0.checked_add(bytes) {
             Some(address) => Some(Self(address)),
@@ -37,7 +37,7 @@ impl DevicePtr {
         }
     }
 
-    /// How many bytes this address lies behind `base`, or `None` where it lies before it.
+    /// Returns the distance from `base` in bytes, or `None` if `base` is greater.
     pub const fn offset_from(self, base: Self) -> Option<u64> {
         self.0.checked_sub(base.0)
     }
@@ -55,29 +55,29 @@ impl fmt::Display for DevicePtr {
     }
 }
 
-/// A range in the address space of one device of this process. Plain data: it keeps nothing alive.
+/// A range in the address space of one device of this process. It keeps no memory allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceRange {
-    /// The device in whose address space it lies.
+    /// The device of the address space.
     pub device: DeviceOrdinal,
-    /// Where it begins.
+    /// The first address.
     pub ptr: DevicePtr,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub len: u64,
 }
 
 impl DeviceRange {
-    /// The range of `len` bytes that begins at `ptr`.
+    /// Creates the range of `len` bytes from `ptr`.
     pub const fn new(device: DeviceOrdinal, ptr: DevicePtr, len: u64) -> Self {
         Self { device, ptr, len }
     }
 
-    /// The address after its last byte, or `None` where that leaves the address space.
+    /// Returns the address after the last byte, or `None` on overflow.
     pub const fn end(&self) -> Option<DevicePtr> {
         self.ptr.checked_add(self.len)
     }
 
-    /// Does `other` lie wholly inside?
+    /// Returns whether the range contains all of `other`.
     pub fn contains(&self, other: &Self) -> bool {
         match (self.end(), other.end()) {
             (Some(end), Some(other_end)) => self.ptr <= other.ptr && other_end <= end,
@@ -85,7 +85,7 @@ impl DeviceRange {
         }
     }
 
-    /// `len` bytes from `offset` on, or `None` where they do not lie inside.
+    /// Returns the `len` bytes from `offset` on, or `None` if they are not all in the range.
     pub fn slice(&self, offset: u64, len: u64) -> Option<Self> {
         let end = offset.checked_add(len)?;
         if end > self.len {
@@ -95,17 +95,17 @@ impl DeviceRange {
     }
 }
 
-/// The part of a region in one driver allocation. Only its base crosses a driver call.
+/// The part of a region in one driver allocation. Driver calls take the base of the allocation only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// The whole allocation.
     pub allocation: DeviceRange,
-    /// The vendor's number of this allocation, never given twice by a process (CUDA:
-    /// `CU_POINTER_ATTRIBUTE_BUFFER_ID`); `None` where the vendor has none.
+    /// The vendor's generation of the allocation (CUDA: `CU_POINTER_ATTRIBUTE_BUFFER_ID`); `None` if the vendor has none.
     pub generation: Option<Generation>,
 }
 
-/// The vendor's number of an allocation. Two allocations at one address differ in it.
+/// The vendor's number of an allocation, which no later allocation of the process receives. It distinguishes allocations that
+/// successively have the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Generation(pub u64);
 

@@ -1,11 +1,11 @@
-//! Leases: "this process may have this export open".
+//! Leases, and the processes that hold them.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// The number of a lease in the exporting process; never given twice.
+/// The number of a lease in the exporting process. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LeaseId(pub(crate) u64);
 
@@ -46,20 +46,20 @@ impl fmt::Display for LeaseState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// Its process id in the exporter's pid namespace, as the kernel tells it; 0 for a process of another one.
+    /// The process id in the exporter's pid namespace, as reported by the kernel; 0 for a process of another namespace.
     pub pid: u32,
-    /// Its program, as it calls itself.
+    /// The program's name, as the process states it.
     pub program: String,
-    /// The bytes of the region that it holds.
+    /// The size of the held region in bytes.
     pub bytes: u64,
-    /// Since when.
+    /// The time at which the lease began.
     pub since: Instant,
-    /// Whether it uses the memory.
+    /// The use of the memory.
     pub state: LeaseState,
 }
 
 impl Holder {
-    /// For how long it has held the export.
+    /// Returns the age of the lease.
     pub fn held_for(&self) -> Duration {
         self.since.elapsed()
     }
@@ -70,15 +70,15 @@ impl fmt::Display for Holder {
         let held = self.held_for().as_secs_f64();
         write!(f, "process {} ({}) has held {} bytes for {held:.1} s", self.pid, self.program, self.bytes)?;
         match self.state {
-            // As the text says already.
+            // `Display` shows the process id and the program already.
             LeaseState::InMessage => Ok(()),
             state => write!(f, ", {state}"),
         }
     }
 }
 
-/// The processes that hold an export. Where there are none, [`opened`](Self::opened) and the text say whether any process
-/// has opened it yet.
+/// The processes that hold an export. If there are none, [`opened`](Self::opened) and the text show whether any process has
+/// opened the export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holders {
     pub(crate) now: Vec<Holder>,
@@ -86,7 +86,7 @@ pub struct Holders {
 }
 
 impl Holders {
-    /// Those who hold it now.
+    /// Returns the current holders.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Holder> {
         self.now.iter()
     }
@@ -96,14 +96,14 @@ impl Holders {
         self.now.iter().filter(|holder| holder.state == state).count()
     }
 
-    /// How many times the export has been opened so far.
+    /// Returns the number of times that the export has been opened.
     pub const fn opened(&self) -> u64 {
         self.ever
     }
 }
 
 impl Holders {
-    /// Those of a further part of the same bundle, which is opened as often as all of it.
+    /// Adds the holders of a further part of the same export. All parts are opened equally often.
     pub(crate) fn add(&mut self, others: Self) {
         self.now.extend(others.now);
         self.ever = self.ever.max(others.ever);

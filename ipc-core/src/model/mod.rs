@@ -1,4 +1,4 @@
-//! Values without input or output: devices, addresses, element types, tensors, leases, errors. They know nothing of the layers above.
+//! Values without input or output: devices, addresses, element types, tensors, leases, errors.
 
 pub(crate) mod access;
 pub(crate) mod address;

@@ -1,10 +1,10 @@
-//! A list that mostly has one element.
+//! A list optimised for one element.
 
 use std::ops::{Deref, DerefMut};
 
 use serde::{Serialize, Serializer};
 
-/// One element in place, or a list of any number of them.
+/// One element inline, or a list of any length.
 #[derive(Clone, Debug)]
 pub(crate) enum OneOrMany<T> {
     One(T),
@@ -14,7 +14,7 @@ pub(crate) enum OneOrMany<T> {
 impl<T> OneOrMany<T> {
     pub(crate) const NONE: Self = Self::Many(Vec::new());
 
-    /// Adds an element. The first needs no allocation.
+    /// Adds an element. The first one needs no allocation.
     pub(crate) fn push(&mut self, new: T) {
         match std::mem::replace(self, Self::NONE) {
             Self::One(first) => *self = Self::Many(vec![first, new]),
@@ -66,14 +66,14 @@ impl<T> FromIterator<T> for OneOrMany<T> {
     }
 }
 
-/// As a list.
+/// Serialised as a list.
 impl<T: Serialize> Serialize for OneOrMany<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         (**self).serialize(serializer)
     }
 }
 
-/// However they are kept.
+/// Equal elements are equal, however they are stored.
 impl<T: PartialEq> PartialEq for OneOrMany<T> {
     fn eq(&self, other: &Self) -> bool {
         **self == **other

@@ -1,13 +1,13 @@
-//! The last few of what is made, read or opened again and again, on either side: a state dict is the same each time but for its
-//! bytes.
+//! The last few values that were created, decoded or opened repeatedly, on either side: a state dict is the same each time
+//! except for its bytes.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, TryLockError};
 
-/// How many are remembered: a process may hand over several in turn.
+/// Number of remembered values: a process may hand over several in turn.
 const REMEMBERED: usize = 4;
 
-/// The last few things of a kind, the newest first.
+/// The last few values of a kind, newest first.
 #[derive(Debug)]
 pub(crate) struct Recent<T>(Mutex<VecDeque<Arc<T>>>);
 
@@ -16,8 +16,8 @@ impl<T> Recent<T> {
         Self(Mutex::new(VecDeque::new()))
     }
 
-    /// The newest that `is_it`. None where another thread is looking just now: it waits for nobody, also not in a forked
-    /// child for a thread that is not there.
+    /// Returns the newest value for which `is_it` is true; `None` if another thread has the lock. It never waits, so a forked
+    /// child cannot wait for a thread that does not exist.
     pub(crate) fn find(&self, is_it: impl Fn(&T) -> bool) -> Option<Arc<T>> {
         let mut all = self.try_lock()?;
         let position = all.iter().position(|known| is_it(known))?;
@@ -26,7 +26,7 @@ impl<T> Recent<T> {
         Some(found)
     }
 
-    /// Remembers this one, in the place of one that it `replaces` or of the oldest.
+    /// Remembers a value in place of one for which `replaces` is true, or of the oldest.
     pub(crate) fn remember(&self, new: Arc<T>, replaces: impl Fn(&T) -> bool) {
         let forgotten = self.try_lock().and_then(|mut all| {
             let replaced =
@@ -34,7 +34,7 @@ impl<T> Recent<T> {
             all.push_front(new);
             replaced.or_else(|| if all.len() > REMEMBERED { all.pop_back() } else { None })
         });
-        // Not under the lock, as it may be large.
+        // Dropped without the lock, as it may be large.
         drop(forgotten);
     }
 

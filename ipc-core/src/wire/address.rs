@@ -1,4 +1,4 @@
-//! Where an exporter listens.
+//! The address of a broker.
 
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -9,10 +9,11 @@ use rustix::net::SocketAddrUnix;
 use crate::model::error::{Error, Result};
 use crate::model::printable::printable;
 
-/// A directory in which exporters make their sockets, for containers that share a volume and no network namespace.
+/// The environment variable with the directory in which exporters create their sockets, for containers that share a volume but
+/// no network namespace.
 pub const SOCKET_DIR_VARIABLE: &str = "DEVICE_IPC_SOCKET_DIR";
 
-/// The longest name of a socket in bytes: `sun_path` less the leading or closing zero (unix(7)).
+/// Maximum length of a socket name in bytes: `sun_path` without the leading or terminating zero (unix(7)).
 pub(crate) const MAX_ADDRESS_BYTES: usize = 107;
 
 /// The address of an exporter's broker.

@@ -1,6 +1,7 @@
-//! The messages of a channel as they travel; `docs/spec/channel.md` specifies them, and the two change together.
+//! The messages of a channel. `docs/spec/channel.md` specifies them; change both together.
 //!
-//! A packet is a [`Frame`], and behind it the head of a message and its bytes, or a memory file that holds these.
+//! A packet is a [`Frame`], followed by the head and the bytes of a message, or accompanied by a memory file that contains
+//! them.
 
 use std::borrow::Cow;
 use std::io;
@@ -21,7 +22,7 @@ use crate::wire::descriptor::{Descriptor, ExportId, MAX_REGIONS_SECTIONS};
 /// Maximum number of exports of a message.
 pub const MAX_MESSAGE_TENSORS: usize = 1024;
 
-/// The longest packet in bytes. A message that is longer travels in a memory file.
+/// Maximum size of a packet in bytes. A longer message is sent in a memory file.
 pub(crate) const MAX_PACKET_BYTES: usize = 64 * 1024;
 
 /// Maximum number of ended grants that wait to be reported to one exporter.
@@ -35,34 +36,34 @@ pub(crate) trait PacketFiles {
     fn take_first(self) -> Option<OwnedFd>;
 }
 
-/// How a packet begins.
+/// The head of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Frame {
     /// The message follows.
     Whole,
-    /// The message is in the memory file that the packet brings, which has so many bytes.
+    /// The memory file of the packet contains the message, which has this many bytes.
     InFile { bytes: u64 },
-    /// Nothing more comes.
+    /// The sender sends no further messages.
     End,
-    /// A message lies in the inbox: for an end that went to sleep meanwhile.
+    /// A message is in the inbox: wakes an end that went to sleep meanwhile.
     Look,
 }
 
-/// What a message says before its bytes, which take up the rest. An end that sends borrows what it describes.
+/// The head of a message, followed by its bytes. A sender borrows the descriptors.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Head<'a> {
-    /// Is it an answer, which takes the map of what it answers the other way?
+    /// Whether this is a reply, which uses the inverse of the device map of the message that it answers.
     pub(crate) reply: bool,
-    /// The value of the sender's word at which the tensors are ready; 0 where they are.
+    /// The value of the sender's counter at which the tensors are ready; 0 if they are ready now.
     pub(crate) ready: u64,
-    /// Grants of the receiver's exports that are over.
+    /// Ended grants of the receiver's exports.
     #[serde(with = "at_most_waiting")]
     pub(crate) ended: Vec<(ExportId, Token)>,
     #[serde(with = "at_most_tensors")]
     pub(crate) items: Vec<Item<'a>>,
 }
 
-/// An export of a message, by its descriptor; with a grant of each of its parts where the sender is the exporter.
+/// An export of a message: its descriptor, and a grant for each of its parts if the sender is the exporter.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Item<'a> {
     pub(crate) descriptor: DescriptorBytes<'a>,
@@ -104,7 +105,7 @@ impl<'de> Deserialize<'de> for Grants {
     }
 }
 
-/// A list that a peer cannot make longer than it may be.
+/// A list whose length is checked while it is decoded.
 macro_rules! bounded {
     ($name:ident, $most:expr) => {
         mod $name {
@@ -159,22 +160,22 @@ fn unwritten(error: postcard::Error) -> Error {
     Error::Protocol(error.to_string())
 }
 
-/// A message, ready to be sent: a packet, and the memory file that it may bring.
+/// An encoded message: a packet, and the memory file that accompanies it.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) packet: Vec<u8>,
     pub(crate) file: Option<OwnedFd>,
-    /// Where the message begins in the packet, unless it lies in the file.
+    /// The offset of the message in the packet, unless it is in the file.
     start: usize,
 }
 
 impl Outgoing {
-    /// Nothing more comes.
+    /// Encodes the end of the channel.
     pub(crate) fn end() -> Result<Self> {
         Self::alone(Frame::End)
     }
 
-    /// There is something in the inbox.
+    /// Encodes a wake-up for a message in the inbox.
     pub(crate) fn look() -> Result<Self> {
         Self::alone(Frame::Look)
     }
@@ -184,12 +185,12 @@ impl Outgoing {
         Ok(Self { start: packet.len(), packet, file: None })
     }
 
-    /// The message itself, where the packet holds it.
+    /// Returns the encoded message if the packet contains it.
     pub(crate) fn message(&self) -> Option<&[u8]> {
         if self.file.is_some() { None } else { Some(&self.packet[self.start..]) }
     }
 
-    /// Encodes a message, unless it is larger than `limit`, in a buffer whose contents are over.
+    /// Encodes a message of at most `limit` bytes in `buffer`, whose previous contents are discarded.
     pub(crate) fn of(head: &Head<'_>, bytes: &[u8], limit: u64, mut buffer: Vec<u8>) -> Result<Self> {
         buffer.clear();
         let mut packet = postcard::to_extend(&Frame::Whole, buffer).map_err(unwritten)?;
@@ -212,7 +213,7 @@ impl Outgoing {
 
 #[cfg(any(test, feature = "fuzzing"))]
 impl Outgoing {
-    /// A packet that brings these bytes in a file, whatever they are.
+    /// Returns a packet with these bytes in a memory file.
     pub(crate) fn raw_file(bytes: &[u8]) -> Result<Self> {
         let file =
             write_file(&[], bytes).map_err(|error| Error::io("writing a message's memory file", error))?;
@@ -230,10 +231,10 @@ fn write_file(head: &[u8], bytes: &[u8]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// A file with these is what it is while it is read.
+/// The seals that keep a memory file unchanged while it is read.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE);
 
-/// What a packet is.
+/// A decoded packet.
 #[derive(Debug)]
 pub(crate) enum Incoming {
     Message { head: Head<'static>, bytes: Payload },
@@ -241,7 +242,7 @@ pub(crate) enum Incoming {
     Look,
 }
 
-/// A message's bytes, where they came.
+/// The bytes of a message in the buffer that they were received in.
 #[derive(Debug)]
 pub(crate) struct Payload {
     received: Vec<u8>,
@@ -254,30 +255,30 @@ impl Payload {
     }
 }
 
-/// Reads a packet of at most `limit` bytes, itself or in the file that it brings.
+/// Decodes a packet of at most `limit` bytes, or the memory file that accompanies it.
 ///
 /// # Errors
 ///
-/// [`Error::Protocol`] for what is no message; [`Error::Io`] where the file did not come, as this process can have no more
-/// descriptors.
+/// [`Error::Protocol`] for an invalid message; [`Error::Io`] if the file was not received because this process has no file
+/// descriptors left.
 pub(crate) fn read(packet: Vec<u8>, fds: impl PacketFiles, limit: u64) -> Result<Incoming> {
-    let garbage = |error: postcard::Error| Error::Protocol(format!("its packet is no message: {error}"));
+    let garbage = |error: postcard::Error| Error::Protocol(format!("its packet cannot be decoded: {error}"));
     let misfit = |why: &str| Err(Error::Protocol(why.to_owned()));
     let (frame, rest) = postcard::take_from_bytes::<Frame>(&packet).map_err(garbage)?;
     let start = packet.len() - rest.len();
     match frame {
-        Frame::End if !rest.is_empty() => misfit("something follows its end of the channel"),
-        Frame::Look if !rest.is_empty() => misfit("something follows its word that there is a message"),
+        Frame::End if !rest.is_empty() => misfit("bytes follow its end of the channel"),
+        Frame::Look if !rest.is_empty() => misfit("bytes follow its wake-up"),
         Frame::Whole | Frame::End | Frame::Look if fds.len() > 0 => {
-            misfit("it sent descriptors that it does not speak of")
+            misfit("it sent file descriptors that its packet does not mention")
         }
         Frame::End => Ok(Incoming::End),
         Frame::Look => Ok(Incoming::Look),
-        Frame::Whole if packet.len() > MAX_PACKET_BYTES => misfit("its packet is larger than packets are"),
+        Frame::Whole if packet.len() > MAX_PACKET_BYTES => misfit("its packet exceeds the maximum size"),
         Frame::Whole => parse(packet, start),
-        Frame::InFile { .. } if !rest.is_empty() => misfit("something follows the size of its memory file"),
+        Frame::InFile { .. } if !rest.is_empty() => misfit("bytes follow the size of its memory file"),
         Frame::InFile { bytes } if bytes > limit => {
-            misfit(&format!("its message has {bytes} bytes, and at most {limit} were agreed on"))
+            misfit(&format!("its message has {bytes} B, the agreed limit is {limit} B"))
         }
         Frame::InFile { bytes } => parse(read_file(fds, bytes)?, 0),
     }
@@ -285,13 +286,13 @@ pub(crate) fn read(packet: Vec<u8>, fds: impl PacketFiles, limit: u64) -> Result
 
 fn read_file(fds: impl PacketFiles, bytes: u64) -> Result<Vec<u8>> {
     if fds.len() > 1 {
-        return Err(Error::Protocol(format!("it sent {} descriptors for one memory file", fds.len())));
+        return Err(Error::Protocol(format!("it sent {} file descriptors for one memory file", fds.len())));
     }
-    // A file that is refused here is closed on another thread: its server decides how long that takes.
+    // A refused file is closed on another thread: the file system's server decides how long the close takes.
     if let Some(file) = fds.first()
         && received_file::check(file, SEALS, bytes, "the file of its message")? != bytes
     {
-        return Err(Error::Protocol(format!("its memory file has other than {bytes} bytes")));
+        return Err(Error::Protocol(format!("the size of its memory file is not the stated {bytes} B")));
     }
     let file = fds.take_first().ok_or_else(|| {
         let what = "receiving a message's memory file (the message is lost; this process may have no file descriptors \
@@ -305,14 +306,15 @@ fn read_file(fds: impl PacketFiles, bytes: u64) -> Result<Vec<u8>> {
     Ok(read)
 }
 
-/// Reads a message that came without a packet.
+/// Decodes a message of the inbox.
 pub(crate) fn read_message(message: Vec<u8>) -> Result<Incoming> {
     parse(message, 0)
 }
 
 fn parse(received: Vec<u8>, start: usize) -> Result<Incoming> {
     let read = postcard::take_from_bytes::<Head<'_>>(&received[start..]);
-    let (head, rest) = read.map_err(|error| Error::Protocol(format!("its message has no head: {error}")))?;
+    let (head, rest) =
+        read.map_err(|error| Error::Protocol(format!("the head of its message cannot be decoded: {error}")))?;
     let start = received.len() - rest.len();
     Ok(Incoming::Message { head, bytes: Payload { received, start } })
 }

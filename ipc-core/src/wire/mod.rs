@@ -1,6 +1,6 @@
-//! Bytes in, bytes out: descriptors, the broker's protocol, the frames of channels. Nothing here knows a socket.
+//! Encoders and decoders of descriptors, the broker's protocol and the frames of channels. This layer does no I/O.
 //!
-//! Every reader treats its bytes as hostile.
+//! Every decoder treats its input as hostile.
 
 pub(crate) mod address;
 pub(crate) mod channel;

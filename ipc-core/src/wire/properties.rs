@@ -1,4 +1,4 @@
-//! What holds for every message of the protocol, tried on arbitrary ones.
+//! Properties of all messages of the protocol, tested with arbitrary messages.
 
 use proptest::collection::vec;
 use proptest::option;
@@ -188,7 +188,7 @@ fn reply() -> impl Strategy<Value = Reply> {
     ]
 }
 
-/// Messages have no equality: the same text and the same bytes are the same message.
+/// Messages have no equality: equal `Debug` text and equal bytes stand for it.
 fn check_message<T>(message: &T) -> Result<(), TestCaseError>
 where
     T: std::fmt::Debug + serde::Serialize + serde::de::DeserializeOwned,

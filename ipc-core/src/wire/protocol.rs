@@ -1,5 +1,4 @@
-//! The messages between an importer and an exporter's broker. `docs/spec/protocol.md` specifies them; the two change
-//! together.
+//! The messages between an importer and an exporter's broker. `docs/spec/protocol.md` specifies them; change both together.
 //!
 //! Each message is one packet, encoded by [postcard](https://postcard.jamesmunns.com/wire-format). File descriptors
 //! travel with the packet that names them.
@@ -14,21 +13,22 @@ use crate::model::printable::printable;
 use crate::os::process::ProcessIdentity;
 use crate::wire::descriptor::ExportId;
 
-/// The protocol that this library speaks. A server answers a client of another version with its own, and closes.
+/// The protocol version of this library. A broker answers a client of another version with its own version, and closes the
+/// connection.
 pub(crate) const PROTOCOL_VERSION: u16 = 1;
 
-/// The longest program name that is taken over from a peer, in bytes.
+/// Maximum length of a peer's program name in bytes; the rest is cut off.
 const MAX_PROGRAM_BYTES: usize = 64;
 
-/// Returns a program's name as it is shown: cut to a length, and [`printable`].
+/// Returns a program's name for display: cut to a maximum length, and [`printable`].
 pub(crate) fn short_name(name: &str) -> String {
     shortened(name, MAX_PROGRAM_BYTES)
 }
 
-/// The longest text of an error that is taken over from a peer, in bytes.
+/// Maximum length of a peer's error text in bytes; the rest is cut off.
 const MAX_DETAIL_BYTES: usize = 2048;
 
-/// Returns a peer's account of an error as it is shown.
+/// Returns a peer's error text for display.
 pub(crate) fn short_detail(detail: &str) -> String {
     shortened(detail, MAX_DETAIL_BYTES)
 }
@@ -42,14 +42,14 @@ fn shortened(text: &str, most_bytes: usize) -> String {
     cut(&printable(&cut(text)))
 }
 
-/// From an importer to a broker.
+/// A message from an importer to a broker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     /// The first message of a connection.
     Hello { protocol: u16, program: String },
-    /// Asks for a lease on an export, to open it on the device `on` of the importer's own numbering. `peer` is how the
-    /// vendor knows the importer on a whitelist. `like` is a lease that the importer holds for that device, and whose memory
-    /// may be the export's.
+    /// Requests a lease on an export, to open it on the device `on` of the importer's numbering. `peer` identifies the importer
+    /// on the vendor's whitelist. `like` is a lease of the importer for the same device, whose memory may be that of the
+    /// export.
     Open {
         request: RequestId,
         export: ExportId,
@@ -59,35 +59,36 @@ pub(crate) enum Request {
         peer: Vec<u8>,
         like: Option<LeaseId>,
     },
-    /// Gives a lease back, with its words where it has any: `None` while the importer may still submit to them. `late` are
-    /// words of leases that were released so.
+    /// Releases a lease, with a report on its counter slot if it has one: `None` while the importer may still submit work that
+    /// uses the slot. `late` are such reports for leases that were released earlier.
     Release { lease: LeaseId, words: Option<Returned>, late: Vec<(LeaseId, Returned)> },
-    /// Asks for the exports behind this one that the importer might open, and who holds them.
+    /// Requests the exports after this number that the importer may open, with their holders.
     List { request: RequestId, after: ExportId },
-    /// Asks whether the export of a lease may still be opened by newcomers.
+    /// Asks whether further importers may still open the export of a lease.
     Confirm { request: RequestId, lease: LeaseId },
-    /// Asks for the words of a lease. With `ready` the exporter writes the first of them when the bytes are.
+    /// Requests a counter slot for a lease. With `ready`, the exporter's stream writes its ready word when the bytes are
+    /// written.
     Timeline { request: RequestId, lease: LeaseId, ready: bool },
-    /// Gives grants back that came with messages of channels; [`Request::Open`] uses one up by itself. Has no answer.
+    /// Returns unused grants, which arrived in messages of channels; [`Request::Open`] uses its grant itself. Has no reply.
     EndGrants { grants: Vec<(ExportId, Token)> },
-    /// Requests a lease under which the exporter copies the bytes of these spans through shared host memory; without any
-    /// span, the bytes of all regions.
+    /// Requests a lease under which the exporter copies the bytes of these spans through shared host memory; without spans, the
+    /// bytes of all regions.
     Stage { request: RequestId, export: ExportId, token: Token, spans: Vec<Span> },
-    /// Asks for the next chunk of such a copy; the importer has taken those before it.
+    /// Requests the next chunk of a copy; the importer has taken all chunks before it.
     StageNext { request: RequestId, lease: LeaseId, chunk: u64 },
-    /// The importer's process exits in order; its leases end with the connection. Has no answer.
+    /// The importer's process exits in order; its leases end with the connection. Has no reply.
     Exit,
-    /// Reports that the state of a lease has changed while the exporter watched it. Has no answer.
+    /// Reports that the state of a lease has changed while the exporter watched it. Has no reply.
     LeaseChanged { lease: LeaseId },
 }
 
 impl Request {
-    /// The release of a lease whose words have not been used.
+    /// Returns the release of a lease whose counter slot was not used.
     pub(crate) const fn release_unused(lease: LeaseId) -> Self {
         Self::Release { lease, words: Some(Returned { awaited: 0, signalled: 0, seen: 0 }), late: Vec::new() }
     }
 
-    /// Does the importer get an answer, for which it mostly waits?
+    /// Returns whether the broker replies.
     pub(crate) const fn has_an_answer(&self) -> bool {
         !matches!(
             self,
@@ -96,22 +97,22 @@ impl Request {
     }
 }
 
-/// An importer's report on a slot that it has finished with.
+/// An importer's report on a counter slot that it no longer uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Returned {
-    /// The largest value of the exporter's counter, or of the ready word, that one of its streams was made to wait for.
+    /// The largest value of the exporter's counter, or of the ready word, that a stream of the importer waits for.
     pub(crate) awaited: u64,
-    /// The largest value that it has signalled, or submitted to a stream.
+    /// The largest value that the importer has signalled, or submitted to a stream.
     pub(crate) signalled: u64,
     /// The exporter's counter when the importer ended the timeline.
     pub(crate) seen: u64,
 }
 
-/// From a broker to an importer.
+/// A message from a broker to an importer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// Answers [`Request::Hello`]. May bring descriptors: the page of [`Epoch`](crate::transport::Epoch), and behind it the page
-    /// with the states of this connection's leases.
+    /// Answers [`Request::Hello`]. May carry descriptors: the page of [`Epoch`](crate::transport::Epoch), then the page with
+    /// the states of this connection's leases.
     Hello { protocol: u16, exporter: ProcessIdentity },
     /// Answers [`Request::Open`]: the lease has begun.
     Opened(Opened),
@@ -119,46 +120,46 @@ pub(crate) enum Reply {
     Refused { request: RequestId, refusal: Refusal },
     /// The exporter has dropped an export that this importer holds a lease on.
     Dropped { export: ExportId },
-    /// The exporter waits until nobody holds the export: leases that are kept unused go back, from now on at once.
+    /// The exporter waits until no importer holds the export: idle leases of it end now, and the importer keeps none from now
+    /// on.
     Recall { export: ExportId },
     /// Answers [`Request::List`], in the order of the exports' numbers.
     Listing { request: RequestId, exports: Vec<ListedExport>, more: bool },
     /// Answers [`Request::Confirm`]; the other answer is [`Reply::Refused`].
     Confirmed { request: RequestId },
-    /// The first of the handles that [`Request::Open`] asked for, where they do not fit one packet; [`Reply::Opened`] brings the
-    /// last of them. The packet's descriptors belong to them one after the other.
+    /// The first handles for [`Request::Open`], if they do not fit one packet; [`Reply::Opened`] carries the last ones. The
+    /// packet's descriptors belong to the handles in order.
     Handles { request: RequestId, handles: Vec<WireHandle> },
-    /// Answers [`Request::Timeline`]: the words are in this slot of this page, and their counters are 0 at `base`. Brings the
-    /// page's descriptor.
+    /// Answers [`Request::Timeline`]: the counter slot, the page that contains it, and the value `base` that counts as 0.
+    /// Carries the page's descriptor.
     Timeline { request: RequestId, page: PageId, slot: u32, base: u64 },
-    /// Answers [`Request::Stage`]: the lease has begun, and `bytes` are copied under it. Brings the memory file that the chunks
-    /// lie in.
+    /// Answers [`Request::Stage`]: the lease has begun, and `bytes` are copied under it. Carries the memory file of the chunks.
     Staging { request: RequestId, lease: LeaseId, chunk_bytes: u64, bytes: u64 },
     /// Answers [`Request::StageNext`]: the chunk has been copied to the memory file.
     Staged { request: RequestId, chunk: u64, bytes: u64 },
 }
 
-/// An export, as others may know it: without its token.
+/// An export as processes without its token may see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ListedExport {
-    /// Its number in the exporting process.
+    /// The number of the export in the exporting process.
     pub export: ExportId,
-    /// The backend it belongs to.
+    /// The backend of the memory.
     pub backend: String,
-    /// Bytes of its region.
+    /// The size of the export in bytes.
     pub bytes: u64,
-    /// How many milliseconds ago it was made.
+    /// The age of the export in ms.
     pub age_ms: u64,
-    /// How many times it has been opened.
+    /// The number of times that the export has been opened.
     pub opened: u64,
-    /// It has been dropped, and stays for those who still hold it.
+    /// Whether the export has been dropped, and remains for its holders.
     pub dropped: bool,
-    /// Those who hold it, the longest first; at most sixteen of them.
+    /// The holders, longest first; at most 16.
     pub holders: Vec<ListedHolder>,
-    /// How many hold it.
+    /// The number of holders.
     pub held_by: u64,
-    /// How many of them hold it idle, in their import caches.
+    /// The number of holders whose lease is idle in their import cache.
     pub idle: u64,
 }
 
@@ -166,28 +167,28 @@ pub struct ListedExport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ListedHolder {
-    /// Its process id in the exporter's pid namespace; 0 for a process of another one.
+    /// The process id in the exporter's pid namespace; 0 for a process of another one.
     pub pid: u32,
-    /// Its program, as it calls itself.
+    /// The program's name, as the process states it.
     pub program: String,
-    /// For how many milliseconds it has held the export.
+    /// The age of the lease in ms.
     pub held_ms: u64,
     /// Whether it uses the memory.
     pub state: LeaseState,
 }
 
-/// How many exports a listing holds at most, and how many holders of each, so that it fits a message.
+/// Maximum numbers of exports in a listing and of holders of each, so that a listing fits a packet.
 pub(crate) const LISTED_EXPORTS: usize = 32;
 pub(crate) const LISTED_HOLDERS: usize = 16;
 
-/// How many handles a lease brings at most: the allocations of a bundle on one device.
+/// Maximum number of handles of a lease: the allocations of a bundle on one device.
 pub(crate) const MAX_HANDLES: usize = 1 << 16;
 
-/// Tells answers apart; the importer counts them.
+/// The number of a request, counted by the importer; its reply has the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RequestId(pub(crate) u64);
 
-/// Bytes of a region of an export: of a single region, counted from its start; of named tensors, from the start of the
+/// A range of a region of an export: of a single region, counted from its start; of named tensors, from the start of the
 /// region's first allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Span {
@@ -196,30 +197,30 @@ pub(crate) struct Span {
     pub(crate) len: u64,
 }
 
-/// The maximum number of spans in a request, which then fits a packet whatever the numbers are.
+/// Maximum number of spans in a request, which then fits a packet for all values.
 pub(crate) const MAX_SPANS: usize = 4096;
 
-/// The number of a page of words on a connection.
+/// The number of a counter page on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct PageId(pub(crate) u32);
 
-/// A lease, and what opens the memory.
+/// A lease and the handles of its memory.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Opened {
     pub(crate) request: RequestId,
     pub(crate) lease: LeaseId,
-    /// In the order of their addresses. The packet's descriptors belong to them one after the other.
+    /// In the order of the addresses. The packet's descriptors belong to the handles in order.
     pub(crate) handles: Vec<WireHandle>,
-    /// The vendor's handle of the event that says when the bytes have been written.
+    /// The vendor's handle of the ready event.
     pub(crate) ready: Option<HandleBytes>,
-    /// May the importer keep the lease while nobody uses it?
+    /// Whether the importer may keep the lease idle.
     pub(crate) keep: bool,
-    /// The memory is not the exporter's own: the importer asks for a confirmation after it has opened the memory, and
-    /// whenever it opens it again.
+    /// Whether the memory is borrowed: the importer asks for a confirmation after it has opened the memory, and each time that
+    /// it opens it again.
     pub(crate) confirm: bool,
-    /// The allocations are those of the lease that the importer named: there are no handles then.
+    /// Whether the allocations are those of the lease that the importer named; there are no handles then.
     pub(crate) like: bool,
-    /// The lease's word in the page of lease states, where it has one.
+    /// The index of the lease's word in the page of lease states, if it has one.
     pub(crate) slot: Option<u32>,
 }
 
@@ -229,43 +230,43 @@ pub(crate) struct WireHandle {
     pub(crate) allocation: AllocationId,
     pub(crate) kind: HandleKind,
     pub(crate) bytes: HandleBytes,
-    /// How many of the packet's descriptors are this handle's.
+    /// The number of the packet's descriptors that belong to this handle.
     pub(crate) fds: u16,
     pub(crate) size: u64,
     pub(crate) generation: Option<Generation>,
 }
 
-/// The number of an allocation in the exporting process: the same for all its exports, never given twice.
+/// The number of an allocation in the exporting process: the same for all its exports, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct AllocationId(pub(crate) u64);
 
-/// Why there is no lease.
+/// The reason why a request was refused.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Refusal {
-    /// The export has been dropped (numbers are never given twice, so it once was).
+    /// The export has been dropped. Numbers are never reused, so it existed.
     Dropped,
     /// The token is not the export's.
     WrongToken,
-    /// The kernel says that the importer is a user whom the exporter does not allow.
+    /// The exporter does not allow the importer's user, whom the kernel reports.
     UserNotAllowed { uid: u32 },
     /// The export does not permit this access.
     Access { granted: Access },
     /// The memory was freed under a borrowed export.
     Stale { detail: String },
-    /// Anything else, in words.
+    /// Another reason, as text.
     Failed { detail: String },
 }
 
-/// What most messages have room in.
+/// The initial capacity of a message, which fits most.
 const USUAL_BYTES: usize = 128;
 
-/// Encodes a message. Fails only for what is larger than memory.
+/// Encodes a message. Fails only if memory is exhausted.
 pub(crate) fn encode<T: Serialize>(message: &T) -> crate::model::error::Result<Vec<u8>> {
     postcard::to_extend(message, Vec::with_capacity(USUAL_BYTES))
         .map_err(|error| crate::model::error::Error::Protocol(error.to_string()))
 }
 
-/// Decodes a message that takes all the bytes.
+/// Decodes a message that takes all bytes.
 pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, postcard::Error> {
     match postcard::take_from_bytes(bytes)? {
         (message, []) => Ok(message),

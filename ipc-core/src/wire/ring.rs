@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-/// A slot begins and ends at a multiple of this many bytes from the start of the ring, so that its elements are as aligned as
-/// the ring's.
+/// Each slot begins and ends at a multiple of this many bytes from the start of the ring, so that its elements have the
+/// alignment of the ring.
 pub(crate) const ALIGNMENT: u64 = 256;
 
 /// Maximum number of slots of a ring.
@@ -17,7 +17,7 @@ pub struct RingSlots {
 }
 
 impl RingSlots {
-    /// `None` where the slots do not lie in a region of `len` bytes.
+    /// Returns `None` if the slots do not lie in a region of `len` bytes.
     pub(crate) fn new(slots: u32, slot_bytes: u64, len: u64) -> Option<Self> {
         let needed = slot_bytes.checked_mul(u64::from(slots))?;
         let good = (1..=MAX_RING_SLOTS).contains(&slots)
@@ -32,7 +32,7 @@ impl RingSlots {
         self.slots
     }
 
-    /// Returns the bytes of each slot: a multiple of 256.
+    /// Returns the size of each slot in bytes, a multiple of 256.
     pub const fn slot_bytes(&self) -> u64 {
         self.slot_bytes
     }

@@ -1,4 +1,4 @@
-//! The secret that opens one export.
+//! The secret that permits opening one export.
 
 use std::fmt;
 
@@ -7,7 +7,8 @@ use subtle::ConstantTimeEq;
 
 use crate::model::error::{Error, Result};
 
-/// 128 random bits that prove that a descriptor came from the exporter. Compared in constant time, never shown.
+/// 128 random bits that prove that a descriptor came from the exporter. Comparison takes constant time; `Debug` never shows
+/// them.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Token([u8; 16]);
 
@@ -26,7 +27,7 @@ impl Token {
     }
 }
 
-/// Bytes that nobody can guess.
+/// Returns bytes of the kernel's random number generator.
 pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes)
@@ -36,7 +37,7 @@ pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N]> {
 
 impl PartialEq for Token {
     fn eq(&self, other: &Self) -> bool {
-        // As two numbers: a slice is compared in as many steps as it has bytes.
+        // Compared as two numbers: `ct_eq` of slices takes one step for each byte.
         let ([low, high], [other_low, other_high]) = (self.halves(), other.halves());
         (low.ct_eq(&other_low) & high.ct_eq(&other_high)).into()
     }

@@ -1,21 +1,21 @@
-//! What a device is, whatever the numbering.
+//! The identity of a device, and of a host.
 
 use std::fmt;
 use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// What a device is, the same for every process on the machine.
+/// The identity of a device, equal in all processes of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum DeviceIdentity {
     /// The vendor's UUID of the device (CUDA: `cuDeviceGetUuid`; Ascend A2, A3, 950: `aclrtDeviceGetUuid`).
     Uuid([u8; 16]),
-    /// Where the vendor has no UUID (Ascend 310P, 910): the host and the physical id on it.
+    /// For devices without a UUID (Ascend 310P, 910): the host, and the physical id on it.
     HostPhysical {
-        /// The host that the physical id counts on.
+        /// The host of the physical id.
         host: HostId,
-        /// The vendor's physical id, not changed by any visibility variable.
+        /// The vendor's physical id, which visibility variables do not change.
         physical: u32,
     },
 }
@@ -29,22 +29,22 @@ impl fmt::Display for DeviceIdentity {
     }
 }
 
-/// What names a machine over reboots, as far as the system tells: `/etc/machine-id`, else a hash of the host name.
+/// The identity of a host across reboots: `/etc/machine-id`, or a hash of the host name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct HostId([u8; 16]);
 
 impl HostId {
-    /// A host id from its bytes.
+    /// Creates an identity from its bytes.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }
 
-    /// This machine's id. Containers of one machine may tell different ones: compare boot ids first.
+    /// Returns the identity of this host. Containers of one host may have different ones: compare boot ids first.
     pub fn local() -> Self {
         let machine_id = fs::read_to_string("/etc/machine-id").ok();
         if let Some(bytes) = machine_id.and_then(|text| parse_hex(text.trim())) {
@@ -65,7 +65,7 @@ impl fmt::Display for HostId {
     }
 }
 
-/// Thirty-two hexadecimal digits, dashes ignored.
+/// 32 hexadecimal digits; dashes are ignored.
 pub(crate) fn parse_hex(text: &str) -> Option<[u8; 16]> {
     let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
     let bytes = data_encoding::HEXLOWER_PERMISSIVE.decode(&digits).ok()?;

@@ -1,8 +1,8 @@
-//! Devices: where one stands in this process's numbering, and what it is whatever the numbering.
+//! Devices: ordinals and identities.
 //!
-//! An ordinal is a position in a list that every process may see differently (`CUDA_VISIBLE_DEVICES`,
-//! `ASCEND_RT_VISIBLE_DEVICES`). An identity is the same for everybody on the machine. Sending the first
-//! where the second was meant is the most frequent bug of hand-written device IPC, so here they are two types.
+//! An ordinal is a position in a list that differs between processes (`CUDA_VISIBLE_DEVICES`, `ASCEND_RT_VISIBLE_DEVICES`). An
+//! identity is the same in all processes of the host. Sending an ordinal instead of an identity is the most frequent bug of
+//! hand-written device IPC, so they are two types.
 
 mod identity;
 mod ordinal;
@@ -11,22 +11,22 @@ pub(crate) use identity::parse_hex;
 pub use identity::{DeviceIdentity, HostId};
 pub use ordinal::DeviceOrdinal;
 
-/// What a backend tells about one device without creating a context on it.
+/// The properties of a device that are available without a context on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// Position in this process's numbering.
+    /// The ordinal in this process.
     pub ordinal: DeviceOrdinal,
-    /// The same for every process on the machine.
+    /// The identity, the same in all processes of the host.
     pub identity: DeviceIdentity,
-    /// The vendor's name of the model.
+    /// The vendor's name of the device model.
     pub name: String,
-    /// Size of the device's memory, in bytes.
+    /// The size of the device's memory in bytes.
     pub memory_bytes: u64,
 }
 
 impl DeviceInfo {
-    /// Describes a device.
+    /// Creates the description of a device.
     pub fn new(
         ordinal: DeviceOrdinal,
         identity: DeviceIdentity,

@@ -1,25 +1,25 @@
-//! The position of a device in this process's numbering.
+//! The ordinal of a device.
 
 use std::fmt;
 
-/// The position of a device in **this process's** numbering, as the vendor's visibility variable left it.
+/// The position of a device in **this process's** list of visible devices.
 ///
-/// Never sent to another process: see [`DeviceIdentity`](super::DeviceIdentity) for what is.
+/// Never sent to another process; see [`DeviceIdentity`](super::DeviceIdentity).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceOrdinal(u32);
 
 impl DeviceOrdinal {
-    /// The ordinal at this position.
+    /// Creates the ordinal of this position.
     pub const fn new(position: u32) -> Self {
         Self(position)
     }
 
-    /// The position as a number.
+    /// Returns the position as a number.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// The position as an index into [`DeviceIpc::devices`](crate::backend::DeviceIpc::devices).
+    /// Returns the position as an index into [`DeviceIpc::devices`](crate::backend::DeviceIpc::devices).
     pub const fn index(self) -> usize {
         self.0 as usize
     }

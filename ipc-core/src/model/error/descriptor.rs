@@ -1,48 +1,48 @@
-//! Why some bytes are not a descriptor.
+//! Errors of descriptors.
 
 use std::fmt;
 
 use crate::model::layout::LayoutError;
 
-/// Why bytes or a text are not a descriptor that this version can read.
+/// The reason why bytes or a text are not a descriptor that this version can read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DescriptorError {
-    /// The text does not begin as a descriptor does.
+    /// The text does not begin with the prefix of descriptors.
     #[error("not a device-ipc descriptor: expected the prefix \"dipc1:\"")]
     NotText,
-    /// A character that no descriptor holds.
+    /// A character that does not occur in descriptors.
     #[error("the descriptor's text is damaged at character {position}; copy it whole, as one line")]
     BadCharacter {
-        /// Counted from 0, behind the prefix.
+        /// The position after the prefix, counted from 0.
         position: usize,
     },
-    /// The bytes do not begin as a descriptor does.
+    /// The bytes do not begin with the magic bytes of descriptors.
     #[error("these bytes are no device-ipc descriptor")]
     BadMagic,
-    /// Another layout.
+    /// The format version is not supported.
     #[error(
         "the descriptor has format {found}, and this library reads {readable}; update device-ipc in the {} process",
         if found.major > readable.major { "receiving" } else { "exporting" }
     )]
     Version {
-        /// Its format.
+        /// The version of the descriptor.
         found: FormatVersion,
-        /// What this library reads.
+        /// The version that this library reads.
         readable: FormatVersion,
     },
-    /// It needs something that this version does not know.
+    /// The descriptor requires features that this version does not have.
     #[error("the descriptor uses features {flags:#06x} that this library does not know; update the receiver")]
     UnknownFeatures {
-        /// The bits.
+        /// The unknown flags.
         flags: u16,
     },
-    /// A section that this version does not know, and must not skip.
+    /// A critical section that this version does not know.
     #[error(
         "the descriptor has a section of kind {kind} that this library does not know; update the receiver"
     )]
     UnknownSection {
-        /// Its kind.
+        /// The kind of the section.
         kind: u16,
     },
     /// The descriptor names other memory than the caller expects.
@@ -52,57 +52,57 @@ pub enum DescriptorError {
         expected: &'static str,
         /// The kind found.
         found: &'static str,
-        /// What to do with it.
+        /// The call that opens it.
         remedy: &'static str,
     },
-    /// Bytes are missing at the end. Bytes that are all there, with a damaged length, are [`BadChecksum`](Self::BadChecksum).
+    /// Bytes are missing at the end. Complete bytes with a damaged length are [`BadChecksum`](Self::BadChecksum).
     #[error("the descriptor is cut off: {found} of {expected} bytes")]
     Truncated {
-        /// Bytes that there are.
+        /// The number of bytes found.
         found: usize,
-        /// Bytes that there should be, as far as can be told.
+        /// The expected number of bytes, as far as it is known.
         expected: usize,
     },
     /// Bytes are left over at the end.
     #[error("{extra} bytes follow the descriptor")]
     TrailingBytes {
-        /// How many.
+        /// The number of extra bytes.
         extra: usize,
     },
-    /// Larger than any descriptor.
+    /// The descriptor exceeds the maximum size.
     #[error("{found} B is more than any descriptor has")]
     TooLarge {
-        /// How many bytes.
+        /// The size in bytes.
         found: usize,
     },
-    /// The checksum does not fit.
+    /// The checksum is wrong.
     #[error("the descriptor is damaged: its checksum does not fit; copy it again")]
     BadChecksum,
-    /// A field makes no sense.
+    /// The value of a field is invalid.
     #[error("the descriptor's {field} makes no sense: {why}")]
     BadField {
-        /// Which.
+        /// The field.
         field: &'static str,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The tensor's layout makes no sense, or does not fit the region.
+    /// The tensor's layout is invalid, or does not fit the region.
     #[error("the descriptor's tensor makes no sense: {0}")]
     Layout(LayoutError),
-    /// A tensor of a table or a bundle cannot be called so.
+    /// The name of a tensor is invalid.
     #[error("a tensor cannot be called {name:?}: {why}")]
     TensorName {
         /// The name, or its beginning.
         name: String,
-        /// Why not.
+        /// The reason.
         why: &'static str,
     },
-    /// The layout of a tensor of a table or a bundle makes no sense, or does not fit.
+    /// The layout of a named tensor is invalid, or does not fit.
     #[error("the tensor {name:?} makes no sense: {cause}")]
     Tensor {
-        /// Its name.
+        /// The name of the tensor.
         name: String,
-        /// Why.
+        /// The reason.
         cause: LayoutError,
     },
 }
@@ -113,13 +113,13 @@ impl From<LayoutError> for DescriptorError {
     }
 }
 
-/// The version of a layout. A reader of the same major version reads every minor one.
+/// A format version. A reader of a major version reads all its minor versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FormatVersion {
-    /// Another number: another layout.
+    /// A different number means a different layout.
     pub major: u8,
-    /// A higher number: more fields at the end, which an older reader passes over.
+    /// A higher number means more fields at the end, which an older reader ignores.
     pub minor: u8,
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong, a variant for each thing that a caller can do something about.
+//! Errors: one variant for each condition that a caller can react to.
 
 #[cfg(test)]
 mod chains;
@@ -15,10 +15,10 @@ use super::lease::Holders;
 
 pub use descriptor::{DescriptorError, FormatVersion};
 
-/// The result of everything here that can fail.
+/// The result of the fallible functions of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, and what to do about it where that is known.
+/// An error, with what to do about it if that is known.
 ///
 /// The text of an error names its cause, and [`source`](std::error::Error::source) returns only what the text leaves out: a
 /// report that prints the whole chain repeats nothing.
@@ -29,24 +29,24 @@ pub enum Error {
     #[error("no backend has a device:{}", list(.0))]
     NoBackend(Vec<BackendStatus>),
 
-    /// The backend that was asked for cannot be used here.
+    /// The requested backend cannot be used.
     #[error("the backend{} cannot be used: {reason}", .backend.as_ref().map(|name| format!(" {name:?}")).unwrap_or_default())]
     BackendUnavailable {
         /// The name of the requested backend; `None` if the program loaded a backend without a name.
         backend: Option<String>,
-        /// Why not.
+        /// The reason.
         reason: Unavailable,
     },
 
-    /// No backend of that name is compiled in or registered.
+    /// No backend of this name is compiled in or registered.
     #[error(
         "no backend is called {name:?}; there are: {}. Enable the feature of that name, or register the backend",
         .known.join(", ")
     )]
     UnknownBackend {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// The available names.
         known: Vec<String>,
     },
 
@@ -55,11 +55,11 @@ pub enum Error {
         "{what} belongs to the backend {found:?}, but this one is {expected:?}; open it with Ipc::named({found:?})"
     )]
     WrongBackend {
-        /// What belongs to the other backend.
+        /// The object of the other backend.
         what: &'static str,
-        /// That backend.
+        /// The backend of the object.
         found: String,
-        /// The backend that was asked.
+        /// The backend that was called.
         expected: String,
     },
 
@@ -67,14 +67,14 @@ pub enum Error {
     #[error(transparent)]
     Vendor(Box<VendorError>),
 
-    /// The backend cannot do this.
+    /// The backend does not support the operation.
     #[error("{backend} cannot {what}: {why}")]
     Unsupported {
         /// The backend.
         backend: &'static str,
-        /// What it cannot do.
+        /// The operation.
         what: String,
-        /// Why not, and what to do instead.
+        /// The reason, and what to do instead.
         why: String,
     },
 
@@ -87,26 +87,26 @@ pub enum Error {
     NotDeviceMemory {
         /// The address.
         ptr: DevicePtr,
-        /// What it is instead.
+        /// The reason.
         why: String,
     },
 
-    /// The region makes no sense, or leaves its allocation.
+    /// The region is invalid, or exceeds its allocation.
     #[error("invalid region: {0}")]
     InvalidRegion(String),
 
-    /// The memory is of a kind that cannot be shared as it is.
+    /// The kind of memory cannot be shared.
     #[error("the memory at {ptr} is {kind} and cannot be shared: {remedy}")]
     NotShareable {
         /// The address.
         ptr: DevicePtr,
-        /// What kind of memory it is.
+        /// The kind of memory.
         kind: String,
-        /// What to do about it.
+        /// What to do instead.
         remedy: String,
     },
 
-    /// The memory was itself opened from another process.
+    /// The memory was opened from another process.
     #[error(
         "the memory at {ptr} was opened from another process and cannot be exported again; forward the descriptor \
          it was opened with (Mapping::descriptor)"
@@ -116,52 +116,52 @@ pub enum Error {
         ptr: DevicePtr,
     },
 
-    /// The ordinal is not that of a device of this process.
+    /// The ordinal is out of range.
     #[error("there is no device {ordinal}: {backend} shows this process {count} device(s), numbered from 0")]
     NoSuchDevice {
         /// The backend.
         backend: &'static str,
-        /// The ordinal asked for.
+        /// The requested ordinal.
         ordinal: DeviceOrdinal,
-        /// How many there are.
+        /// The number of devices.
         count: usize,
     },
 
-    /// The memory's home is not among the devices of this process.
+    /// The home device of the memory is not visible to this process.
     #[error(
         "the memory lives on device {home}, which this process does not see; add it to {variable}, or open on a \
          device of this process (OpenBuilder::on_device), as a copy where that one cannot reach it \
          (OpenBuilder::or_staged)"
     )]
     HomeNotVisible {
-        /// Where the memory lives.
+        /// The home device.
         home: DeviceIdentity,
-        /// The vendor's variable that hides devices.
+        /// The vendor's environment variable that hides devices.
         variable: &'static str,
     },
 
-    /// The device map has no entry for the memory's home.
+    /// The device map has no entry for the home device.
     #[error("{}", no_entry(.home, .peer.as_deref()))]
     NotInDeviceMap {
-        /// Where the memory lives.
+        /// The home device.
         home: DeviceIdentity,
-        /// Who is at the other end of the channel whose map it is; `None` for a map of the caller's.
+        /// The peer of the channel with the map; `None` for a map of the caller.
         peer: Option<String>,
     },
 
-    /// A device map that is not one to one.
+    /// The device map is not one-to-one, or names unknown devices.
     #[error("invalid device map: {0}")]
     InvalidDeviceMap(String),
 
-    /// The device cannot reach the memory's home.
+    /// The device has no peer access to the home device.
     #[error(
         "device {from} cannot access the memory of device {to}: no peer access between them; open it at home \
          (OpenBuilder::at_home) and copy, or let it be copied through the host (OpenBuilder::or_staged)"
     )]
     NoPeerAccess {
-        /// The device asked for.
+        /// The requested device.
         from: DeviceOrdinal,
-        /// Where the memory lives.
+        /// The home device.
         to: DeviceIdentity,
     },
 
@@ -170,53 +170,53 @@ pub enum Error {
     WrongStream {
         /// The stream's device.
         stream: DeviceOrdinal,
-        /// What needs another stream.
+        /// The object that needs another stream.
         what: &'static str,
-        /// The device it needs.
+        /// The device of that object.
         expected: DeviceOrdinal,
     },
 
-    /// The stream is being captured into a graph, where this cannot be done. The capture is intact.
+    /// The stream is being captured into a graph, where the operation is not possible. The capture is intact.
     #[error(
         "the stream is being captured into a graph, and {what} would be done once instead of at each launch; do it \
          before the capture begins (take the mapping on the stream, or wait for the timeline, first)"
     )]
     StreamCapturing {
-        /// What cannot be captured.
+        /// The operation.
         what: &'static str,
     },
 
-    /// Importers would be able to read or write more than what is shared, and that was not to be.
+    /// Importers could access more than the shared bytes, and the exposure policy refuses that.
     #[error(
         "device work of an importer could reach {reachable} beside the {region} bytes that are shared: {why}; share a \
          copy (ShareBuilder::exposure(ExposurePolicy::Copy)), or memory of a kind that is isolated"
     )]
     Exposes {
-        /// The bytes of the region.
+        /// The size of the region in bytes.
         region: u64,
-        /// What else could be reached, in words.
+        /// The description of the other reachable bytes.
         reachable: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
 
-    /// A timeline cannot take this value.
+    /// The value is not valid for a timeline.
     #[error("a timeline cannot be signalled or awaited at {value}: {why}")]
     TimelineValue {
         /// The value.
         value: u64,
-        /// Why not.
+        /// The reason.
         why: String,
     },
 
-    /// The device has no memory left for this.
+    /// The device has not enough free memory.
     #[error("device {device} has no {bytes} bytes left: {detail}")]
     OutOfMemory {
         /// The device.
         device: DeviceOrdinal,
-        /// The bytes asked for.
+        /// The requested size in bytes.
         bytes: u64,
-        /// What the vendor says.
+        /// The vendor's message.
         detail: String,
     },
 
@@ -224,64 +224,64 @@ pub enum Error {
     #[error(transparent)]
     Layout(#[from] LayoutError),
 
-    /// The mapping does not permit this access.
+    /// The mapping or the export does not permit this access.
     #[error("the memory is shared {granted}, and {wanted} was asked for; ask the exporter to share it so")]
     AccessDenied {
-        /// What was asked for.
+        /// The requested access.
         wanted: Access,
-        /// What there is.
+        /// The permitted access.
         granted: Access,
     },
 
-    /// An outdated mapping that is still in use stands where this memory would have to be mapped.
+    /// A stale mapping that is still in use overlaps the addresses of this memory.
     #[error(
         "an outdated mapping of the exporter's memory is still in use here and overlaps this one: {detail}; drop the \
          mappings of what it has freed since, or close them all (close_mappings_of)"
     )]
     OverlapsInUse {
-        /// What the vendor says.
+        /// The vendor's message.
         detail: String,
     },
 
-    /// The exporting process has ended, or is another one that got its process id.
+    /// The exporting process has terminated, or another process has its process id now.
     #[error("the exporting process {pid} has ended, and its exports with it")]
     ExporterGone {
-        /// Its process id, in its own pid namespace.
+        /// The process id in the exporter's pid namespace.
         pid: u32,
     },
 
-    /// The importing process has ended, and with it what it would have signalled.
+    /// The importing process has terminated without signalling this value.
     #[error("the importing process {pid} has ended; nothing more comes from it")]
     ImporterGone {
-        /// Its process id, as the kernel tells it here; 0 for a process of another pid namespace.
+        /// The process id, as reported by the kernel; 0 for a process of another pid namespace.
         pid: u32,
     },
 
-    /// The importer has given its lease back, and signals no more.
+    /// The importer has released its lease, and signals no further values.
     #[error("process {pid} has let go of the memory; nothing more comes from it")]
     LeaseEnded {
-        /// The importer's process id, as the kernel tells it here.
+        /// The importer's process id, as reported by the kernel.
         pid: u32,
     },
 
-    /// The exporter lives, but has dropped this export.
+    /// The exporter has dropped the export, and still runs.
     #[error("process {pid} has dropped this export; ask it for a new descriptor")]
     ExportDropped {
         /// The exporter's process id.
         pid: u32,
     },
 
-    /// The memory was freed, and another allocation may be in its place.
+    /// The memory was freed, and another allocation may have its address.
     #[error(
         "the exported memory was freed by its owner, and may have been given to somebody else since: {0}"
     )]
     StaleGeneration(String),
 
-    /// The descriptor was made before this machine was started again.
+    /// The descriptor was made before the last boot of this host.
     #[error("the descriptor was made before this machine was last started; ask for a new one")]
     Rebooted,
 
-    /// The descriptor was made on another machine.
+    /// The descriptor was made on another host.
     #[error(
         "the descriptor was made on another host ({exporter}, this is {local}); device memory is shared within one host"
     )]
@@ -299,31 +299,31 @@ pub enum Error {
     )]
     OtherNetworkNamespace,
 
-    /// The exporter or the importer refuses to talk to the other.
+    /// The exporter or the importer does not permit the connection or the access.
     #[error("not permitted: {0}")]
     NotPermitted(String),
 
-    /// The peer does not speak the protocol, or another version of it.
+    /// The peer violates the protocol, or uses another version.
     #[error("the process at the other end of the socket answered what is not the protocol: {0}")]
     Protocol(String),
 
-    /// The connection to the exporter failed.
+    /// A system call, or the connection to the exporter, failed.
     #[error("{what} failed: {cause}")]
     Io {
-        /// What was tried.
+        /// The failed operation.
         what: String,
         /// The system's error.
         cause: std::io::Error,
     },
 
-    /// It did not happen in time.
+    /// The timeout expired.
     #[error("{what} did not happen within {} ms{detail}", .after.as_millis())]
     Timeout {
-        /// What was waited for.
+        /// The condition that did not occur.
         what: String,
-        /// For how long.
+        /// The duration of the timeout.
         after: Duration,
-        /// What is known about the reason, or nothing.
+        /// Further facts, or an empty text.
         detail: String,
     },
 
@@ -338,16 +338,16 @@ pub enum Error {
         expected: u64,
     },
 
-    /// The export has not been released: these processes hold it.
+    /// The export was not released within the timeout.
     #[error("{}", not_released(*.after, .holders))]
     StillHeld {
-        /// For how long it was waited.
+        /// The duration of the timeout.
         after: Duration,
-        /// Who holds it.
+        /// The remaining holders.
         holders: Holders,
     },
 
-    /// A call that waits was made on the library's worker thread: in a callback, or in the drop of an owner.
+    /// A call that waits was made on the worker thread: in a callback, or in the drop of an owner.
     #[error(
         "{call} cannot wait on the library's worker thread, which runs callbacks and drops owners, and would be waited for \
          by itself; call it on another thread (have the callback notify one), or with a timeout of zero"
@@ -394,11 +394,11 @@ pub enum Error {
          release the oldest first (RingReadSlot::release)"
     )]
     RingSlotsHeld {
-        /// How many slots the ring has.
+        /// The number of slots of the ring.
         slots: u32,
     },
 
-    /// The writer goes on without this reader.
+    /// The writer has dismissed this reader.
     #[error(
         "process {pid} has dismissed this reader from the ring, and may have written over what it was reading; join again"
     )]
@@ -407,109 +407,108 @@ pub enum Error {
         pid: u32,
     },
 
-    /// The name is not one that a channel can have.
+    /// The name is not a valid channel name.
     #[error("{name:?} is no name for a channel: {why}")]
     InvalidChannelName {
         /// The name.
         name: String,
-        /// Why not.
+        /// The reason.
         why: &'static str,
     },
 
-    /// Another process, or this one, listens under this name.
+    /// A process listens under this name already.
     #[error(
         "process {pid} ({program}) listens as {name:?} already; end its listener, or listen under another name"
     )]
     ChannelNameInUse {
         /// The name.
         name: String,
-        /// Who listens, as the kernel tells it here; 0 for a process of another pid namespace.
+        /// The process id of the listener, as reported by the kernel; 0 for a process of another pid namespace.
         pid: u32,
-        /// Its program, as the kernel calls it; empty where that cannot be told.
+        /// The program's name, as reported by the kernel; empty if it is unknown.
         program: String,
     },
 
-    /// Nobody listens under this name.
+    /// No process listens under this name.
     #[error("nobody has listened as {name:?} within {} ms: {detail}", .after.as_millis())]
     NobodyListens {
         /// The name.
         name: String,
-        /// For how long it was waited.
+        /// The duration of the timeout.
         after: Duration,
-        /// Where it was looked, and what to check.
+        /// The addresses that were tried, and what to check.
         detail: String,
     },
 
-    /// A message is larger than the channel takes. Nothing of it has been sent.
+    /// The message exceeds a limit of the channel. Nothing of it has been sent.
     #[error(
         "the message has {size} {of}, and the channel takes {limit}; send less at a time, large data as a tensor{}",
         if *.of == "bytes" { ", or raise the limit on both sides (message_limit)" } else { "" }
     )]
     MessageTooLarge {
-        /// What there is too much of: `bytes`, or `tensors`.
+        /// The kind of limit: `bytes` or `tensors`.
         of: &'static str,
-        /// How much there is.
+        /// The size of the message.
         size: u64,
-        /// How much there may be.
+        /// The limit.
         limit: u64,
     },
 
-    /// One of its ends has closed the channel.
+    /// One end has closed the channel.
     #[error("the channel with process {pid} ({program}) has been closed; nothing more comes from it")]
     ChannelClosed {
-        /// The process at the other end.
+        /// The process id of the peer.
         pid: u32,
-        /// Its program, as it calls itself.
+        /// The program's name, as the peer states it.
         program: String,
     },
 
-    /// The process at the other end of the channel has ended without closing it.
+    /// The peer terminated without closing the channel.
     #[error("process {pid} ({program}) has ended without closing the channel; nothing more comes from it")]
     PeerGone {
-        /// Its process id.
+        /// The process id of the peer.
         pid: u32,
-        /// Its program, as it calls itself.
+        /// The program's name, as the peer states it.
         program: String,
     },
 
-    /// A tensor of a bundle. Nothing of the bundle has been shared or opened.
+    /// An error about a named tensor. No tensor of the export has been shared or opened.
     #[error("the tensor {tensor:?} of the bundle: {cause}")]
     InBundle {
-        /// The name of the first tensor that it concerns.
+        /// The name of the first tensor concerned.
         tensor: String,
-        /// What is the matter with it.
+        /// The error.
         cause: Box<Error>,
     },
 
     /// There is no tensor of this name.
     #[error("there is no tensor called {name:?}: {known}")]
     NoSuchTensor {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// Which there are, in words.
+        /// The known names.
         known: String,
     },
 
-    /// A host hands over a slot of a ring at once, and a stream has yet to get to what comes before.
+    /// The host would hand over a slot of a ring before a stream has completed the preceding ones.
     #[error("sequence {sequence} of the ring cannot be {what} by the host yet: {why}")]
     RingNotYet {
         /// The sequence.
         sequence: u64,
         /// `published` or `released`.
         what: &'static str,
-        /// What it has to wait for, and what to do.
+        /// The missing condition, and what to do.
         why: String,
     },
 }
 
 impl Error {
-    /// A failed system call or input/output.
+    /// Creates an error of a system call or of input and output.
     pub fn io(what: impl Into<String>, cause: impl Into<std::io::Error>) -> Self {
         Self::Io { what: what.into(), cause: cause.into() }
     }
 
-    /// What is the matter, whichever tensor of a bundle it concerns: the innermost error of
-    /// [`InBundle`](Self::InBundle), else the error itself.
+    /// Returns the innermost error of an [`InBundle`](Self::InBundle), or the error itself.
     pub fn innermost(&self) -> &Self {
         match self {
             Self::InBundle { cause, .. } => cause.innermost(),
@@ -517,7 +516,7 @@ impl Error {
         }
     }
 
-    /// The same about a tensor, unless it is about the exporting process or the time.
+    /// Wraps the error with the name of a tensor, unless it concerns the exporting process, the connection or the timeout.
     pub(crate) fn of_tensor(self, tensor: &str) -> Self {
         match self {
             Self::InBundle { .. }
@@ -537,10 +536,10 @@ impl Error {
     }
 }
 
-/// The questions that programs ask about an error of any call. Errors of a tensor of an export are classified by their cause.
+/// Predicates for errors of any call. An error about a named tensor is classified by its cause.
 impl Error {
-    /// Returns whether the other side has ended: its process has exited, or it has closed its end of the hand-over, the ring
-    /// or the channel. A retry with the same descriptor or connection fails again.
+    /// Returns whether the peer is gone: its process has terminated, or it has closed its end of the lease, the ring or the
+    /// channel. A retry with the same descriptor or connection fails again.
     pub fn is_gone(&self) -> bool {
         match self.innermost() {
             Self::ExporterGone { .. }
@@ -554,13 +553,13 @@ impl Error {
         }
     }
 
-    /// Returns whether the descriptor is out of date: the exporter has dropped the export, the memory was freed, or the host
-    /// was restarted. A new descriptor from the exporter is the remedy.
+    /// Returns whether the descriptor is stale: the exporter has dropped the export, the memory was freed, or the host has
+    /// rebooted. Request a new descriptor from the exporter.
     pub fn is_stale(&self) -> bool {
         matches!(self.innermost(), Self::ExportDropped { .. } | Self::StaleGeneration(_) | Self::Rebooted)
     }
 
-    /// Returns whether the time limit of the call has passed. The call can be repeated.
+    /// Returns whether the timeout of the call has expired. The call can be repeated.
     pub fn is_timeout(&self) -> bool {
         match self.innermost() {
             Self::Timeout { .. }
@@ -572,8 +571,8 @@ impl Error {
         }
     }
 
-    /// Returns whether the permissions refuse the call: the allow list or the user, the token, the access that the exporter
-    /// grants, or the permissions of a file.
+    /// Returns whether the call is not permitted: by the allow list, the token, the access that the exporter grants, or the
+    /// permissions of a file.
     pub fn is_not_permitted(&self) -> bool {
         match self.innermost() {
             Self::NotPermitted(_) | Self::AccessDenied { .. } => true,
@@ -595,7 +594,7 @@ impl From<VendorError> for Error {
     }
 }
 
-/// The number that a vendor's call returned. A number, because a newer library may return one that nobody knows.
+/// The status of a vendor's call: a number, because a newer library may return unknown ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct VendorStatus(pub i32);
 
@@ -611,15 +610,15 @@ pub struct VendorStatus(pub i32);
 pub struct VendorError {
     /// The backend.
     pub backend: &'static str,
-    /// The function, as the vendor writes it.
+    /// The function's name.
     pub call: &'static str,
-    /// The number it returned.
+    /// The returned status.
     pub status: VendorStatus,
-    /// The vendor's name of the number, or `unknown status`.
+    /// The vendor's name of the status, or `unknown status`.
     pub name: String,
     /// The vendor's last message, or empty.
     pub message: String,
-    /// What to do about it, or empty.
+    /// What to do about the error, or empty.
     pub hint: String,
 }
 

@@ -1,6 +1,6 @@
 //! Tables of named tensors, with the element types and layouts of [`TensorLayout`].
 //!
-//! Plain data: nothing here knows where the memory is.
+//! This module knows no memory.
 
 mod name;
 mod named;

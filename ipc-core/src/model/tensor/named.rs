@@ -1,24 +1,24 @@
-//! A tensor under its name.
+//! A tensor with a name.
 
 use super::{LayoutError, TensorLayout};
 use crate::model::error::DescriptorError;
 
-/// The longest name of a tensor in bytes.
+/// Maximum length of a tensor's name in bytes.
 pub const MAX_NAME_BYTES: usize = 1024;
 
-/// The most tensors of a table or a bundle.
+/// Maximum number of tensors of a table or an export.
 pub const MAX_TENSORS: usize = 1 << 20;
 
-/// The largest table or bundle in bytes.
+/// Maximum size of a table or of an export's tensors in bytes.
 pub const MAX_TABLE_BYTES: usize = 64 * 1024 * 1024;
 
-/// The bytes of a tensor in the binary form of a table, beside its name and the numbers of its layout.
+/// The size of a tensor in the binary form of a table without its name and the numbers of its layout, in bytes.
 pub(crate) const RECORD_HEAD_BYTES: usize = 24;
 
-/// The bytes of the binary form of a table, beside its tensors.
+/// The size of the binary form of a table without its tensors, in bytes.
 pub(crate) const TABLE_ENVELOPE_BYTES: usize = 28;
 
-/// A tensor under its name. Its region begins `offset` bytes behind the start of what holds them all.
+/// A tensor with a name. Its layout counts from `offset` bytes after the start of the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NamedTensor<'a> {
     pub(crate) name: &'a str,
@@ -27,12 +27,12 @@ pub(crate) struct NamedTensor<'a> {
 }
 
 impl NamedTensor<'_> {
-    /// The end of the last element, in bytes behind the start of what holds them all.
+    /// Returns the end of the last element, in bytes from the start of the region.
     pub(crate) fn end(&self) -> Result<u64, LayoutError> {
         self.offset.checked_add(self.layout.span_bytes()?).ok_or(LayoutError::Overflow)
     }
 
-    /// Checks that the tensor lies inside a region of so many bytes.
+    /// Checks that the tensor is inside a region of this size in bytes.
     pub(crate) fn check_fits(&self, region_bytes: u64) -> Result<(), DescriptorError> {
         let fits = self.end().and_then(|needed| {
             let too_large = LayoutError::TooLarge { needed, region: region_bytes };
@@ -41,7 +41,7 @@ impl NamedTensor<'_> {
         fits.map_err(|cause| self.senseless(cause))
     }
 
-    /// The bytes of the tensor in the binary form of a table.
+    /// Returns the size of the tensor in the binary form of a table, in bytes.
     pub(crate) fn record_bytes(&self) -> usize {
         RECORD_HEAD_BYTES + self.name.len() + self.layout.shape().len() * 16
     }
@@ -51,7 +51,7 @@ impl NamedTensor<'_> {
     }
 }
 
-/// As much of a bad name as is shown.
+/// Returns the displayed part of an invalid name.
 pub(crate) const SHOWN_BYTES: usize = 64;
 
 pub(crate) fn check_name(name: &str) -> Result<(), DescriptorError> {

@@ -1,4 +1,4 @@
-//! Which tensors lie where in one region: what a sender says of a bucket that it fills again and again.
+//! Tensor tables: the contents of a buffer that is filled repeatedly.
 
 use super::name::NameIndex;
 use super::{
@@ -6,14 +6,14 @@ use super::{
 };
 use crate::model::error::{DescriptorError, Error, Result};
 
-/// Named tensors in one region: for each its place in bytes from the region's start, and its layout from there on.
+/// Named tensors in one region: the offset of each from the region's start in bytes, and its layout from there.
 ///
-/// A table holds no address and no secret, and opens nothing. It travels by any road beside the region that it speaks of:
-/// a [`Mapping`](crate::Mapping::tensor_in), or a buffer that is shared once and then filled again and again, with a table
-/// for each filling.
+/// A table contains no address and no secret, and opens nothing. It is sent over any transport beside its region: a
+/// [`Mapping`](crate::Mapping::tensor_in), or a buffer that is shared once and filled repeatedly, with a table for each
+/// filling.
 #[derive(Clone, Debug, Default)]
 pub struct TensorTable {
-    /// The names, one behind the other.
+    /// The concatenated names.
     text: String,
     records: Vec<Record>,
     names: NameIndex,
@@ -21,9 +21,9 @@ pub struct TensorTable {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Record {
-    /// Where its name begins and ends in the text.
+    /// The range of the name in `names`.
     name: (u32, u32),
-    /// The tensor's place in bytes.
+    /// The offset in bytes.
     offset: u64,
     layout: TensorLayout,
 }
@@ -43,12 +43,12 @@ impl PartialEq for TensorTable {
 impl Eq for TensorTable {}
 
 impl TensorTable {
-    /// A table of tensors under their names, each with its place in bytes. They may overlap.
+    /// Creates a table of names, offsets in bytes and layouts. Tensors may overlap.
     ///
     /// # Errors
     ///
-    /// [`Error::Descriptor`] that names the tensor: a name that is empty, longer than 1024 bytes or given twice, an end that
-    /// does not fit 64 bits; or that says what a table has at most.
+    /// [`Error::Descriptor`], which names the tensor: for a name that is empty, longer than 1024 bytes or repeated, an end
+    /// beyond 64 bits, or a table that exceeds its limits.
     pub fn new<N: AsRef<str>>(tensors: impl IntoIterator<Item = (N, u64, TensorLayout)>) -> Result<Self> {
         let tensors = tensors.into_iter();
         let mut table = Self::with_room_for(tensors.size_hint().0.min(MAX_TENSORS));
@@ -58,11 +58,11 @@ impl TensorTable {
         Ok(table.checked()?)
     }
 
-    /// A table that lays tensors one behind the other, each at a multiple of `align` bytes, in the order in which they come.
+    /// Creates a table with the tensors one after the other, each at a multiple of `align` bytes.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new); and [`Error::InvalidRegion`] for an alignment that is no power of two.
+    /// As for [`new`](Self::new); [`Error::InvalidRegion`] if the alignment is not a power of two.
     pub fn packed<N: AsRef<str>>(
         align: u64,
         tensors: impl IntoIterator<Item = (N, TensorLayout)>,
@@ -91,7 +91,7 @@ impl TensorTable {
         }
     }
 
-    /// Adds a tensor. Where that cannot be, the table stays as it was.
+    /// Adds a tensor. On error the table is unchanged.
     pub(crate) fn push(
         &mut self,
         name: &str,
@@ -120,13 +120,13 @@ impl TensorTable {
         Ok(())
     }
 
-    /// The table, unless its binary form is too large.
+    /// Returns the table, unless its binary form is too large.
     fn checked(self) -> Result<Self, DescriptorError> {
         let found = TABLE_ENVELOPE_BYTES + self.tensors().map(|tensor| tensor.record_bytes()).sum::<usize>();
         if found > MAX_TABLE_BYTES { Err(DescriptorError::TooLarge { found }) } else { Ok(self) }
     }
 
-    /// A table of the first of them, each at the place that `offset_of` says by its position and its place in this table.
+    /// Returns a table of the first `count` tensors, with the offsets that `offset_of` returns for position and offset.
     pub(crate) fn first(&self, count: usize, offset_of: impl Fn(usize, u64) -> u64) -> Self {
         let mut first = Self::with_room_for(count);
         first.records.extend_from_slice(&self.records[..count]);
@@ -136,49 +136,50 @@ impl TensorTable {
         for (position, record) in records.iter_mut().enumerate() {
             record.offset = offset_of(position, record.offset);
         }
-        // All of them differ.
+        // All names are different already.
         (0..count as u32).for_each(|position| {
             names.insert(position, |position| records[position as usize].name(text));
         });
         first
     }
 
-    /// Moves each tensor by so many bytes, by its position. Its end still fits 64 bits, the caller knows.
+    /// Adds a number of bytes to the offset of each tensor, by its position. The caller ensures that its end does not exceed 64
+    /// bits.
     pub(crate) fn move_each(&mut self, by: impl Fn(usize) -> u64) {
         self.records.iter_mut().enumerate().for_each(|(position, record)| record.offset += by(position));
     }
 
-    /// How many tensors there are.
+    /// Returns the number of tensors.
     pub fn len(&self) -> usize {
         self.records.len()
     }
 
-    /// Are there none?
+    /// Returns whether there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
 
-    /// Every tensor in the order of the table: its name, its place in bytes, its layout from there on.
+    /// Returns the name, the offset in bytes and the layout of each tensor, in the order of the table.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, u64, &TensorLayout)> {
         self.tensors().map(|tensor| (tensor.name, tensor.offset, tensor.layout))
     }
 
-    /// The place in bytes and the layout of the tensor of this name.
+    /// Returns the offset in bytes and the layout of the tensor of this name.
     pub fn get(&self, name: &str) -> Option<(u64, &TensorLayout)> {
         let tensor = self.at(self.position(name)?);
         Some((tensor.offset, tensor.layout))
     }
 
-    /// How many bytes a region needs to hold all of them.
+    /// Returns the size in bytes that a region needs for all tensors.
     pub fn region_bytes(&self) -> u64 {
         self.tensors().filter_map(|tensor| tensor.end().ok()).max().unwrap_or(0)
     }
 
-    /// Checks that all of them lie in a region of so many bytes.
+    /// Checks that all tensors are inside a region of this size in bytes.
     ///
     /// # Errors
     ///
-    /// [`Error::Descriptor`] that names the first that does not.
+    /// [`Error::Descriptor`], which names the first tensor that is not.
     pub fn check_fits(&self, region_bytes: u64) -> Result<()> {
         Ok(self.tensors().try_for_each(|tensor| tensor.check_fits(region_bytes))?)
     }
@@ -188,7 +189,7 @@ impl TensorTable {
         Some(found as usize)
     }
 
-    /// As [`position`](Self::position), with an error for those who asked.
+    /// Returns the [`position`](Self::position), or an error with the known names.
     pub(crate) fn find(&self, name: &str) -> Result<usize> {
         self.position(name).ok_or_else(|| {
             let known = match self.tensors().next() {

@@ -6,7 +6,7 @@ use crate::model::error::{Error, Result};
 
 const MAX_BYTES: usize = 32;
 
-/// A name of 1 to 32 letters, digits, `-` or `_`, kept in place.
+/// A name of 1 to 32 letters, digits, `-` or `_`, stored inline.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BackendName {
     bytes: [u8; MAX_BYTES],
@@ -24,11 +24,11 @@ impl BackendName {
         Some(Self { bytes, len: name.len() as u8 })
     }
 
-    /// The name of a backend of this process.
+    /// Checks the name of a backend of this process.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] for a name that no descriptor holds.
+    /// [`Error::Unsupported`] for a name that descriptors cannot contain.
     pub(crate) fn new(backend: &'static str) -> Result<Self> {
         Self::read(backend.as_bytes()).ok_or_else(|| Error::Unsupported {
             backend,

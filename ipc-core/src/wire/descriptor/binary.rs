@@ -1,4 +1,4 @@
-//! The sections of a descriptor. `docs/spec/descriptor.md` specifies them; the two change together.
+//! The sections of a descriptor. `docs/spec/descriptor.md` specifies them; change both together.
 
 use std::collections::HashSet;
 use std::os::unix::ffi::OsStringExt;
@@ -21,7 +21,7 @@ use crate::os::process::ProcessIdentity;
 use crate::wire::ring::RingSlots;
 use crate::wire::{BrokerAddress, MAX_ADDRESS_BYTES, MAX_HANDLES, Token};
 
-/// Maximum number of adjacent allocations that a region lies in.
+/// Maximum number of adjacent allocations of a region.
 pub const MAX_EXTENTS: usize = 2048;
 
 /// Maximum number of home devices of a descriptor.
@@ -38,7 +38,7 @@ const ACCESS_READ_ONLY: u8 = 1;
 const ACCESS_READ_WRITE: u8 = 2;
 const REGIONS_READY: u8 = 1 << 0;
 
-/// `IntoBytes` and `Unaligned` prove for this and the following at compile time that no byte is padding.
+/// `IntoBytes` and `Unaligned` prove at compile time that this struct and the following ones have no padding.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct ExporterHead {
@@ -126,7 +126,7 @@ impl Descriptor {
         bytes
     }
 
-    /// Reads the binary form. The bytes may come from any process.
+    /// Decodes the binary form. The bytes may come from any process.
     ///
     /// # Errors
     ///
@@ -151,7 +151,7 @@ impl Descriptor {
     }
 }
 
-/// Returns the bytes of the binary form; with so many bytes of named tensors, where `tensors` states them.
+/// Returns the size of the binary form in bytes; `tensors` is the size of the named tensors, if they are not encoded yet.
 pub(crate) fn encoded_bytes(contents: &Contents, tensors: Option<usize>) -> usize {
     let exporter =
         size_of::<ExporterHead>() + contents.backend.as_str().len() + contents.broker.bytes().len();
@@ -242,7 +242,7 @@ fn write_layout(layout: &TensorLayout, bytes: &mut Vec<u8>) {
     }
 }
 
-/// The sections that were read so far.
+/// The sections that were decoded so far.
 #[derive(Default)]
 struct Sections {
     exporter: Option<Exporter>,
@@ -386,7 +386,7 @@ impl Parts {
         Ok(())
     }
 
-    /// The bytes of each region, counted through all parts.
+    /// Returns the size of each region in bytes, over all parts.
     fn region_bytes(&self) -> Result<Vec<u64>, DescriptorError> {
         let regions = self.list.iter().flat_map(|part| part.regions.as_regions().iter());
         regions.map(allocated_bytes).collect()
@@ -398,7 +398,7 @@ fn allocated_bytes(region: &[DescribedExtent]) -> Result<u64, DescriptorError> {
     bytes.ok_or_else(|| bad("region", "its allocations do not fit 64 bits"))
 }
 
-/// The range of the only region of the only part.
+/// Returns a checked range of the only region of the only part.
 fn region_in(
     parts: &[Part],
     (offset, len): (u64, u64),
@@ -486,7 +486,7 @@ fn read_layout(body: &mut &[u8]) -> Result<TensorLayout, DescriptorError> {
     Ok(TensorLayout::from_numbers(dtype, dimensions, numbers, head.offset.get())?)
 }
 
-/// Refuses two parts of one export.
+/// Refuses two parts that are the same export.
 fn check_exports(parts: &[Part]) -> Result<(), DescriptorError> {
     let exports: HashSet<_> = parts.iter().map(|part| part.export).collect();
     if exports.len() < parts.len() {

@@ -1,5 +1,4 @@
-//! The envelope of a descriptor: magic bytes, a version, flags and the total length before the sections, a checksum behind
-//! them.
+//! The envelope of a descriptor: magic bytes, version, flags and total length before the sections, a checksum after them.
 
 use std::mem::offset_of;
 
@@ -9,13 +8,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::{DescriptorError, FormatVersion};
 use crate::model::tensor::MAX_TABLE_BYTES;
 
-/// The bytes behind the last field: CRC-32 of all before them.
+/// The size of the last field: the CRC-32 of all preceding bytes.
 const CHECKSUM_BYTES: usize = 4;
 
-/// Bits that a reader must know; those above it may pass over.
+/// Flags that a reader must know. A reader ignores the flags above them.
 const MANDATORY_FLAGS: u16 = 0x00ff;
 
-/// The first fields.
+/// The fields before the sections.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Preamble {
@@ -26,19 +25,19 @@ struct Preamble {
     total_bytes: U32,
 }
 
-/// The first bytes of every descriptor and every table of tensors.
+/// The first bytes of every descriptor and every tensor table.
 const MAGIC: [u8; 4] = *b"DIPC";
 
-/// The format that this library writes.
+/// The format version that this library writes.
 pub const FORMAT_VERSION: FormatVersion = FormatVersion { major: 1, minor: 0 };
 
-/// The largest descriptor in bytes.
+/// Maximum size of a descriptor in bytes.
 pub const MAX_DESCRIPTOR_BYTES: usize = MAX_TABLE_BYTES;
 
-/// The bytes of a descriptor beside its sections.
+/// The bytes of a descriptor other than its sections.
 pub(crate) const ENVELOPE_BYTES: usize = size_of::<Preamble>() + CHECKSUM_BYTES;
 
-/// Begins a descriptor of `total` bytes.
+/// Writes the fields before the sections of a descriptor of `total` bytes.
 pub(super) fn begin(total: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(total);
     let preamble = Preamble {
@@ -52,7 +51,7 @@ pub(super) fn begin(total: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns the sections, once size, version, checksum and flags have been checked.
+/// Returns the sections after checking size, version, checksum and flags.
 pub(super) fn checked_sections(bytes: &[u8]) -> Result<&[u8], DescriptorError> {
     let found = bytes.len();
     if found > MAX_DESCRIPTOR_BYTES {
@@ -62,7 +61,7 @@ pub(super) fn checked_sections(bytes: &[u8]) -> Result<&[u8], DescriptorError> {
         return Err(DescriptorError::BadMagic);
     }
     let truncated = || DescriptorError::Truncated { found, expected: ENVELOPE_BYTES };
-    // The version stands at the same place in every format, so it can be told before the rest makes sense.
+    // The version has the same offset in every format, so it is checked before anything else is interpreted.
     let (Some(&major), Some(&minor)) = (bytes.get(4), bytes.get(5)) else { return Err(truncated()) };
     if major != FORMAT_VERSION.major {
         if is_intact_with(bytes, offset_of!(Preamble, major), &[FORMAT_VERSION.major]) {
@@ -80,8 +79,8 @@ pub(super) fn checked_sections(bytes: &[u8]) -> Result<&[u8], DescriptorError> {
     Ok(&covered[size_of::<Preamble>()..])
 }
 
-/// The bytes that the checksum covers, once it fits. Only then, or where nothing else explains the bytes, is the total size
-/// that they state believed.
+/// Returns the bytes that the checksum covers, once it is correct. The stated total size is believed only then, or if no other
+/// damage explains the bytes.
 fn covered(bytes: &[u8], total: u32) -> Result<&[u8], DescriptorError> {
     let (found, total, least) = (bytes.len(), total as usize, ENVELOPE_BYTES);
     if let Some(covered) = intact(bytes) {
@@ -105,13 +104,13 @@ fn covered(bytes: &[u8], total: u32) -> Result<&[u8], DescriptorError> {
     Err(DescriptorError::BadChecksum)
 }
 
-/// All but the checksum, where it fits.
+/// Returns all bytes before the checksum, if the checksum is correct.
 fn intact(bytes: &[u8]) -> Option<&[u8]> {
     let (covered, checksum) = bytes.split_last_chunk::<CHECKSUM_BYTES>()?;
     (crc32fast::hash(covered).to_le_bytes() == *checksum).then_some(covered)
 }
 
-/// Does the checksum fit with other bytes in this place? Then these are what is damaged.
+/// Returns whether the checksum is correct with other bytes at this place, so that these bytes are the damaged ones.
 fn is_intact_with(bytes: &[u8], at: usize, others: &[u8]) -> bool {
     let Some((covered, checksum)) = bytes.split_last_chunk::<CHECKSUM_BYTES>() else { return false };
     let Some((before, rest)) = covered.split_at_checked(at) else { return false };
@@ -121,7 +120,7 @@ fn is_intact_with(bytes: &[u8], at: usize, others: &[u8]) -> bool {
     hasher.finalize().to_le_bytes() == *checksum
 }
 
-/// Appends the checksum of all that has been written.
+/// Appends the checksum of all bytes written so far.
 pub(super) fn close(bytes: &mut Vec<u8>) {
     bytes.extend_from_slice(&crc32fast::hash(bytes).to_le_bytes());
 }

@@ -1,8 +1,8 @@
-//! The descriptor: plain bytes, or one line of text, that name an export: one region of memory, a ring, or any number of named
+//! Descriptors: plain bytes, or one line of text, that name an export: one region of memory, a ring, or any number of named
 //! tensors.
 //!
-//! It travels over any transport and opens nothing by itself: the vendor's handle is not in it, but comes from the exporter's
-//! broker, together with a lease. The format is specified in `docs/spec/descriptor.md`.
+//! A descriptor travels over any transport and opens nothing by itself: it contains no vendor handle; the exporter's broker
+//! sends the handle with a lease. `docs/spec/descriptor.md` specifies the format.
 //!
 //! Every reader treats a descriptor as hostile: the checksum is verified first, no memory is allocated from a length that was
 //! not checked, and all offsets and lengths are checked against each other here and against the driver's answer after the open.
@@ -41,11 +41,12 @@ pub(crate) use tensors::{MOST_REMEMBERED_BYTES, Tensors, encoded_bytes as encode
 pub use text::TEXT_PREFIX;
 pub use view::DescriptorView;
 
-/// Names an export. Get one from [`Export::descriptor`](crate::Export::descriptor), send it over any transport, and give it to
-/// [`Ipc::open`](crate::Ipc::open); that of a ring, to [`Ipc::open_ring`](crate::Ipc::open_ring). Clones share their contents.
+/// The name of an export, for importers. [`Export::descriptor`](crate::Export::descriptor) returns it; send it over any
+/// transport, and pass it to [`Ipc::open`](crate::Ipc::open), or that of a ring to [`Ipc::open_ring`](crate::Ipc::open_ring).
+/// Clones share their contents.
 ///
-/// `Display` and `FromStr` are the text form. It holds secrets, so it belongs where passwords may go. `Debug` and
-/// [`view`](Self::view) do not show the secrets.
+/// `Display` and `FromStr` are the text form. It contains secrets, so treat it as a password. `Debug` and [`view`](Self::view)
+/// do not show the secrets.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Descriptor {
     contents: Arc<Contents>,
@@ -61,11 +62,11 @@ pub(crate) struct Contents {
     /// One for each home device; at least one.
     pub(crate) parts: OneOrMany<Part>,
     pub(crate) memory: Memory,
-    /// Only of a [`Memory::Region`].
+    /// Present only with [`Memory::Region`].
     pub(crate) ring: Option<RingSlots>,
 }
 
-/// The memory that importers get.
+/// The memory that importers open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Memory {
     /// A range of the only region of the only part.
@@ -77,7 +78,7 @@ pub(crate) enum Memory {
 /// A range of a region, and the tensor that it holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DescribedRegion {
-    /// From the start of the first allocation, in bytes.
+    /// Offset from the start of the first allocation, in bytes.
     pub(crate) offset: u64,
     pub(crate) len: u64,
     pub(crate) layout: Option<TensorLayout>,
@@ -99,7 +100,7 @@ pub(crate) struct Part {
 pub(crate) struct DescribedExtent {
     /// Size of the whole allocation in bytes.
     pub(crate) size: u64,
-    /// The vendor's number of it, 0 where there is none.
+    /// The vendor's generation of the allocation, or 0.
     pub(crate) generation: u64,
 }
 
@@ -131,7 +132,7 @@ impl<'a> NamedExport<'a> {
     }
 }
 
-/// The number of an export in its process; never given twice.
+/// The number of an export in its process. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct ExportId(pub(crate) u64);
 
@@ -169,7 +170,7 @@ impl Descriptor {
         Self::new(contents)
     }
 
-    /// Returns the name of the backend that can open it.
+    /// Returns the name of the backend that can open the memory.
     pub fn backend(&self) -> &str {
         self.contents.backend.as_str()
     }
@@ -184,27 +185,27 @@ impl Descriptor {
         self.contents.access
     }
 
-    /// Returns the first of the [`homes`](Self::homes), which mostly is the only one.
+    /// Returns the home device, the first of several.
     pub fn home(&self) -> DeviceIdentity {
         self.contents.first().home
     }
 
-    /// Returns the devices where the bytes live.
+    /// Returns the home devices.
     pub fn homes(&self) -> impl ExactSizeIterator<Item = DeviceIdentity> {
         self.contents.parts.iter().map(|part| part.home)
     }
 
-    /// Returns the first of the [`exports`](Self::exports), which mostly is the only one.
+    /// Returns the number of the export, the first of several.
     pub fn export(&self) -> ExportId {
         self.contents.first().export
     }
 
-    /// Returns the number in the exporting process of the export on each home device.
+    /// Returns the number of the export on each home device.
     pub fn exports(&self) -> impl ExactSizeIterator<Item = ExportId> {
         self.contents.parts.iter().map(|part| part.export)
     }
 
-    /// Returns the length in bytes: of the region; of named tensors, of all allocations that they lie in.
+    /// Returns the length in bytes: of the region, or of all allocations of the named tensors.
     pub fn len(&self) -> u64 {
         match &self.contents.memory {
             Memory::Region(region) => region.len,
@@ -215,28 +216,28 @@ impl Descriptor {
         }
     }
 
-    /// Never true: memory that is shared has at least one byte.
+    /// Returns `false`: shared memory has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns how many allocations the memory lies in; each is opened once.
+    /// Returns the number of allocations; an importer opens each once.
     pub fn allocations(&self) -> usize {
         self.contents.parts.iter().map(|part| part.regions.as_regions().allocations()).sum()
     }
 
-    /// Returns whether its tensors have names.
+    /// Returns whether the tensors have names.
     pub fn is_named(&self) -> bool {
         matches!(self.contents.memory, Memory::Tensors(_))
     }
 
-    /// Returns element type, shape and strides of the region without a name, where the exporter stated them.
+    /// Returns the layout of the unnamed region, if the exporter stated one.
     pub fn layout(&self) -> Option<&TensorLayout> {
         self.contents.region()?.layout.as_ref()
     }
 
-    /// Returns the name and the layout of every tensor, in the order in which the exporter added them. A region without a name
-    /// is one tensor with an empty name where the exporter stated its layout.
+    /// Returns the name and the layout of every tensor, in the order in which the exporter added them. An unnamed region with a
+    /// layout is one tensor with an empty name.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, &TensorLayout)> {
         (0..self.contents.tensors()).map(|position| {
             let tensor = self.contents.tensor(position);
@@ -249,18 +250,18 @@ impl Descriptor {
         Some(self.contents.tensor(self.contents.position(name)?).layout)
     }
 
-    /// Returns the device where the tensor of this name lives.
+    /// Returns the home device of the tensor of this name.
     pub fn home_of(&self, name: &str) -> Option<DeviceIdentity> {
         let position = self.contents.position(name)?;
         Some(self.contents.parts[self.contents.place(position).0].home)
     }
 
-    /// Returns the slots, where it names a ring.
+    /// Returns the slots of a ring, or `None` for other memory.
     pub fn ring(&self) -> Option<RingSlots> {
         self.contents.ring
     }
 
-    /// Returns everything but the secrets, for people, ready for JSON.
+    /// Returns everything but the secrets, for display; it serialises to JSON.
     pub fn view(&self) -> DescriptorView<'_> {
         DescriptorView::new(&self.contents)
     }
@@ -271,7 +272,7 @@ impl Contents {
         &self.parts[0]
     }
 
-    /// The only region, where its tensors have no names.
+    /// Returns the unnamed region.
     pub(crate) fn region(&self) -> Option<&DescribedRegion> {
         match &self.memory {
             Memory::Region(region) => Some(region),
@@ -290,7 +291,7 @@ impl Contents {
         self.named_tensors().map(|tensors| tensors.table())
     }
 
-    /// The number of tensors.
+    /// Returns the number of tensors.
     pub(crate) fn tensors(&self) -> usize {
         match &self.memory {
             Memory::Region(region) => usize::from(region.layout.is_some()),
@@ -298,8 +299,7 @@ impl Contents {
         }
     }
 
-    /// The tensor at this position, which is less than [`tensors`](Self::tensors). Its offset counts from the start of its
-    /// region.
+    /// Returns the tensor at a position less than [`tensors`](Self::tensors). Its offset counts from the start of its region.
     pub(crate) fn tensor(&self, position: usize) -> NamedTensor<'_> {
         match &self.memory {
             Memory::Tensors(tensors) => tensors.table().at(position),
@@ -310,7 +310,7 @@ impl Contents {
         }
     }
 
-    /// The position of the tensor of this name.
+    /// Returns the position of the tensor of this name.
     pub(crate) fn position(&self, name: &str) -> Option<usize> {
         match &self.memory {
             Memory::Tensors(tensors) => tensors.table().position(name),
@@ -318,7 +318,7 @@ impl Contents {
         }
     }
 
-    /// The part of a tensor, and the region in it.
+    /// Returns the part of a tensor, and the region in the part.
     pub(crate) fn place(&self, tensor: usize) -> (usize, usize) {
         let Memory::Tensors(tensors) = &self.memory else { return (0, 0) };
         let mut region = tensors.regions()[tensor] as usize;
@@ -332,7 +332,7 @@ impl Contents {
         unreachable!("checked when the descriptor was read or made")
     }
 
-    /// The first named tensor of a region, or of the part where the region has none; for errors.
+    /// Returns the first named tensor of a region, or of the part if there is none in the region; for errors.
     pub(crate) fn first_tensor(&self, part: usize, region: Option<usize>) -> Option<NamedTensor<'_>> {
         let table = self.table()?;
         let lies_there = |position: &usize| {
@@ -359,7 +359,7 @@ impl Contents {
 }
 
 impl fmt::Debug for Descriptor {
-    /// In few words, and without the secrets; [`view`](Self::view) says all.
+    /// A summary without the secrets; [`view`](Self::view) is complete.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Descriptor");
         shown

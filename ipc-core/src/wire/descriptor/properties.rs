@@ -1,4 +1,4 @@
-//! What holds for every descriptor, tried on arbitrary ones.
+//! Properties of all descriptors, tested with arbitrary descriptors.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -45,7 +45,7 @@ pub(crate) fn broker() -> impl Strategy<Value = BrokerAddress> {
     ]
 }
 
-/// One to a few allocations, and a region in them: offset and length.
+/// One to a few allocations, and the offset and length of a region in them.
 fn region() -> impl Strategy<Value = (Vec<DescribedExtent>, u64, u64)> {
     let extent = (1_u64..1 << 48, any::<u64>());
     vec(extent, 1..=5).prop_flat_map(|extents| {
@@ -58,7 +58,7 @@ fn region() -> impl Strategy<Value = (Vec<DescribedExtent>, u64, u64)> {
     })
 }
 
-/// A tensor, before it is known whether it fits the region.
+/// A tensor that may not fit its region.
 pub(crate) fn layout() -> impl Strategy<Value = TensorLayout> {
     let dtype = proptest::sample::select(Dtype::ALL);
     let dimensions = vec((0_u64..6, 0_u64..50), 0..=5);
@@ -104,7 +104,7 @@ fn named() -> impl Strategy<Value = Memories> {
         let mut tensors = Vec::new();
         for (name, ((region, at), layout)) in named {
             let region = region.index(bytes.len());
-            // One that does not fit is made a scalar of one byte.
+            // A tensor that does not fit becomes a scalar of one byte.
             let fits = layout.span_bytes().is_ok_and(|span| span <= bytes[region]);
             let layout = if fits { layout } else { TensorLayout::contiguous(Dtype::U8, []).unwrap() };
             let room = bytes[region] - layout.span_bytes().unwrap();
@@ -116,7 +116,7 @@ fn named() -> impl Strategy<Value = Memories> {
     })
 }
 
-/// One region, with a tensor or a ring or neither.
+/// One region, with a tensor, a ring or neither.
 fn unnamed() -> impl Strategy<Value = Memories> {
     let given = (home(), any::<(u64, [u8; 16], bool)>(), region());
     (given, proptest::option::of(layout()), any::<(bool, u16)>()).prop_map(
@@ -149,7 +149,7 @@ fn tensors() -> impl Strategy<Value = Vec<(String, u64, TensorLayout)>> {
         .prop_map(|named| named.into_iter().map(|(name, (offset, layout))| (name, offset, layout)).collect())
 }
 
-/// With the checksum set right again.
+/// Returns the bytes with a correct checksum.
 fn repaired(mut bytes: Vec<u8>) -> Vec<u8> {
     let covered = bytes.len() - 4;
     let checksum = crc32fast::hash(&bytes[..covered]);
@@ -157,13 +157,13 @@ fn repaired(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// A secret's bytes, as somebody might write them.
+/// The spellings of a secret's bytes.
 pub(crate) fn spellings(secret: &[u8]) -> Vec<String> {
     let decimal: Vec<String> = secret.iter().map(u8::to_string).collect();
     let mut spellings = vec![HEXLOWER.encode(secret), HEXUPPER.encode(secret)];
     spellings.extend([BASE64.encode(secret), BASE64_NOPAD.encode(secret), BASE64URL_NOPAD.encode(secret)]);
     spellings.extend([decimal.join(","), decimal.join(", ")]);
-    // Inside a longer text in Base64 it begins at one of three places; the characters at its ends hold other bits too.
+    // In a longer Base64 text it begins at one of three offsets; the characters at its ends contain other bits too.
     for (before, first) in [(0, 0), (1, 2), (2, 3)] {
         let encoded = BASE64URL_NOPAD.encode(&[vec![0; before], secret.to_vec()].concat());
         spellings.push(encoded[first..encoded.len() - 1].to_owned());
@@ -223,7 +223,7 @@ proptest! {
         }
     }
 
-    /// With the checksum set right again, so that the checks behind it are reached.
+    /// The checksum is corrected, so that the checks after it are reached.
     #[test]
     fn damage_that_the_checksum_hides_is_refused_or_read_consistently(
         descriptor in descriptor(),
@@ -366,7 +366,7 @@ fn tensor_that_leaves_its_memory_is_named() {
     assert_eq!(of(0, bytes(1).with_offset(size).unwrap()), too_large(size + 1));
 }
 
-/// Why the descriptor with these changes is refused; nothing where it is read.
+/// Returns the error of the descriptor with this change, or an empty text if it is accepted.
 fn refused(plain: &Descriptor, change: impl FnOnce(&mut Contents)) -> String {
     let read = Descriptor::from_bytes(&plain.with(change).to_bytes());
     read.err().map(|error| error.to_string()).unwrap_or_default()
@@ -422,7 +422,7 @@ fn senseless_regions_are_refused() {
     assert!(several.contains("several devices"), "{several}");
 }
 
-/// The bytes of a descriptor whose sections are these instead.
+/// Returns the bytes of a descriptor with these sections.
 fn with_sections(sections: &[u8]) -> Vec<u8> {
     let mut bytes = crate::fuzzing::plain_descriptor().to_bytes();
     bytes.truncate(12);

@@ -1,22 +1,22 @@
-//! The allocations of an export, by the regions that they lie in.
+//! The allocations of an export, grouped by region.
 
 use std::sync::Arc;
 
 use super::DescribedExtent;
 
-/// The allocations of all regions side by side, so that a bundle of a thousand regions needs no thousand lists.
+/// The allocations of all regions in one list, so that a thousand regions need no thousand lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DescribedRegions {
     extents: Vec<DescribedExtent>,
-    /// Where each region ends among them.
+    /// The end of each region in the list.
     ends: Vec<u32>,
 }
 
-/// The same, of whoever has them.
+/// Borrowed [`RegionList`]s, or the allocations of one region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Regions<'a> {
     extents: &'a [DescribedExtent],
-    /// `None` where all of them are one region.
+    /// `None` if all allocations belong to one region.
     ends: Option<&'a [u32]>,
 }
 
@@ -37,7 +37,7 @@ impl PartRegions {
     }
 }
 
-/// However they are kept.
+/// Equal contents are equal, however they are stored.
 impl PartialEq for PartRegions {
     fn eq(&self, other: &Self) -> bool {
         self.as_regions().iter().eq(other.as_regions().iter())
@@ -47,7 +47,7 @@ impl PartialEq for PartRegions {
 impl Eq for PartRegions {}
 
 impl DescribedRegions {
-    /// Adds a region: what `add` adds to the allocations.
+    /// Adds a region with the allocations that `add` appends.
     pub(crate) fn add<E>(
         &mut self,
         add: impl FnOnce(&mut Vec<DescribedExtent>) -> Result<(), E>,
@@ -74,7 +74,7 @@ impl<R: IntoIterator<Item = DescribedExtent>> FromIterator<R> for DescribedRegio
 }
 
 impl<'a> Regions<'a> {
-    /// Allocations of one region.
+    /// Returns the regions of a part with one region.
     pub(crate) const fn one(extents: &'a [DescribedExtent]) -> Self {
         Self { extents, ends: None }
     }
@@ -83,7 +83,7 @@ impl<'a> Regions<'a> {
         self.ends.map_or(1, <[u32]>::len)
     }
 
-    /// The allocations of each region.
+    /// Returns the allocations of each region.
     pub(crate) fn iter(self) -> impl ExactSizeIterator<Item = &'a [DescribedExtent]> {
         let mut begin = 0;
         (0..self.len()).map(move |region| {
@@ -94,7 +94,7 @@ impl<'a> Regions<'a> {
         })
     }
 
-    /// How many allocations there are in all regions.
+    /// Returns the number of allocations of all regions.
     pub(crate) const fn allocations(&self) -> usize {
         self.extents.len()
     }

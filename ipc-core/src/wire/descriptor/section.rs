@@ -1,4 +1,4 @@
-//! Sections: the typed, length-checked pieces that a descriptor is made of.
+//! Sections: the typed, length-checked pieces of a descriptor.
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -11,14 +11,14 @@ pub(super) const REGION: u16 = 3;
 pub(super) const LAYOUT: u16 = 4;
 pub(super) const TENSORS: u16 = 5;
 pub(super) const RING: u16 = 6;
-/// Addresses for copies over a network, which a reader without them may skip.
+/// Addresses for copies over a network. A reader that does not know them may skip them.
 #[allow(dead_code, reason = "reserved, so that no later section takes its number")]
 pub(super) const NETWORK: u16 = 7;
 
-/// A reader that does not know the section must refuse the descriptor.
+/// A reader that does not know this section must refuse the descriptor.
 const CRITICAL: u16 = 1 << 0;
 
-/// The bytes before each section's own.
+/// The fields before the body of each section.
 pub(super) const SECTION_HEAD_BYTES: usize = size_of::<SectionHead>();
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -29,7 +29,7 @@ struct SectionHead {
     bytes: U32,
 }
 
-/// A section as it was read.
+/// A decoded section.
 pub(super) struct Section<'a> {
     pub(super) kind: u16,
     pub(super) body: &'a [u8],
@@ -37,7 +37,7 @@ pub(super) struct Section<'a> {
 }
 
 impl<'a> Section<'a> {
-    /// Takes the next section of `rest`, where there is one.
+    /// Removes the next section from `rest`.
     pub(super) fn next(rest: &mut &'a [u8]) -> Result<Option<Self>, DescriptorError> {
         if rest.is_empty() {
             return Ok(None);
@@ -55,20 +55,20 @@ impl<'a> Section<'a> {
     }
 }
 
-/// Writes the head of a critical section, behind which `bytes` follow.
+/// Writes the head of a critical section with a body of `bytes` bytes.
 pub(super) fn begin(kind: u16, bytes: usize, written: &mut Vec<u8>) {
     let (kind, flags) = (U16::new(kind), U16::new(CRITICAL));
     written.extend_from_slice(SectionHead { kind, flags, bytes: U32::new(bytes as u32) }.as_bytes());
 }
 
-/// Takes the next bytes of a section's body.
+/// Removes the next bytes from a section's body.
 pub(super) fn take<'a>(body: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], DescriptorError> {
     let (taken, rest) = body.split_at_checked(bytes).ok_or_else(cut_off)?;
     *body = rest;
     Ok(taken)
 }
 
-/// Takes the fixed part of a section's body.
+/// Removes the fixed part from a section's body.
 pub(super) fn take_head<'a, H>(body: &mut &'a [u8]) -> Result<&'a H, DescriptorError>
 where
     H: FromBytes + Immutable + KnownLayout + Unaligned,
@@ -78,7 +78,7 @@ where
     Ok(head)
 }
 
-/// Checks that a section has no bytes beyond its fields.
+/// Checks that no bytes of a section's body are left.
 pub(super) fn check_end(body: &[u8]) -> Result<(), DescriptorError> {
     if body.is_empty() { Ok(()) } else { Err(bad("length", "a section is longer than its fields")) }
 }

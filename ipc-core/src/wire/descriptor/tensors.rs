@@ -1,4 +1,4 @@
-//! Named tensors, as a descriptor or a table of its own lists them.
+//! Named tensors in a descriptor, or in a tensor table.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use crate::model::tensor::{
 };
 use crate::os::Recent;
 
-/// Larger lists are not remembered.
+/// Longer lists are not remembered.
 pub(crate) const MOST_REMEMBERED_BYTES: usize = 1 << 20;
 
-/// The part of fixed size. `IntoBytes` and `Unaligned` prove at compile time that no byte of it is padding.
+/// The part of fixed size. `IntoBytes` and `Unaligned` prove at compile time that it has no padding.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RecordHead {
-    /// Counted through all parts.
+    /// The number of the region, over all parts.
     region: U32,
     name_bytes: U16,
     dtype: u8,
@@ -32,12 +32,12 @@ struct RecordHead {
     offset: U64,
 }
 
-/// The least that a tensor takes: no dimensions, and a name of one byte.
+/// The minimum size of a tensor: no dimensions, and a name of one byte.
 const LEAST_RECORD_BYTES: usize = size_of::<RecordHead>() + 1;
 
 const _: () = assert!(size_of::<RecordHead>() == RECORD_HEAD_BYTES);
 
-/// A tensor as it was read: its name is a piece of the bytes.
+/// A decoded tensor, whose name borrows the bytes.
 struct ReadTensor<'a> {
     region: u32,
     name: &'a str,
@@ -64,7 +64,7 @@ impl NamedTensor<'_> {
 }
 
 impl<'a> ReadTensor<'a> {
-    /// Reads one, and passes behind it. The bytes may come from anybody.
+    /// Decodes a tensor and advances past it. The bytes may come from any process.
     fn read(body: &mut &'a [u8]) -> Result<Self, DescriptorError> {
         let head = take_head::<RecordHead>(body)?;
         let name = take(body, usize::from(head.name_bytes.get()))?;
@@ -92,24 +92,24 @@ impl<'a> ReadTensor<'a> {
     }
 }
 
-/// Every tensor, and the region that it lies in.
+/// All named tensors, with their regions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tensors {
-    /// Each tensor's place counts from the start of the first allocation of its region.
+    /// The offset of each tensor counts from the start of the first allocation of its region.
     table: TensorTable,
-    /// The region of each, counted through all parts.
+    /// The region of each tensor, numbered over all parts.
     regions: Vec<u32>,
-    /// All of that in the binary form, which is what is compared and sent.
+    /// The binary form, which is compared and sent.
     bytes: Vec<u8>,
 }
 
-/// A list that has been read, and the sizes of the regions that its tensors were found to lie in.
+/// A decoded list, and the sizes of the regions that its tensors were checked against.
 struct Read {
     tensors: Arc<Tensors>,
     region_bytes: Vec<u64>,
 }
 
-/// What was read last. The lists hold no secrets, and who compares all of their bytes need not read them once more.
+/// The last decoded lists. They contain no secrets, and equal bytes need not be decoded again.
 static READ: Recent<Read> = Recent::new();
 
 impl Tensors {
@@ -125,17 +125,17 @@ impl Tensors {
         &self.table
     }
 
-    /// The region of each tensor, counted through all parts.
+    /// Returns the region of each tensor, numbered over all parts.
     pub(crate) fn regions(&self) -> &[u32] {
         &self.regions
     }
 
-    /// The binary form.
+    /// Returns the binary form.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The bytes of the section's body.
+    /// Returns the bytes of the section's body.
     pub(super) fn section_bytes(&self) -> usize {
         size_of::<U32>() + self.bytes.len()
     }
@@ -147,7 +147,7 @@ impl Tensors {
         bytes.extend_from_slice(&self.bytes);
     }
 
-    /// Reads the section's body; the tensors lie in regions of these sizes.
+    /// Decodes the section's body; the regions have these sizes.
     pub(super) fn read(region_bytes: Vec<u64>, body: &mut &[u8]) -> Result<Arc<Self>, DescriptorError> {
         let count = take_head::<U32>(body)?.get() as usize;
         Self::read_or_find(&READ, count, region_bytes, body)
@@ -193,7 +193,7 @@ impl Tensors {
     }
 }
 
-/// How many bytes these tensors have in the body of their section.
+/// Returns the size of the tensors in the body of their section, in bytes.
 pub(crate) fn encoded_bytes(table: &TensorTable) -> usize {
     size_of::<U32>() + record_bytes(table)
 }
@@ -205,7 +205,7 @@ fn record_bytes(table: &TensorTable) -> usize {
 const _: () = assert!(TABLE_ENVELOPE_BYTES == ENVELOPE_BYTES + SECTION_HEAD_BYTES + size_of::<U32>());
 
 impl TensorTable {
-    /// Returns the binary form: that of a descriptor with no section but the tensors.
+    /// Returns the binary form: a descriptor with the section of tensors only.
     pub fn to_bytes(&self) -> Vec<u8> {
         let body = encoded_bytes(self);
         let mut bytes = envelope::begin(ENVELOPE_BYTES + SECTION_HEAD_BYTES + body);
@@ -216,7 +216,7 @@ impl TensorTable {
         bytes
     }
 
-    /// Reads the binary form. The bytes may come from any process.
+    /// Decodes the binary form. The bytes may come from any process.
     ///
     /// # Errors
     ///
@@ -242,7 +242,7 @@ impl TensorTable {
     }
 }
 
-/// So many tensors, where there are bytes for them.
+/// Decodes the number of tensors, and checks that the body is long enough for them.
 fn checked_count(count: usize, body: &[u8]) -> Result<usize, DescriptorError> {
     if count <= MAX_TENSORS && count <= body.len() / LEAST_RECORD_BYTES {
         return Ok(count);
@@ -251,7 +251,7 @@ fn checked_count(count: usize, body: &[u8]) -> Result<usize, DescriptorError> {
     Err(DescriptorError::BadField { field: "tensors", why })
 }
 
-/// What is written is what they are.
+/// Writes the fields of a tensor.
 impl PartialEq for Tensors {
     fn eq(&self, other: &Self) -> bool {
         self.bytes == other.bytes

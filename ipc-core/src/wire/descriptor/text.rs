@@ -17,7 +17,7 @@ impl std::fmt::Display for Descriptor {
 impl std::str::FromStr for Descriptor {
     type Err = crate::model::error::Error;
 
-    /// Reads the text form. White space around it is passed over.
+    /// Decodes the text form. White space around it is ignored.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(parse(text)?)
     }
@@ -31,14 +31,14 @@ fn parse(text: &str) -> Result<Descriptor, DescriptorError> {
     }
     let bytes = BASE64URL_NOPAD.decode(encoded.as_bytes());
     let bytes = bytes.map_err(|error| cut_off(encoded, error))?;
-    // The prefix says that it is a descriptor, so that other first bytes are damage.
+    // The prefix is correct, so wrong magic bytes behind it are damage.
     Descriptor::from_bytes(&bytes).map_err(|error| match error {
         DescriptorError::BadMagic => DescriptorError::BadChecksum,
         error => error,
     })
 }
 
-/// Why a text cannot be decoded: the rest of one that was cut off within a group of characters is no Base64.
+/// Explains a decoding error: a text that was cut off within a group of four characters is not Base64.
 fn cut_off(encoded: &str, error: data_encoding::DecodeError) -> DescriptorError {
     let whole = &encoded.as_bytes()[..encoded.len() / 4 * 4];
     match BASE64URL_NOPAD.decode(whole).map(|bytes| Descriptor::from_bytes(&bytes)) {
@@ -48,7 +48,7 @@ fn cut_off(encoded: &str, error: data_encoding::DecodeError) -> DescriptorError 
 }
 
 impl serde::Serialize for Descriptor {
-    /// As text in formats for people, as bytes in others.
+    /// Serialised as text in formats for people, and as bytes in others.
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if serializer.is_human_readable() {
             serializer.collect_str(self)

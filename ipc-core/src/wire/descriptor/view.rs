@@ -1,4 +1,4 @@
-//! The contents of a descriptor, for people.
+//! The contents of a descriptor for display.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use crate::os::process::ProcessIdentity;
 use crate::wire::BrokerAddress;
 use crate::wire::ring::RingSlots;
 
-/// Everything in a descriptor but its secrets. Serialise it as JSON to read it.
+/// The contents of a descriptor without its secrets. It serialises to JSON.
 #[derive(Clone, Debug, Serialize)]
 pub struct DescriptorView<'a> {
     backend: &'a str,
@@ -33,7 +33,7 @@ struct RegionView<'a> {
     tensor: Option<&'a TensorLayout>,
 }
 
-/// The named tensors, and the parts that they lie in.
+/// The named tensors and their parts.
 #[derive(Clone, Debug, Serialize)]
 struct NamedView<'a> {
     parts: Vec<PartView>,
@@ -45,7 +45,7 @@ struct PartView {
     home: String,
     export: u64,
     carries_ready_event: bool,
-    /// Of each region.
+    /// The size of each region.
     allocations: Vec<Vec<AllocationView>>,
 }
 
@@ -74,7 +74,7 @@ struct ExporterView {
     host: String,
     boot: String,
     socket: String,
-    /// Of named tensors each part has its own.
+    /// Present with named tensors only.
     #[serde(skip_serializing_if = "Option::is_none")]
     export: Option<u64>,
 }
