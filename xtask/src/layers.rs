@@ -65,7 +65,8 @@ fn read(source: &Path) -> Result<Vec<Import>> {
     Ok(imports)
 }
 
-fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+/// Collects the files of Rust below a folder.
+pub(crate) fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
         let path = entry?.path();
         if path.is_dir() {
@@ -78,7 +79,7 @@ fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
 }
 
 /// Returns whether a file holds only tests or fuzzing.
-fn is_tests(file: &str) -> bool {
+pub(crate) fn is_tests(file: &str) -> bool {
     file.split('/').any(|part| {
         let part = part.strip_suffix(".rs").unwrap_or(part);
         ["tests", "properties", "fuzzing"].contains(&part)
@@ -157,7 +158,7 @@ fn walk(tokens: TokenStream, module: &[String], paths: &mut Vec<(usize, Vec<Stri
 }
 
 /// Returns the place behind an item that only tests or fuzzing compile.
-fn skipped(tokens: &[TokenTree], at: usize) -> Option<usize> {
+pub(crate) fn skipped(tokens: &[TokenTree], at: usize) -> Option<usize> {
     let is_hash = matches!(&tokens[at], TokenTree::Punct(hash) if hash.as_char() == '#');
     let (true, Some(TokenTree::Group(attribute))) = (is_hash, tokens.get(at + 1)) else { return None };
     let text = attribute.stream().to_string().replace(' ', "");

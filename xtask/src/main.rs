@@ -10,6 +10,7 @@ mod fuzz;
 mod layers;
 mod msrv;
 mod mutants;
+mod public_api;
 mod python;
 mod verify_abi;
 mod workspace;
@@ -30,6 +31,7 @@ enum Command {
     Msrv,
     Fuzz(fuzz::Options),
     Mutants(mutants::Options),
+    PublicApi(public_api::Options),
     Python(python::Options),
     Bindgen(bindgen::Options),
     /// Compare the bindings of ACL with the vendor's headers of two CANN generations, downloaded from PyPI
@@ -45,6 +47,7 @@ fn main() -> anyhow::Result<()> {
         Command::Msrv => msrv::run(),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Mutants(options) => mutants::run(&options),
+        Command::PublicApi(options) => public_api::run(&options),
         Command::Python(options) => python::run(&options),
         Command::Bindgen(options) => bindgen::run(&options),
         Command::VerifyAbi => verify_abi::run(),

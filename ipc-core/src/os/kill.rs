@@ -6,6 +6,7 @@
 
 /// All points: first those of a hand-over in the order of visits, then those of rings, staging and channels.
 #[cfg(feature = "kill-points")]
+#[doc(hidden)]
 pub const KILL_POINTS: &[&str] = &[
     "exporter:exported",
     "exporter:published",

@@ -1,0 +1,237 @@
+//! Texts that name an item of the public API name one that exists.
+//!
+//! An error's remedy is worth nothing if the method that it names has another name by now. This test reads the texts in the
+//! code of the library and the program, and the pages for users, and looks up each `Type::member` and `device_ipc::path` in
+//! the lists. Links in the documentation of items need no check here: rustdoc resolves them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use proc_macro2::{TokenStream, TokenTree};
+
+use super::{LISTS, names};
+use crate::layers::{is_tests, rust_files, skipped};
+use crate::workspace::root;
+
+/// The folders whose texts users read.
+const SOURCES: [&str; 7] = [
+    "src",
+    "ipc-core/src",
+    "backend-ascend/src",
+    "backend-cuda/src",
+    "backend-mock/src",
+    "backend-mock/engine/src",
+    "cli/src",
+];
+
+/// Generated code, whose texts are assertions about the layout of the vendor's types.
+const GENERATED: [&str; 1] = ["backend-ascend/src/bindings.rs"];
+
+/// Pages for users, files or folders.
+const PAGES: [&str; 10] = [
+    "README.md",
+    "docs/guide",
+    "docs/glossary.md",
+    "docs/spec",
+    "ipc-core/README.md",
+    "backend-ascend/README.md",
+    "backend-cuda/README.md",
+    "backend-mock/README.md",
+    "backend-mock/engine/README.md",
+    "cli/README.md",
+];
+
+/// Types of other crates that texts name.
+const FOREIGN: [&str; 1] = ["CudaContext"];
+
+/// The public paths, as users write them behind `device_ipc::`.
+struct Public(BTreeSet<String>);
+
+impl Public {
+    fn read() -> Self {
+        let lists = [
+            ("device-ipc", ""),
+            ("device-ipc-core", ""),
+            ("device-ipc-cuda", "cuda::"),
+            ("device-ipc-ascend", "ascend::"),
+            ("device-ipc-mock", "mock::"),
+            ("device-ipc-mock-engine", "mock::engine::"),
+        ];
+        let mut paths = BTreeSet::new();
+        for (package, module) in lists {
+            let file = root().join(LISTS).join(format!("{package}.txt"));
+            let list =
+                fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+            paths.extend(list.lines().map(|line| format!("{module}{}", names::path(line))));
+        }
+        Self(paths)
+    }
+
+    /// Returns whether a path without `device_ipc::` is public, or a type with this member.
+    fn has(&self, path: &str) -> bool {
+        self.0.contains(path) || self.0.iter().any(|public| ends_with_path(public, path))
+    }
+}
+
+fn ends_with_path(path: &str, end: &str) -> bool {
+    path.strip_suffix(end).is_some_and(|before| before.ends_with("::"))
+}
+
+/// Returns the paths in a text that may be items of this library.
+fn paths(text: &str) -> impl Iterator<Item = &str> {
+    let is_path = |character: char| character.is_ascii_alphanumeric() || character == '_' || character == ':';
+    let words = text.split(move |character: char| !is_path(character)).map(|word| word.trim_matches(':'));
+    words.filter(|word| {
+        let first = word.split("::").next().unwrap_or_default();
+        word.contains("::")
+            && (first == "device_ipc" || first.starts_with(|first: char| first.is_ascii_uppercase()))
+    })
+}
+
+/// Returns whether a path names an item that is not public.
+fn is_missing(path: &str, public: &Public) -> bool {
+    match path.split_once("::") {
+        Some(("device_ipc", path)) => !public.has(path),
+        Some((first, _)) => !FOREIGN.contains(&first) && !public.has(path),
+        None => false,
+    }
+}
+
+/// Collects the texts of code that is compiled without `test`, with their lines; not the documentation.
+fn texts(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let mut at = 0;
+    while at < tokens.len() {
+        if let Some(behind) = skipped(&tokens, at) {
+            at = behind;
+            continue;
+        }
+        match &tokens[at] {
+            TokenTree::Group(group) if !is_documentation(group) => texts(group.stream(), found),
+            TokenTree::Literal(literal) => {
+                let text = literal.to_string();
+                if text.starts_with(['"', 'r']) {
+                    found.push((literal.span().start().line, text));
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+}
+
+/// Returns whether a group is that of `#[doc = …]`, or of `serde(… = "path")`, which names functions for the compiler.
+fn is_documentation(group: &proc_macro2::Group) -> bool {
+    let first = group.stream().into_iter().next();
+    matches!(first, Some(TokenTree::Ident(word)) if word == "doc" || word == "serde")
+}
+
+/// Returns the targets of log events, which look like paths.
+fn log_targets(texts: &[Text]) -> BTreeSet<&str> {
+    let whole = texts.iter().map(|text| text.text.trim_matches('"'));
+    whole.filter(|text| text.starts_with("device_ipc::") && paths(text).eq([*text])).collect()
+}
+
+/// Collects the pages at a place, a file or a folder.
+fn pages(place: &Path, found: &mut Vec<PathBuf>) {
+    if place.is_dir() {
+        for entry in fs::read_dir(place).unwrap() {
+            pages(&entry.unwrap().path(), found);
+        }
+    } else if place.extension().is_some_and(|extension| extension == "md") {
+        found.push(place.to_owned());
+    }
+}
+
+/// A text in the code.
+struct Text {
+    file: String,
+    line: usize,
+    text: String,
+}
+
+fn all_texts() -> Vec<Text> {
+    let mut all = Vec::new();
+    for folder in SOURCES {
+        let mut files = Vec::new();
+        rust_files(&root().join(folder), &mut files).unwrap();
+        files.sort();
+        for path in files {
+            let file = path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
+            if is_tests(&file) || GENERATED.contains(&file.as_str()) {
+                continue;
+            }
+            let code = TokenStream::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+            let mut found = Vec::new();
+            texts(code, &mut found);
+            all.extend(found.into_iter().map(|(line, text)| Text { file: file.clone(), line, text }));
+        }
+    }
+    all
+}
+
+#[test]
+fn texts_of_the_code_name_public_items() {
+    let public = Public::read();
+    let texts = all_texts();
+    let targets = log_targets(&texts);
+    let mut checked = 0;
+    let mut missing = Vec::new();
+    for Text { file, line, text } in &texts {
+        for path in paths(text).filter(|path| !targets.contains(path)) {
+            checked += 1;
+            if is_missing(path, &public) {
+                missing.push(format!("{file}:{line}: {path}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "these texts name items that are not public:\n{}", missing.join("\n"));
+    assert!(checked >= 50, "only {checked} paths were found in texts");
+}
+
+#[test]
+fn pages_name_public_items() {
+    let public = Public::read();
+    let texts = all_texts();
+    let targets = log_targets(&texts);
+    let mut missing = Vec::new();
+    let mut files = Vec::new();
+    PAGES.iter().for_each(|page| pages(&root().join(page), &mut files));
+    for path in files {
+        let file = path.strip_prefix(root()).unwrap().to_str().unwrap();
+        for (number, line) in fs::read_to_string(&path).unwrap().lines().enumerate() {
+            for path in paths(line).filter(|path| !targets.contains(path)) {
+                let first = path.split("::").next().unwrap_or_default();
+                if (first == "device_ipc" || public.has(first)) && is_missing(path, &public) {
+                    missing.push(format!("{file}:{}: {path}", number + 1));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "these pages name items that are not public:\n{}", missing.join("\n"));
+}
+
+#[test]
+fn renamed_method_in_a_text_is_missing() {
+    let public = Public(
+        ["Ipc: pub struct Ipc", "Ipc::open: pub fn open()", "cuda::raw::f: pub fn f()"]
+            .map(|line| names::path(line).to_owned())
+            .into(),
+    );
+    let found = |text: &str| {
+        paths(text).filter(|path| is_missing(path, &public)).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert!(found("open it (Ipc::open), or call device_ipc::cuda::raw::f(); see std::mem::drop").is_empty());
+    assert_eq!(found("use `Ipc::opened({x:?})` or Rpi::open: it works"), ["Ipc::opened", "Rpi::open"]);
+    assert_eq!(found("device_ipc::raw::g"), ["device_ipc::raw::g"]);
+}
+
+#[test]
+fn texts_are_those_that_users_read() {
+    let code = "#[doc = \"A::a\"] #[error(\"B::b\")] enum E {} #[cfg(test)] mod tests { const X: &str = \"C::c\"; }\nfn f() { g(\"D::d\") }";
+    let mut found = Vec::new();
+    texts(TokenStream::from_str(code).unwrap(), &mut found);
+    assert_eq!(found, [(1, "\"B::b\"".to_owned()), (2, "\"D::d\"".to_owned())]);
+}
