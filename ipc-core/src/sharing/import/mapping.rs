@@ -75,6 +75,37 @@ impl Mapping {
         self.range
     }
 
+    /// Returns the regions that the memory lies in, each once: the range of an unnamed region; for named tensors the allocations
+    /// as the driver mapped them, those side by side as one. The bytes of each tensor lie in exactly one of the regions.
+    ///
+    /// A framework needs one import of each region to make views of all tensors, however many there are.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> device_ipc_core::Result<()> {
+    /// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+    /// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+    /// # use device_ipc_core::{Dtype, TensorLayout};
+    /// let block = std::sync::Arc::new(ipc.allocate(0, 1 << 20)?);
+    /// let mut set = ipc.tensors();
+    /// for layer in 0..100 {
+    ///     let layout = TensorLayout::contiguous(Dtype::F32, [16, 16])?;
+    ///     set.owned(format!("layer.{layer}"), block.slice(layer * 1024, 1024)?, Some(layout))?;
+    /// }
+    /// let export = ipc.share_all(set).start()?;
+    /// let mapping = ipc.open(export.descriptor()).at_home()?;
+    /// assert_eq!((mapping.tensors().len(), mapping.regions().count()), (100, 1));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn regions(&self) -> impl Iterator<Item = DeviceRange> {
+        let unnamed = Some(self.range).filter(|range| range.len > 0);
+        let parts = if unnamed.is_some() { &[] } else { &self.parts[..] };
+        let mapped = parts.iter().flat_map(|part| part.regions().iter().copied());
+        unnamed.into_iter().chain(mapped.filter(|range| range.len > 0))
+    }
+
     /// Returns the length in bytes: of the region; of named tensors, of all allocations that they lie in.
     pub fn len(&self) -> u64 {
         if self.range.len > 0 { self.range.len } else { self.descriptor.len() }
