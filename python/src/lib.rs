@@ -20,6 +20,7 @@ mod session;
 mod share;
 mod stream;
 mod tensor;
+mod torch_pool;
 mod wait;
 
 use pyo3::prelude::*;
@@ -54,6 +55,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(open::open, module)?)?;
     module.add_function(wrap_pyfunction!(ring::join, module)?)?;
     module.add_function(wrap_pyfunction!(share::share, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_pool::_pool_blocks, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_pool::_pool_prepare, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     Ok(())
 }

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use device_ipc::Access;
+use device_ipc::{Access, Dtype};
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyString, PyTuple};
 
 use crate::error::exception;
 use crate::export::Descriptor;
@@ -61,6 +61,10 @@ impl Mapping {
     }
 }
 
+/// The result of `Mapping._places` for one tensor.
+type Place<'py> =
+    (Bound<'py, PyString>, Bound<'py, PyString>, Option<usize>, u64, Bound<'py, PyTuple>, Bound<'py, PyTuple>);
+
 fn data(inner: &Arc<MappingInner>, tensor: &device_ipc::Tensor<'_>) -> TensorData {
     let keeper = Keeper::Mapping(Arc::clone(inner));
     TensorData::new(inner.backend, tensor.range(), tensor.layout(), inner.is_writable(), keeper)
@@ -74,7 +78,7 @@ impl Mapping {
         Ok(Tensor { data: self.only(py)? })
     }
 
-    /// The regions of the memory as tensors of bytes: all named tensors lie in them. One import of each into a framework is
+    /// The regions of the memory as tensors of bytes: each named tensor lies in one of them. One import of each into a framework is
     /// enough for views of all tensors.
     #[getter]
     fn regions(&self) -> PyResult<Vec<Tensor>> {
@@ -82,10 +86,42 @@ impl Mapping {
         let keeper = || Keeper::Mapping(Arc::clone(&inner));
         let made =
             |range| Tensor { data: TensorData::bytes(inner.backend, range, inner.is_writable(), keeper()) };
-        if inner.mapping.descriptor().is_named() {
-            return Ok(spans(&inner.mapping).into_iter().map(made).collect());
-        }
-        Ok(vec![made(inner.mapping.range())])
+        Ok(inner.mapping.regions().map(made).collect())
+    }
+
+    /// Returns of each tensor: name, element type, position of its region in `regions` or None, offset in the region in bytes, shape,
+    /// strides in elements. A tensor without elements has no region.
+    fn _places<'py>(&self, py: Python<'py>) -> PyResult<Vec<Place<'py>>> {
+        let inner = self.inner()?;
+        let mut regions: Vec<_> = inner.mapping.regions().enumerate().collect();
+        regions.sort_unstable_by_key(|(_, region)| (region.device, region.ptr));
+        let mut names: Vec<(Dtype, Bound<'py, PyString>)> = Vec::new();
+        let mut name_of = |dtype: Dtype| {
+            let known = names.iter().find(|(known, _)| *known == dtype).map(|(_, name)| name.clone());
+            known.unwrap_or_else(|| {
+                let name = PyString::new(py, &dtype.to_string());
+                names.push((dtype, name.clone()));
+                name
+            })
+        };
+        let place = |(name, tensor): (&str, device_ipc::Tensor<'_>)| {
+            let (range, layout) = (tensor.range(), tensor.layout());
+            let behind = regions.partition_point(|(_, region)| {
+                (region.device, region.ptr) <= (range.device, range.ptr)
+            });
+            let region = behind.checked_sub(1).map(|before| regions[before]);
+            let region = region.filter(|(_, region)| range.len > 0 && region.contains(&range));
+            let offset = region.and_then(|(_, region)| range.ptr.offset_from(region.ptr)).unwrap_or(0);
+            Ok((
+                PyString::new(py, name),
+                name_of(layout.dtype()),
+                region.map(|(position, _)| position),
+                offset,
+                PyTuple::new(py, layout.shape())?,
+                PyTuple::new(py, layout.strides())?,
+            ))
+        };
+        inner.mapping.tensors().map(place).collect()
     }
 
     /// The devices in whose address space the tensors are.
@@ -200,7 +236,7 @@ impl Mapping {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<()> {
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
         self.close(py, None)
     }
 
@@ -243,24 +279,4 @@ impl Mapping {
             inner.mapping.access()
         )
     }
-}
-
-/// Returns the ranges that the named tensors lie in, without gaps inside a range.
-fn spans(mapping: &device_ipc::Mapping) -> Vec<device_ipc::DeviceRange> {
-    let mut ranges: Vec<_> =
-        mapping.tensors().map(|(_, tensor)| tensor.range()).filter(|range| range.len > 0).collect();
-    ranges.sort_unstable_by_key(|range| (range.device, range.ptr));
-    let mut merged: Vec<device_ipc::DeviceRange> = Vec::new();
-    for range in ranges {
-        if let Some(last) = merged.last_mut()
-            && last.device == range.device
-            && let Some(offset) = range.ptr.offset_from(last.ptr)
-            && offset <= last.len
-        {
-            last.len = last.len.max(offset + range.len);
-            continue;
-        }
-        merged.push(range);
-    }
-    merged
 }

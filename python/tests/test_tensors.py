@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import device_ipc
+import device_ipc.numpy
 from conftest import Start
 from test_share import finish, line, ones, tell
 
@@ -113,6 +114,61 @@ def test_element_types_that_dlpack_lacks_travel_as_bytes() -> None:
     export = device_ipc.share(tensor)
     mapping = device_ipc.open(export.descriptor)
     assert mapping.tensor.dtype == "float4_e2m1fn_x2"
+
+
+def block(names: list[str]) -> dict[str, object]:
+    """Returns arrays of 64 B in one allocation, each at a distance of 256 B."""
+    memory = np.from_dlpack(device_ipc.empty((256 * len(names),), "uint8", "mock:0"))
+    parts = [memory[256 * number :][:64].view(np.float32).reshape(4, 4) for number in range(len(names))]
+    for number, part in enumerate(parts):
+        part[:] = number
+    return dict(zip(names, parts))
+
+
+def test_each_allocation_is_one_region_of_all_its_tensors(start: Start) -> None:
+    state = {**block([f"a{i}" for i in range(500)]), **block([f"b{i}" for i in range(500)])}
+    state["transposed"] = state["a1"].T  # type: ignore[attr-defined]
+    state["empty"] = state["a1"][:0]  # type: ignore[index]
+    other = start(
+        """
+        import device_ipc.numpy
+        with device_ipc.numpy.open(sys.argv[1]) as arrays:
+            assert len(arrays.mapping.regions) == 2
+            for start in "ab":
+                for number in range(500):
+                    assert (arrays[f"{start}{number}"] == number).all(), (start, number)
+            assert arrays["transposed"].strides == (4, 16) and arrays["empty"].shape == (0, 4)
+            kept = arrays["b499"]
+            print("left", flush=True)
+        sys.stdin.readline()
+        kept += 1
+        del kept, arrays
+        print("dropped", flush=True)
+        sys.stdin.readline()
+        """,
+        str(export := device_ipc.share(state)),
+    )
+    assert line(other) == "left"
+    with pytest.raises(device_ipc.StillHeldError):
+        export.wait_released(timeout=0.3)
+    tell(other, "drop")
+    assert line(other) == "dropped"
+    export.wait_released(timeout=30)
+    assert (state["b499"] == 500).all()  # type: ignore[attr-defined]
+    tell(other, "end")
+    finish(other)
+
+
+def test_read_only_views_are_read_only() -> None:
+    export = device_ipc.share(block(["a"]), access="r")
+    array = device_ipc.numpy.open(str(export))["a"]
+    assert not array.flags.writeable and (array == 0).all()
+
+
+def test_element_types_that_numpy_lacks_are_refused() -> None:
+    export = device_ipc.share({"a": device_ipc.empty((4,), "float4_e2m1fn_x2", "mock:0")})
+    with pytest.raises(TypeError, match="float4_e2m1fn_x2"):
+        device_ipc.numpy.open(str(export))
 
 
 def test_negative_strides_are_refused() -> None:

@@ -80,3 +80,10 @@ def test_tensors_that_are_not_plain_memory_are_refused() -> None:
         device_ipc.share(torch.empty(3, device="meta"))
     with pytest.raises(device_ipc.Error, match="not device memory"):
         device_ipc.share(torch.ones(3))
+
+
+def test_pool_is_for_cuda_only() -> None:
+    with pytest.raises(device_ipc.UnsupportedError, match="npu|cpu"):
+        with dt.pool("cpu"):
+            pass
+    assert dt.pool_blocks() == []

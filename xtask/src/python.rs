@@ -61,8 +61,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     maturin.args(["-m", "maturin", "develop", "--quiet"]);
     maturin.env("CARGO_TARGET_DIR", target_directory()).env("PATH", path_with(&environment.join("bin"))?);
     run_command(&mut maturin)?;
+    // The tests of the allocation functions for PyTorch find the simulated CUDA driver in the target directory.
+    run_command(Command::new(env!("CARGO")).args(["build", "--quiet", "--package", "device-ipc-sim-cuda"]))?;
     let mut pytest = python();
     pytest.args(["-m", "pytest", "-rs", "tests"]).args(&options.arguments);
+    pytest.env("CARGO_TARGET_DIR", target_directory());
     if let Some(torch) = &options.torch {
         pytest.env("PYTHONPATH", torch);
     }

@@ -2,88 +2,64 @@
 
 from __future__ import annotations
 
-import collections.abc
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _native
-from ._errors import NotPermittedError
+from ._torch_pool import pool, pool_blocks
+from ._views import Views, writable
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+__all__ = ["Tensors", "empty", "open", "pool", "pool_blocks"]
 
 
-class Tensors(collections.abc.Mapping[str, Any]):
+class Tensors(Views):
     """A mapping of names to torch tensors in the memory of another process; see ``open``.
 
     As a context manager, it releases the memory at the end of the block, in the order of its stream. A tensor that is still in
     use after the block keeps the memory mapped.
     """
 
-    def __init__(self, mapping: _native.Mapping) -> None:
-        import torch
-
-        self._mapping = mapping
-        self._tensors: dict[str, Any] = {}
-        # One import for each region; a tensor is a view of the region's storage.
-        regions = [(region.ptr, region.nbytes, torch.from_dlpack(region)) for region in mapping.regions]
-        for name, tensor in mapping.items():
-            self._tensors[name] = _view(torch, tensor, regions)
-
-    @property
-    def mapping(self) -> _native.Mapping:
-        """The mapping that the tensors lie in."""
-        return self._mapping
-
-    @property
-    def tensor(self) -> Any:
-        """The tensor without a name."""
-        return self._tensors[""]
-
-    def close(self, stream: object | None = None) -> None:
-        """Releases the memory, as ``Mapping.close`` does."""
-        self._tensors.clear()
-        self._mapping.close(stream)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<device_ipc.torch.Tensors in {self._mapping!r}>"
+    def _import(self, mapping: _native.Mapping) -> dict[str, Any]:
+        torch = _torch()
+        regions = [torch.from_dlpack(region) for region in mapping.regions]
+        storages = [region.untyped_storage() for region in regions]
+        # An empty tensor of each element type and region, of which set_ makes a view.
+        empties: dict[tuple[str, int | None], Any] = {}
+        views = {}
+        for name, dtype, position, offset, shape, strides in mapping._places():
+            key = (dtype, position)
+            if key not in empties:
+                device = regions[position].device if position is not None else None
+                empties[key] = torch.empty(0, dtype=_dtype(torch, dtype), device=device)
+            empty = empties[key]
+            items, rest = divmod(offset, empty.itemsize)
+            if position is not None and not rest:
+                views[name] = empty.new_empty(0).set_(storages[position], items, shape, strides)
+            else:
+                # Without elements, or at an offset that torch cannot state: a storage of its own.
+                views[name] = _single(torch, mapping[name])
+        return views
 
 
-def _view(torch: Any, tensor: _native.Tensor, regions: list[tuple[int, int, Any]]) -> Any:
-    """Returns a torch tensor of one tensor of a mapping."""
-    dtype = getattr(torch, tensor.dtype, None)
+def _torch() -> Any:
+    """Returns the module, whose type stubs do not export all of its functions."""
+    import torch
+
+    return torch
+
+
+def _dtype(torch: Any, name: str) -> Any:
+    """Returns the element type of this name."""
+    dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"torch {torch.__version__} has no element type {tensor.dtype}")
-    for start, nbytes, region in regions:
-        offset = tensor.ptr - start
-        if tensor.nbytes > 0 and offset >= 0 and offset + tensor.nbytes <= nbytes:
-            if offset % dtype.itemsize == 0:
-                storage = region.untyped_storage()
-                return _set(torch, dtype, storage, offset // dtype.itemsize, tensor, region.device)
-            break
-    # Without elements, or not aligned in its region: a storage of its own.
-    single = torch.from_dlpack(tensor.bytes)
-    return _set(torch, dtype, single.untyped_storage(), 0, tensor, single.device)
+        raise TypeError(f"torch {torch.__version__} has no element type {name}")
+    return dtype
 
 
-def _set(torch: Any, dtype: Any, storage: Any, offset: int, tensor: _native.Tensor, device: Any) -> Any:
-    empty = torch.empty(0, dtype=dtype, device=device)
-    return empty.set_(storage, offset, tensor.shape, tensor.strides)
+def _single(torch: Any, tensor: _native.Tensor) -> Any:
+    """Returns a torch tensor with a storage of its own."""
+    region = torch.from_dlpack(tensor.bytes)
+    empty = torch.empty(0, dtype=_dtype(torch, tensor.dtype), device=region.device)
+    return empty.set_(region.untyped_storage(), 0, tensor.shape, tensor.strides)
 
 
 def open(
@@ -110,19 +86,9 @@ def open(
         timeout=timeout,
         allow_read_only=allow_read_only,
     )
-    if mapping.read_only and not allow_read_only:
-        mapping.close()
-        raise NotPermittedError(
-            "the memory is shared read-only, and torch has no read-only tensors: a write would end this process's use of the "
-            "device; if no work writes the tensors, pass allow_read_only=True"
-        )
-    return Tensors(mapping)
+    return Tensors(writable(mapping, allow_read_only, "torch"))
 
 
 def empty(shape: Any, dtype: Any, device: Any = None) -> Any:
     """Allocates an uninitialised torch tensor in memory that can be shared."""
-    import torch
-
-    tensor = _native.empty(list(shape), dtype, device)
-    region = torch.from_dlpack(tensor.bytes)
-    return _set(torch, dtype, region.untyped_storage(), 0, tensor, region.device)
+    return _single(_torch(), _native.empty(list(shape), dtype, device))

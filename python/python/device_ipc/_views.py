@@ -1,0 +1,73 @@
+"""Mappings whose values are arrays of a framework. The framework imports each region once; an array is a view of its region."""
+
+from __future__ import annotations
+
+import collections.abc
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from . import _native
+from ._errors import NotPermittedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Views(collections.abc.Mapping[str, Any]):
+    """A mapping of names to arrays in the memory of another process.
+
+    As a context manager, it releases the memory at the end of the block, in the order of its stream. An array that is still in
+    use after the block keeps the memory mapped.
+    """
+
+    def __init__(self, mapping: _native.Mapping) -> None:
+        self._mapping = mapping
+        self._views = self._import(mapping)
+
+    def _import(self, mapping: _native.Mapping) -> dict[str, Any]:
+        """Returns views of all tensors."""
+        raise NotImplementedError
+
+    @property
+    def mapping(self) -> _native.Mapping:
+        """The mapping that the arrays lie in."""
+        return self._mapping
+
+    @property
+    def tensor(self) -> Any:
+        """The array without a name."""
+        return self._views[""]
+
+    def close(self, stream: object | None = None) -> None:
+        """Releases the memory, as ``Mapping.close`` does."""
+        self._views.clear()
+        self._mapping.close(stream)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.{type(self).__qualname__} in {self._mapping!r}>"
+
+
+def writable(mapping: _native.Mapping, allow_read_only: bool, framework: str) -> _native.Mapping:
+    """Returns the mapping; refuses a read-only one for a framework without read-only arrays, unless that is permitted."""
+    if mapping.read_only and not allow_read_only:
+        mapping.close()
+        raise NotPermittedError(
+            f"the memory is shared read-only, and {framework} has no read-only tensors: a write would end this process's use of "
+            "the device; if no work writes the tensors, pass allow_read_only=True"
+        )
+    return mapping

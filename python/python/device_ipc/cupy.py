@@ -1,0 +1,71 @@
+"""CuPy arrays in memory of CUDA devices. Importing this module does not import CuPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _native
+from ._views import Views, writable
+
+
+class Arrays(Views):
+    """A mapping of names to CuPy arrays in the memory of another process; see ``open``.
+
+    As a context manager, it releases the memory at the end of the block, in the order of its stream. An array that is still in
+    use after the block keeps the memory mapped.
+    """
+
+    def _import(self, mapping: _native.Mapping) -> dict[str, Any]:
+        import cupy
+
+        regions = [cupy.from_dlpack(region) for region in mapping.regions]
+        dtypes: dict[str, Any] = {}
+        views = {}
+        for name, dtype_name, position, offset, shape, strides in mapping._places():
+            dtype = dtypes.get(dtype_name)
+            if dtype is None:
+                dtype = dtypes[dtype_name] = _dtype(cupy, dtype_name)
+            if position is None:
+                views[name] = cupy.empty(shape, dtype)
+                continue
+            size = dtype.itemsize
+            memory = regions[position].data + offset
+            views[name] = cupy.ndarray(shape, dtype, memory, tuple([size * stride for stride in strides]))
+        return views
+
+
+def _dtype(cupy: Any, name: str) -> Any:
+    """Returns the element type of this name."""
+    try:
+        return cupy.dtype(name)
+    except TypeError:
+        raise TypeError(
+            f"CuPy has no element type {name}; take the bytes: cupy.from_dlpack(mapping[name].bytes)"
+        ) from None
+
+
+def open(
+    descriptor: _native.Descriptor | str | bytes,
+    *,
+    device: Any = None,
+    access: Any = None,
+    stream: object | None = None,
+    staged: bool | None = False,
+    timeout: float | None = 30.0,
+    allow_read_only: bool = False,
+) -> Arrays:
+    """Opens memory of another process as CuPy arrays.
+
+    CuPy has no read-only arrays. A read-only mapping is refused unless ``allow_read_only`` is true; then a kernel that writes an
+    array ends this process's use of the device.
+    """
+    mapping = _native.open(
+        descriptor,
+        device=device,
+        access=access,
+        stream=stream,
+        staged=staged,
+        timeout=timeout,
+        allow_read_only=allow_read_only,
+    )
+    return Arrays(writable(mapping, allow_read_only, "CuPy"))

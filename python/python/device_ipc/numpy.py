@@ -1,0 +1,62 @@
+"""NumPy arrays in the memory of the mock, which is memory of the host."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from . import _native
+from ._views import Views
+
+
+class Arrays(Views):
+    """A mapping of names to NumPy arrays in the memory of another process; see ``open``.
+
+    As a context manager, it releases the memory at the end of the block. An array that is still in use after the block keeps the
+    memory mapped.
+    """
+
+    def _import(self, mapping: _native.Mapping) -> dict[str, Any]:
+        import numpy
+
+        regions = [numpy.from_dlpack(region) for region in mapping.regions]
+        nothing = numpy.empty(0, numpy.uint8)
+        dtypes: dict[str, Any] = {}
+        views = {}
+        for name, dtype_name, position, offset, shape, strides in mapping._places():
+            dtype = dtypes.get(dtype_name)
+            if dtype is None:
+                dtype = dtypes[dtype_name] = _dtype(dtype_name)
+            size = dtype.itemsize
+            region = nothing if position is None else regions[position]
+            views[name] = numpy.ndarray(shape, dtype, region, offset, tuple([size * stride for stride in strides]))
+        return views
+
+
+def _dtype(name: str) -> Any:
+    """Returns the element type of this name: of NumPy, or of ml_dtypes where that is installed."""
+    import numpy
+
+    with contextlib.suppress(ImportError):
+        import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with NumPy)
+    try:
+        return numpy.dtype(name)
+    except TypeError:
+        raise TypeError(
+            f"NumPy has no element type {name}; install ml_dtypes, or take the bytes: numpy.from_dlpack(mapping[name].bytes)"
+        ) from None
+
+
+def open(
+    descriptor: _native.Descriptor | str | bytes,
+    *,
+    device: Any = None,
+    access: Any = None,
+    stream: object | None = None,
+    staged: bool | None = False,
+    timeout: float | None = 30.0,
+) -> Arrays:
+    """Opens memory of another process as NumPy arrays, which are read-only where the memory is."""
+    return Arrays(
+        _native.open(descriptor, device=device, access=access, stream=stream, staged=staged, timeout=timeout)
+    )
