@@ -450,6 +450,41 @@ fn exports_descriptor_is_readable_after_a_change_of_holders() {
 }
 
 #[test]
+fn changes_of_one_waiter_are_left_by_the_others() {
+    let (ipc, _channel, mut peer) = connect("changes", |builder| builder);
+    let export = tensor(&ipc, MIB);
+    let (first, second) = (export.changes(), export.changes());
+    first.clear();
+    second.clear();
+    assert!(!is_readable_now(&first) && !is_readable_now(&second));
+    assert_eq!(peer.ask(&format!("open {}", export.descriptor())), "done");
+    assert!(is_readable(&first, TIMEOUT));
+    first.clear();
+    assert_eq!(export.holders().iter().len(), 1);
+    assert!(!is_readable_now(&first) && is_readable_now(&second));
+    drop(second);
+    assert_eq!(peer.ask("drop"), "done");
+    while !export.try_wait_released().expect("it lives") {
+        assert!(is_readable(&first, TIMEOUT));
+        first.clear();
+    }
+    first.clear();
+    export.close(TIMEOUT).expect("no process holds it");
+    assert!(is_readable(&first, TIMEOUT), "the export has ended");
+}
+
+#[test]
+fn changes_of_a_ring_report_its_readers() {
+    let (ipc, _channel, _peer) = connect("changes-ring", |builder| builder);
+    let ring = ipc.ring(ipc.allocate(0, 512).expect("memory")).start().expect("a ring");
+    let changes = ring.changes();
+    changes.clear();
+    let reader = ipc.open_ring(ring.descriptor()).at_home().expect("a reader");
+    assert!(is_readable(&changes, TIMEOUT) && ring.readers() == 1);
+    drop(reader);
+}
+
+#[test]
 fn types_can_be_sent_between_threads_and_tasks() {
     fn is_send_and_sync<T: Send + Sync + 'static>() {}
     is_send_and_sync::<Channel>();

@@ -69,7 +69,7 @@ pub use patterns::ring::{
 };
 pub use sharing::ErrorWith;
 pub use sharing::export::{
-    Export, Exposure, ExposurePolicy, HolderPolicy, MemoryId, ShareBuilder, TensorSet,
+    Export, ExportChanges, Exposure, ExposurePolicy, HolderPolicy, MemoryId, ShareBuilder, TensorSet,
 };
 pub use sharing::import::{CacheLimits, Mapping, OpenBuilder, Tensor};
 pub use sharing::staging::StagingLimits;

@@ -17,7 +17,7 @@ use crate::model::error::{Error, Result};
 use crate::model::lease::{Holders, LeaseId};
 use crate::os::kill::kill_point;
 use crate::os::process::Owner;
-use crate::sharing::export::{Export, check_backend};
+use crate::sharing::export::{Export, ExportChanges, check_backend};
 use crate::sharing::import::OwnMemory;
 use crate::sharing::timeline::{OwnCounter, TIMELINE_END, Timeline, pause};
 use crate::sharing::{PolledReadiness, Runtime};
@@ -193,6 +193,12 @@ impl Ring {
     /// Returns a handle to the readers for other threads, for use while the writer's thread waits in the driver.
     pub fn watch(&self) -> RingReaders {
         RingReaders { members: Arc::clone(&self.members), slots: self.slots.count(), owner: self.owner }
+    }
+
+    /// Returns a descriptor that becomes readable when a reader has joined, and with every change of
+    /// [`holders`](Self::holders).
+    pub fn changes(&self) -> ExportChanges {
+        self.export.changes()
     }
 
     /// Returns the holders of leases on the memory.

@@ -4,13 +4,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use super::changes::ExportChanges;
 use super::exposure::Exposure;
 use super::shared::Handles;
 use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Result};
 use crate::model::lease::Holders;
 use crate::model::one_or_many::OneOrMany;
-use crate::os::Readiness;
 use crate::os::log::Throttle;
 use crate::os::process::Owner;
 use crate::sharing::timeline::Timeline;
@@ -50,8 +50,8 @@ pub struct Export {
     reach: Reach,
     /// One for each home device.
     parts: OneOrMany<Published>,
-    /// The descriptor for event loops, created on its first use; `None` if that failed.
-    readiness: OnceLock<Option<Arc<Readiness>>>,
+    /// The descriptor for event loops, created on its first use.
+    changes: OnceLock<ExportChanges>,
 }
 
 /// The memory that device work of importers reaches.
@@ -87,7 +87,7 @@ impl Reach {
 
 impl Export {
     pub(super) fn new(descriptor: Descriptor, parts: OneOrMany<Published>, reach: Reach) -> Self {
-        Self { descriptor, reach, parts, readiness: OnceLock::new() }
+        Self { descriptor, reach, parts, changes: OnceLock::new() }
     }
 
     /// What importers' device work can reach; see [`ShareBuilder::exposure`](crate::ShareBuilder::exposure).
@@ -218,9 +218,15 @@ impl Export {
 
     /// Makes the descriptor unreadable until the next change. Called before the state is read, so that no change is lost.
     fn clear_readiness(&self) {
-        if let Some(Some(readiness)) = self.readiness.get() {
-            readiness.clear();
+        if let Some(changes) = self.changes.get() {
+            changes.clear();
         }
+    }
+
+    /// Returns a descriptor for changes of [`holders`](Self::holders) that only its own [`clear`](ExportChanges::clear) makes
+    /// unreadable, for a program in which several event loops or threads wait for this export.
+    pub fn changes(&self) -> ExportChanges {
+        ExportChanges::of(self.parts.iter().map(|part| part.export), self.parts[0].owner)
     }
 
     /// Waits until the export has been opened `count` times, by whomever, since it was made. An importer that opens it again
@@ -290,15 +296,7 @@ impl AsFd for Export {
     /// Returns a descriptor that is readable after a change of [`holders`](Self::holders); see
     /// [`try_wait_released`](Self::try_wait_released).
     fn as_fd(&self) -> BorrowedFd<'_> {
-        let runtime = Runtime::of_guard(&self.parts[0].owner);
-        let create = || {
-            let readiness = Arc::new(Readiness::new().ok()?);
-            let runtime = runtime?;
-            self.parts.iter().for_each(|part| runtime.exports.report_changes(part.export, &readiness));
-            Some(readiness)
-        };
-        let readiness = self.readiness.get_or_init(create).as_deref();
-        if let Some(readiness) = readiness { readiness.as_fd() } else { Runtime::always_ready() }
+        self.changes.get_or_init(|| self.changes()).as_fd()
     }
 }
 

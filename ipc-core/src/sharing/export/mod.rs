@@ -1,6 +1,7 @@
 //! The exporter's side: the guard, how it is made, and the table that the broker answers from.
 
 mod borrowed;
+mod changes;
 mod exposure;
 mod gather;
 mod guard;
@@ -11,6 +12,7 @@ mod shared;
 mod table;
 mod tensor_set;
 
+pub use changes::ExportChanges;
 pub use exposure::{Exposure, ExposurePolicy};
 pub(crate) use guard::still_held;
 pub use guard::{Export, HolderPolicy};

@@ -95,7 +95,7 @@ struct Entry {
     /// Receives every change of the holders.
     watcher: Option<Watcher>,
     /// Set at every change of the holders.
-    readiness: Option<Arc<Readiness>>,
+    readiness: Vec<Weak<Readiness>>,
 }
 
 /// The parts of a new export.
@@ -136,7 +136,7 @@ impl ExportTable {
             shared: Some(Arc::new(new.shared)),
             observer: None,
             watcher: None,
-            readiness: None,
+            readiness: Vec::new(),
         };
         metrics(|metrics| {
             metrics.exports_total.add(1);
@@ -218,6 +218,7 @@ impl ExportTable {
             let mut state = runtime.exports.lock();
             let retired = state.exports.remove(&export);
             if let Some(entry) = &retired {
+                entry.set_readiness();
                 runtime.metrics.exports.subtract(1);
                 runtime.metrics.exported_bytes.subtract(entry.bytes);
             }

@@ -183,11 +183,11 @@ impl ExportTable {
                 lease.timeline.insert(begun).clone()
             }
         };
-        if taken
-            && !std::mem::replace(&mut lease.taken, true)
-            && let Some(observer) = &entry.observer
-        {
-            observer.taken(id, &lease.holder(entry.bytes), &timeline);
+        if taken && !std::mem::replace(&mut lease.taken, true) {
+            if let Some(observer) = &entry.observer {
+                observer.taken(id, &lease.holder(entry.bytes), &timeline);
+            }
+            entry.set_readiness();
         }
         self.changed.notify_all();
         Ok(Some((timeline, shared)))

@@ -1,8 +1,8 @@
 //! Waits for importers of an export, and callbacks for changes of its holders.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use super::leases::Lease;
@@ -55,7 +55,8 @@ impl ExportTable {
     /// Sets a descriptor at every change of the export's holders, from now on. It is set now for the changes so far.
     pub(crate) fn report_changes(&self, export: ExportId, readiness: &Arc<Readiness>) {
         if let Some(entry) = self.lock().exports.get_mut(&export) {
-            entry.readiness = Some(Arc::clone(readiness));
+            entry.readiness.retain(|known| known.strong_count() > 0);
+            entry.readiness.push(Arc::downgrade(readiness));
         }
         readiness.set();
     }
@@ -67,11 +68,14 @@ impl ExportTable {
 }
 
 impl Entry {
+    /// Makes the descriptors for changes readable.
+    pub(super) fn set_readiness(&self) {
+        self.readiness.iter().filter_map(Weak::upgrade).for_each(|readiness| readiness.set());
+    }
+
     /// Calls the watcher on the worker: it is the user's code.
     pub(super) fn tell_change(&self) {
-        if let Some(readiness) = &self.readiness {
-            readiness.set();
-        }
+        self.set_readiness();
         let (Some(Watcher { callback, due }), Some(runtime)) = (&self.watcher, Runtime::existing()) else {
             return;
         };

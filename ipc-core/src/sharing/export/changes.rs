@@ -1,0 +1,77 @@
+//! A descriptor for changes of an export's holders.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+
+use crate::os::Readiness;
+use crate::os::process::Owner;
+use crate::sharing::Runtime;
+use crate::wire::descriptor::ExportId;
+
+/// A descriptor ([`AsFd`]) that becomes readable with every change of an export's holders: when a process has opened the
+/// export, released it, joined its ring, or terminated, and when the export has ended.
+///
+/// It stays readable until [`clear`](Self::clear). Each value has a descriptor, so several event loops and threads can wait for
+/// changes of one export: clear, check the condition, wait, in a loop.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> device_ipc_core::Result<()> {
+/// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+/// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+/// # let export = ipc.share(ipc.allocate(0, 1024)?).start()?;
+/// let changes = export.changes();
+/// # let mapping = ipc.open(export.descriptor()).at_home()?;
+/// loop {
+///     changes.clear();
+///     if export.holders().opened() > 0 {
+///         break;
+///     }
+///     // Wait until the descriptor of `changes` is readable.
+/// }
+/// # drop(mapping);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct ExportChanges {
+    /// `None` if the system has created no descriptor, or in a forked child: then the descriptor is always readable.
+    readiness: Option<Arc<Readiness>>,
+    owner: Owner,
+}
+
+impl ExportChanges {
+    /// Creates a descriptor that is readable.
+    pub(super) fn of(exports: impl Iterator<Item = ExportId>, owner: Owner) -> Self {
+        let readiness = Runtime::of_guard(&owner).and_then(|runtime| {
+            let readiness = Arc::new(Readiness::new().ok()?);
+            exports.for_each(|export| runtime.exports.report_changes(export, &readiness));
+            Some(readiness)
+        });
+        Self { readiness, owner }
+    }
+
+    /// Makes the descriptor unreadable until the next change. Call it before the state is read, so that no change is lost.
+    pub fn clear(&self) {
+        if let Some(readiness) = self.readiness.as_deref().filter(|_| self.owner.is_here()) {
+            readiness.clear();
+        }
+    }
+}
+
+impl AsFd for ExportChanges {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        if let Some(readiness) = self.readiness.as_deref() {
+            readiness.as_fd()
+        } else {
+            Runtime::always_ready()
+        }
+    }
+}
+
+impl AsRawFd for ExportChanges {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
