@@ -1,9 +1,11 @@
 //! Channels: messages of bytes and memory between two processes.
 
+use std::os::fd::{AsRawFd as _, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use device_ipc::{Error, Ipc, Message};
+use device_ipc::{ChannelReceiver, ChannelSender, Error, Ipc, Message, TrySendError};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -24,6 +26,13 @@ pub(crate) struct Listener {
     ipc: Ipc,
 }
 
+impl Listener {
+    fn get(&self) -> PyResult<Arc<device_ipc::Listener>> {
+        let listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        listener.ok_or_else(|| PyValueError::new_err("the listener is closed"))
+    }
+}
+
 #[pymethods]
 impl Listener {
     /// The name.
@@ -35,15 +44,23 @@ impl Listener {
     /// Waits for a process that connects.
     #[pyo3(signature = (timeout=None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Channel> {
-        let listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let listener = listener.ok_or_else(|| PyValueError::new_err("the listener is closed"))?;
-        let channel = wait::wait(py, wait::limit(timeout)?, |slice| listener.accept(slice))?;
+        let listener = self.get()?;
+        let attempt = || listener.try_accept();
+        let channel = wait::try_or_wait(py, wait::limit(timeout)?, "a connection", attempt, |slice| {
+            listener.accept(slice)
+        })?;
         Ok(Channel::new(channel, &self.ipc))
     }
 
+    /// A descriptor that is readable when `accept(timeout=0)` has something to do.
+    fn fileno(&self) -> PyResult<RawFd> {
+        Ok(self.get()?.as_raw_fd())
+    }
+
     /// Stops listening. Channels stay open.
-    fn close(&self) {
-        drop(self.listener.lock().unwrap_or_else(PoisonError::into_inner).take());
+    fn close(slf: &Bound<'_, Self>) -> PyResult<()> {
+        drop(slf.get().listener.lock().unwrap_or_else(PoisonError::into_inner).take());
+        wait::wake_tasks(slf)
     }
 
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -51,8 +68,8 @@ impl Listener {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyTuple>) {
-        self.close();
+    fn __exit__(slf: &Bound<'_, Self>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        Self::close(slf)
     }
 
     fn __reduce__(&self) -> PyResult<()> {
@@ -68,18 +85,25 @@ impl Listener {
 /// it until the receiver has opened or discarded it.
 #[pyclass(frozen, module = "device_ipc")]
 pub(crate) struct Channel {
-    channel: Mutex<Option<Arc<device_ipc::Channel>>>,
+    sender: ChannelSender,
+    receiver: ChannelReceiver,
+    program: String,
+    closed: AtomicBool,
     ipc: Ipc,
 }
 
 impl Channel {
     fn new(channel: device_ipc::Channel, ipc: &Ipc) -> Self {
-        Self { channel: Mutex::new(Some(Arc::new(channel))), ipc: ipc.clone() }
+        let program = channel.program().to_owned();
+        let (sender, receiver) = channel.split();
+        Self { sender, receiver, program, closed: AtomicBool::new(false), ipc: ipc.clone() }
     }
 
-    fn get(&self) -> PyResult<Arc<device_ipc::Channel>> {
-        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        channel.ok_or_else(|| PyValueError::new_err("the channel is closed"))
+    fn check(&self) -> PyResult<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(PyValueError::new_err("the channel is closed"));
+        }
+        Ok(())
     }
 }
 
@@ -102,7 +126,7 @@ impl Channel {
         ready: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        let channel = self.get()?;
+        self.check()?;
         let mut parts = Vec::with_capacity(memory.len());
         for item in memory {
             parts.push(if let Ok(export) = item.cast::<Export>() {
@@ -124,37 +148,57 @@ impl Channel {
         if let Some(stream) = &stream {
             message = message.ready_on(stream);
         }
-        wait::wait(py, wait::limit(timeout)?, |slice| channel.send(message.clone(), slice))
+        let attempt = || match self.sender.try_send(message.clone()) {
+            Ok(()) => Ok(Some(())),
+            Err(TrySendError::Full(_)) => Ok(None),
+            Err(TrySendError::Failed(error)) => Err(error),
+        };
+        let call = |slice| self.sender.send(message.clone(), slice);
+        wait::try_or_wait(py, wait::limit(timeout)?, "room for the message", attempt, call)
+    }
+
+    /// A descriptor that becomes readable when `send(timeout=0)`, which has found no room, may find room.
+    fn send_fileno(&self) -> RawFd {
+        self.sender.as_raw_fd()
     }
 
     /// Waits for the next message.
     #[pyo3(signature = (timeout=None))]
     fn receive(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Received> {
-        let channel = self.get()?;
-        let received = wait::wait(py, wait::limit(timeout)?, |slice| channel.receive(slice))?;
+        self.check()?;
+        let attempt = || self.receiver.try_receive();
+        let call = |slice| self.receiver.receive(slice);
+        let received = wait::try_or_wait(py, wait::limit(timeout)?, "a message", attempt, call)?;
         Ok(Received::new(received, &self.ipc))
+    }
+
+    /// A descriptor that is readable when `receive(timeout=0)` has a message, or the end of the channel to report. Once it is in
+    /// use, every message costs a system call.
+    fn fileno(&self) -> RawFd {
+        self.receiver.as_raw_fd()
     }
 
     /// Ends the channel, and waits until the peer has the messages that were sent.
     #[pyo3(signature = (timeout=Some(DEFAULT)))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let limit = wait::limit(timeout)?;
-        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Another thread that uses the channel ends it when its call returns.
-        let Some(channel) = channel.and_then(Arc::into_inner) else { return Ok(()) };
-        wait::aside(py, move || channel.close(limit))?.or_raise(py)
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let sender = self.sender.clone();
+        wait::aside(py, move || sender.close(limit))?.or_raise(py)
     }
 
     /// The process id of the peer, in its own pid namespace.
     #[getter]
-    fn peer(&self) -> PyResult<u32> {
-        Ok(self.get()?.peer().pid)
+    fn peer(&self) -> u32 {
+        self.sender.peer().pid
     }
 
     /// The program of the peer.
     #[getter]
-    fn program(&self) -> PyResult<String> {
-        Ok(self.get()?.program().to_owned())
+    fn program(&self) -> &str {
+        &self.program
     }
 
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -164,8 +208,8 @@ impl Channel {
     #[pyo3(signature = (*exception))]
     fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
         if exception.get_item(0).is_ok_and(|class| !class.is_none()) {
-            drop(self.channel.lock().unwrap_or_else(PoisonError::into_inner).take());
-            return Ok(());
+            self.closed.store(true, Ordering::Release);
+            return py.detach(|| self.sender.close(Duration::ZERO)).or_raise(py);
         }
         self.close(py, Some(DEFAULT))
     }
@@ -175,12 +219,10 @@ impl Channel {
     }
 
     fn __repr__(&self) -> String {
-        match self.get() {
-            Ok(channel) => {
-                format!("<device_ipc.Channel to process {} ({})>", channel.peer().pid, channel.program())
-            }
-            Err(_) => "<device_ipc.Channel, closed>".into(),
+        if self.check().is_err() {
+            return "<device_ipc.Channel, closed>".into();
         }
+        format!("<device_ipc.Channel to process {} ({})>", self.peer(), self.program)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Exports and descriptors.
 
+use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use device_ipc::Access;
@@ -147,6 +148,29 @@ pub(crate) fn parse(py: Python<'_>, descriptor: &Bound<'_, PyAny>) -> PyResult<d
     parsed.or_raise(py)
 }
 
+/// A descriptor that becomes readable with every change of an export's holders, and when a reader joins a ring. Each object has
+/// its own, so several event loops and threads may wait.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct Changes(pub(crate) device_ipc::ExportChanges);
+
+#[pymethods]
+impl Changes {
+    /// The descriptor.
+    fn fileno(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Makes the descriptor unreadable until the next change. Call it before `wait_released(timeout=0)` and the like, so that no
+    /// change is lost.
+    fn clear(&self) {
+        self.0.clear();
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_picklable("a descriptor of this process", "call changes() of an object of the other process"))
+    }
+}
+
 /// Shared memory of this process. While it lives, other processes may open it by its text, `str(export)`.
 ///
 /// Dropping it does not wait: processes that have opened the memory keep it. As a context manager, it waits at the end of the
@@ -224,6 +248,11 @@ impl Export {
     fn wait_opened(&self, py: Python<'_>, count: u64, timeout: Option<f64>) -> PyResult<()> {
         let export = self.get()?;
         wait::wait(py, wait::limit(timeout)?, |slice| export.wait_opened(count, slice))
+    }
+
+    /// Returns a descriptor for `wait_released(timeout=0)` and `wait_opened(timeout=0)`.
+    fn changes(&self) -> PyResult<Changes> {
+        Ok(Changes(self.get()?.changes()))
     }
 
     /// Has a callable called, without arguments, after changes of `holders`. It runs on a thread of the library, must not wait,

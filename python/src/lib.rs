@@ -33,6 +33,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<channel::Received>()?;
     module.add_class::<channel::ReceivedExport>()?;
     module.add_class::<devices::Device>()?;
+    module.add_class::<export::Changes>()?;
     module.add_class::<export::Descriptor>()?;
     module.add_class::<export::Export>()?;
     module.add_class::<export::Holder>()?;

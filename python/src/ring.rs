@@ -1,6 +1,8 @@
 //! Rings: memory that is shared once and written repeatedly.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsRawFd as _, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Poll;
 
 use device_ipc::{Access, DeviceRange, Ipc};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -9,13 +11,13 @@ use pyo3::types::PyTuple;
 
 use crate::dlpack;
 use crate::error::{OrRaise as _, exception};
-use crate::export::{Descriptor, Holder, parse};
+use crate::export::{Changes, Descriptor, Holder, parse};
 use crate::open::Place;
 use crate::session::{access, ipc, ipc_for_users, not_picklable};
 use crate::share::Source;
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor, TensorData, to_dlpack};
-use crate::wait::{self, DEFAULT};
+use crate::wait::{self, DEFAULT, Waiting};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -28,6 +30,9 @@ fn closed(what: &str) -> PyErr {
 /// A ring with what its slots need.
 struct RingInner {
     ring: Mutex<device_ipc::Ring>,
+    waiting: Waiting,
+    /// Of the slot that is being written.
+    writing: Mutex<Weak<()>>,
     ipc: Ipc,
     backend: &'static str,
     /// For calls of a host that has no stream.
@@ -73,7 +78,15 @@ impl Ring {
         let (ring, stream) = made.or_raise(py)?;
         let descriptor = ring.descriptor().clone();
         let backend = ipc.backend().info().name;
-        let inner = RingInner { ring: Mutex::new(ring), ipc, backend, stream, keeper };
+        let inner = RingInner {
+            ring: Mutex::new(ring),
+            waiting: Waiting::default(),
+            writing: Mutex::default(),
+            ipc,
+            backend,
+            stream,
+            keeper,
+        };
         Ok(Self { inner: Mutex::new(Some(Arc::new(inner))), descriptor })
     }
 
@@ -111,6 +124,18 @@ impl Ring {
         wait::wait(py, wait::limit(timeout)?, |slice| watch.wait_readers(count, slice))
     }
 
+    /// Returns a descriptor for `wait_readers(timeout=0)`.
+    fn changes(&self, py: Python<'_>) -> PyResult<Changes> {
+        let inner = self.inner()?;
+        Ok(Changes(py.detach(|| lock(&inner.ring).changes())))
+    }
+
+    /// A descriptor that becomes readable when `write(timeout=0)`, which has found readers in the slot, may find none.
+    fn fileno(&self, py: Python<'_>) -> PyResult<RawFd> {
+        let inner = self.inner()?;
+        Ok(py.detach(|| lock(&inner.ring).as_raw_fd()))
+    }
+
     /// Returns the next slot for writing. With a stream, that stream waits until the readers have released the slot; without
     /// one, this call waits.
     #[pyo3(signature = (stream=None, *, timeout=None))]
@@ -121,30 +146,44 @@ impl Ring {
         timeout: Option<f64>,
     ) -> PyResult<RingWriteSlot> {
         let inner = self.inner()?;
+        let limit = wait::limit(timeout)?;
         let stream = StreamArg::given_or_current(py, stream, &inner.ipc, inner.stream.device())?;
-        if stream.is_none() {
-            wait::wait(py, wait::limit(timeout)?, |slice| lock(&inner.ring).wait_writable(slice))?;
+        if lock(&inner.writing).strong_count() > 0 {
+            return Err(PyValueError::new_err(
+                "a slot of the ring is being written; publish or drop it first",
+            ));
         }
-        let taken = py.detach(|| -> device_ipc::Result<_> {
-            let mut ring = lock(&inner.ring);
-            let slot = match &stream {
-                Some(stream) => ring.write(stream)?,
-                None => ring.write(&inner.stream)?,
+        let taken = if let Some(stream) = &stream {
+            let take = || lock(&inner.ring).write(stream).map(|slot| (slot.sequence(), slot.range()));
+            py.detach(take).or_raise(py)?
+        } else {
+            let attempt = || {
+                let mut ring = lock(&inner.ring);
+                Ok(ring.try_write(&inner.stream)?.map(|slot| (slot.sequence(), slot.range())))
             };
-            Ok((slot.sequence(), slot.range()))
-        });
-        let (sequence, range) = taken.or_raise(py)?;
-        if stream.is_none() {
+            let call = |slice| {
+                let mut ring = lock(&inner.ring);
+                ring.wait_writable(slice)?;
+                ring.write(&inner.stream).map(|slot| (slot.sequence(), slot.range()))
+            };
+            let waiting = inner.waiting.begin(limit, "Ring.write")?;
+            let taken =
+                wait::try_or_wait(py, limit, "the release of the slot by the readers", attempt, call)?;
+            drop(waiting);
             py.detach(|| inner.stream.synchronize()).or_raise(py)?;
-        }
-        Ok(RingWriteSlot { inner: Mutex::new(Some(inner)), sequence, range, stream })
+            taken
+        };
+        let (writing, (sequence, range)) = (Arc::new(()), taken);
+        *lock(&inner.writing) = Arc::downgrade(&writing);
+        Ok(RingWriteSlot { inner: Mutex::new(Some((inner, writing))), sequence, range, stream })
     }
 
     /// Ends the ring: readers receive the publications so far. Waits until no process holds the memory.
     #[pyo3(signature = (timeout=None))]
-    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let limit = wait::limit(timeout)?;
-        let Some(inner) = lock(&self.inner).take() else { return Ok(()) };
+    fn close(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<()> {
+        let (py, limit) = (slf.py(), wait::limit(timeout)?);
+        let Some(inner) = lock(&slf.get().inner).take() else { return Ok(()) };
+        wait::wake_tasks(slf)?;
         let inner = Arc::into_inner(inner).ok_or_else(|| {
             PyValueError::new_err("a slot of the ring is in use; publish or drop it before close()")
         })?;
@@ -157,12 +196,12 @@ impl Ring {
     }
 
     #[pyo3(signature = (*exception))]
-    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+    fn __exit__(slf: &Bound<'_, Self>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
         if exception.get_item(0).is_ok_and(|class| !class.is_none()) {
-            drop(lock(&self.inner).take());
-            return Ok(());
+            drop(lock(&slf.get().inner).take());
+            return wait::wake_tasks(slf);
         }
-        self.close(py, None)
+        Self::close(slf, None)
     }
 
     fn __str__(&self) -> String {
@@ -188,7 +227,7 @@ impl Ring {
 #[pyclass(frozen, module = "device_ipc")]
 pub(crate) struct RingWriteSlot {
     /// `None` after the publication, so that a variable that still names the slot does not keep the ring open.
-    inner: Mutex<Option<Arc<RingInner>>>,
+    inner: Mutex<Option<(Arc<RingInner>, Arc<()>)>>,
     sequence: u64,
     range: DeviceRange,
     stream: Option<StreamArg>,
@@ -196,8 +235,9 @@ pub(crate) struct RingWriteSlot {
 
 impl RingWriteSlot {
     fn inner(&self) -> PyResult<Arc<RingInner>> {
-        let published = || format!("sequence {} of the ring was published already", self.sequence);
-        lock(&self.inner).clone().ok_or_else(|| PyValueError::new_err(published()))
+        let ended = || format!("sequence {} of the ring was published already, or its block failed", self.sequence);
+        let inner = lock(&self.inner).as_ref().map(|(inner, _)| Arc::clone(inner));
+        inner.ok_or_else(|| PyValueError::new_err(ended()))
     }
 
     fn data(&self) -> PyResult<TensorData> {
@@ -250,6 +290,7 @@ impl RingWriteSlot {
     #[pyo3(signature = (*exception))]
     fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
         if exception.get_item(0).is_ok_and(|class| !class.is_none()) {
+            drop(lock(&self.inner).take());
             return Ok(());
         }
         self.publish(py)
@@ -285,6 +326,7 @@ impl RingWriteSlot {
 /// A reader with what its slots need.
 struct ReaderInner {
     reader: Mutex<device_ipc::RingReader>,
+    waiting: Waiting,
     ipc: Ipc,
     backend: &'static str,
     is_writable: bool,
@@ -316,8 +358,23 @@ impl RingReader {
     #[pyo3(signature = (timeout=None))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<RingReadSlot>> {
         let inner = self.inner()?;
-        let slot = wait::wait(py, wait::limit(timeout)?, |slice| lock(&inner.reader).next(slice))?;
+        let limit = wait::limit(timeout)?;
+        let attempt = || match lock(&inner.reader).try_next()? {
+            Poll::Ready(slot) => Ok(Some(slot)),
+            Poll::Pending => Ok(None),
+        };
+        let waiting = inner.waiting.begin(limit, "RingReader.next")?;
+        let slot = wait::try_or_wait(py, limit, "the next publication", attempt, |slice| {
+            lock(&inner.reader).next(slice)
+        })?;
+        drop(waiting);
         Ok(slot.map(|slot| RingReadSlot::new(inner, slot, None)))
+    }
+
+    /// A descriptor that becomes readable when `next(timeout=0)`, which has found no publication, may find one.
+    fn fileno(&self, py: Python<'_>) -> PyResult<RawFd> {
+        let inner = self.inner()?;
+        Ok(py.detach(|| lock(&inner.reader).as_raw_fd()))
     }
 
     /// Returns the next slot ahead of its publication: the stream waits for it. The slot may never be published; use what was
@@ -331,8 +388,9 @@ impl RingReader {
     }
 
     /// Releases the memory. Slots and tensors that are in use keep it mapped.
-    fn close(&self) {
-        drop(lock(&self.inner).take());
+    fn close(slf: &Bound<'_, Self>) -> PyResult<()> {
+        drop(lock(&slf.get().inner).take());
+        wait::wake_tasks(slf)
     }
 
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -348,8 +406,8 @@ impl RingReader {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyTuple>) {
-        self.close();
+    fn __exit__(slf: &Bound<'_, Self>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        Self::close(slf)
     }
 
     fn __reduce__(&self) -> PyResult<()> {
@@ -528,6 +586,7 @@ pub(crate) fn join(
     };
     let reader = wait::once(py, wait::limit(timeout)?, call)?;
     let is_writable = reader.access() == Access::ReadWrite;
-    let inner = ReaderInner { reader: Mutex::new(reader), ipc, backend, is_writable };
+    let inner =
+        ReaderInner { reader: Mutex::new(reader), waiting: Waiting::default(), ipc, backend, is_writable };
     Ok(RingReader { inner: Mutex::new(Some(Arc::new(inner))) })
 }

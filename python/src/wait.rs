@@ -1,10 +1,11 @@
 //! Waits that release the interpreter lock and that Ctrl-C ends.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use device_ipc::{Error, Result};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::error::OrRaise as _;
@@ -48,6 +49,56 @@ pub(crate) fn wait<T: Send>(
             Ok(value) => return Ok(value),
         }
     }
+}
+
+/// As [`wait`]. A time limit of zero makes one attempt instead, after which the object's descriptor is readable when another
+/// attempt is worthwhile.
+pub(crate) fn try_or_wait<T: Send>(
+    py: Python<'_>,
+    limit: Duration,
+    what: &str,
+    attempt: impl FnOnce() -> Result<Option<T>> + Send,
+    call: impl FnMut(Duration) -> Result<T> + Send,
+) -> PyResult<T> {
+    if !limit.is_zero() {
+        return wait(py, limit, call);
+    }
+    let late = || Error::Timeout { what: what.to_owned(), after: limit, detail: String::new() };
+    py.detach(attempt).and_then(|taken| taken.ok_or_else(late)).or_raise(py)
+}
+
+/// The number of threads that wait for an object, which hold its lock.
+#[derive(Default)]
+pub(crate) struct Waiting(AtomicUsize);
+
+impl Waiting {
+    /// Counts this thread until the guard is dropped, if its call may wait. An attempt that does not wait is refused while other
+    /// threads do, as it would wait for their lock.
+    pub(crate) fn begin(&self, limit: Duration, call: &str) -> PyResult<impl Drop> {
+        struct Guard<'a>(&'a AtomicUsize);
+        impl Drop for Guard<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        let others = self.0.fetch_add(1, Ordering::AcqRel);
+        let guard = Guard(&self.0);
+        if others > 0 && limit.is_zero() {
+            return Err(PyRuntimeError::new_err(format!(
+                "another thread waits in {call}; let either threads or one event loop wait for an object"
+            )));
+        }
+        Ok(guard)
+    }
+}
+
+/// Has the tasks that wait for a closed object fail; see `device_ipc.aio`.
+pub(crate) fn wake_tasks(object: &Bound<'_, PyAny>) -> PyResult<()> {
+    let modules = object.py().import("sys")?.getattr("modules")?;
+    if let Ok(aio) = modules.get_item("device_ipc.aio") {
+        aio.call_method1("_closed", (object,))?;
+    }
+    Ok(())
 }
 
 /// Runs a call that must not be repeated. Normally it runs on this thread; a call that takes longer than a signal may wait

@@ -25,6 +25,7 @@ from ._errors import (
     UnsupportedError,
 )
 from ._native import (
+    Changes,
     Channel,
     Descriptor,
     Device,
@@ -59,6 +60,7 @@ collections.abc.Mapping.register(Mapping)
 
 __all__ = [
     "BackendError",
+    "Changes",
     "Channel",
     "Descriptor",
     "DescriptorError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 
@@ -19,4 +20,28 @@ def current(backend: str, device: int) -> int | None:
     if cupy is not None:
         with cupy.cuda.Device(device):
             return int(cupy.cuda.get_current_stream().ptr)
+    numba = sys.modules.get("numba.cuda.cudadrv.driver")
+    if numba is not None and numba.driver.is_initialized:
+        # A kernel without a stream runs on the default stream: numba has no other current one.
+        config = sys.modules["numba"].config
+        return 2 if getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0) else 0
     return None
+
+
+def carry() -> contextlib.ExitStack:
+    """Returns a context that makes this thread's current streams those of another thread."""
+
+    class Streams(contextlib.ExitStack):
+        def __enter__(self) -> Streams:
+            for context in contexts:
+                self.enter_context(context)
+            return self
+
+    contexts = []
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    for kind in (getattr(torch, "cuda", None), getattr(torch, "npu", None)):
+        if kind is not None and kind.is_initialized():
+            contexts.append(kind.stream(kind.current_stream()))
+    if cupy is not None:
+        contexts += [cupy.cuda.Device(), cupy.cuda.get_current_stream()]
+    return Streams()
