@@ -16,10 +16,11 @@ use crate::model::device::{DeviceInfo, DeviceOrdinal};
 use crate::model::error::Result;
 use crate::os::environment::nonempty_variable;
 use crate::patterns::channel::{ConnectBuilder, ListenBuilder};
+use crate::patterns::keeper::{FindBuilder, Keeper};
 use crate::patterns::ring::{RingBuilder, RingOpenBuilder};
-use crate::sharing::Session;
-use crate::sharing::export::{ShareBuilder, TensorSet, check_backend, copy_and_wait};
+use crate::sharing::export::{Export, ShareBuilder, TensorSet, check_backend, copy_and_wait};
 use crate::sharing::import::OpenBuilder;
+use crate::sharing::{ErrorWith, Session};
 use crate::transport::AllowList;
 use crate::wire::SOCKET_DIR_VARIABLE;
 use crate::wire::descriptor::Descriptor;
@@ -183,6 +184,32 @@ impl Ipc {
     /// Connects to whoever listens under a name; see [`Channel`](crate::Channel).
     pub fn connect<'a>(&'a self, name: &'a str) -> ConnectBuilder<'a> {
         ConnectBuilder::new(&self.session, name, self.session.patience())
+    }
+
+    /// Lets other processes find an export by a name, as the given version of it; see [`Keeper`]. Accepts `Export` or
+    /// `Arc<Export>`.
+    ///
+    /// The same users may ask for it as may open the export ([`IpcBuilder::allow`]).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorWith`], which gives the export back: [`Error::InvalidChannelName`](crate::Error::InvalidChannelName) for a name
+    /// that is empty, longer than 48 B, or has other characters than ASCII letters, digits, dots, hyphens and underscores;
+    /// [`Error::ChannelNameInUse`](crate::Error::ChannelNameInUse), which names the process that keeps something under it;
+    /// [`Error::Forked`](crate::Error::Forked).
+    pub fn keep(
+        &self,
+        name: &str,
+        version: u64,
+        export: impl Into<Arc<Export>>,
+    ) -> Result<Keeper, ErrorWith<Arc<Export>>> {
+        Keeper::start(&self.session, name, version, export.into())
+    }
+
+    /// Finds what a keeper keeps under a name: `llama`, `keeper:llama`, or with the keeper's user `keeper:1000/llama`; see
+    /// [`Keeper`].
+    pub fn find<'a>(&'a self, name: &'a str) -> FindBuilder<'a> {
+        FindBuilder::new(&self.session, name, self.session.patience())
     }
 
     /// Allocates memory that can be shared read-write, for programs without an allocator of their own.

@@ -1,4 +1,5 @@
-//! Patterns built from exports: rings and channels.
+//! Patterns built from exports: rings, channels and keepers.
 
 pub(crate) mod channel;
+pub(crate) mod keeper;
 pub(crate) mod ring;

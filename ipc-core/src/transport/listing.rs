@@ -1,6 +1,7 @@
 //! A list of all exports on this machine that this user may see.
 
 use std::collections::VecDeque;
+use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -104,32 +105,45 @@ fn ask_all(addresses: &[BrokerAddress], allow: &AllowList, deadline: Deadline) -
     answers.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lists the abstract sockets of brokers. The name is the last field of a line, after an `@` (proc_net(5)).
+/// Lists the abstract sockets of brokers.
 fn abstract_sockets() -> Result<Vec<BrokerAddress>> {
+    Ok(abstract_names(SocketName::is_published)?.into_iter().map(BrokerAddress::Abstract).collect())
+}
+
+/// Lists the names of the abstract sockets of this network namespace that fit, each once. The name is the last field of a
+/// line, after an `@` (proc_net(5)).
+pub(crate) fn abstract_names(fits: impl Fn(&[u8]) -> bool) -> Result<Vec<Vec<u8>>> {
     let path = "/proc/net/unix";
     let table = fs::read(path).map_err(|error| Error::io(format!("reading {path}"), error))?;
     let mut names: Vec<&[u8]> = table
         .split(|byte| *byte == b'\n')
         .filter_map(|line| line.rsplit(|byte| *byte == b' ').next()?.strip_prefix(b"@"))
-        .filter(|name| SocketName::is_published(name))
+        .filter(|name| fits(name))
         .collect();
     // A listener and its connections have the same name.
     names.sort_unstable();
     names.dedup();
-    Ok(names.into_iter().map(|name| BrokerAddress::Abstract(name.to_vec())).collect())
+    Ok(names.into_iter().map(<[u8]>::to_vec).collect())
 }
 
 fn sockets_in(directory: &Path) -> Result<Vec<BrokerAddress>> {
+    let names = names_in(directory, SocketName::is_published)?;
+    let directory = std::path::absolute(directory)
+        .map_err(|error| Error::io(format!("reading {}", directory.display()), error))?;
+    Ok(names.into_iter().map(|name| BrokerAddress::Path(directory.join(OsStr::from_bytes(&name)))).collect())
+}
+
+/// Lists the names of the files in a directory that fit.
+pub(crate) fn names_in(directory: &Path, fits: impl Fn(&[u8]) -> bool) -> Result<Vec<Vec<u8>>> {
     let failed = |error| Error::io(format!("reading {}", directory.display()), error);
-    let directory = std::path::absolute(directory).map_err(failed)?;
-    let mut sockets = Vec::new();
-    for entry in fs::read_dir(&directory).map_err(failed)? {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
-        if SocketName::is_published(name.as_bytes()) {
-            sockets.push(BrokerAddress::Path(directory.join(name)));
+        if fits(name.as_bytes()) {
+            names.push(name.into_encoded_bytes());
         }
     }
-    Ok(sockets)
+    Ok(names)
 }
 
 fn ask(

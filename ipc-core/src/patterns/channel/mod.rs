@@ -52,6 +52,7 @@ pub use halves::{ChannelReceiver, ChannelSender};
 pub use listen::{ListenBuilder, Listener};
 pub use message::{Message, MessageExport, TrySendError};
 pub use received::{Received, ReceivedExport};
+pub(crate) use name::listening_names;
 
 use crate::model::error::{Error, Result};
 use crate::os::process::ProcessIdentity;

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use crate::model::error::{Error, Result};
 use crate::transport::socket::{self, PeerSocket, peer_credentials};
 use crate::transport::socket_file::{SocketFile, is_own_socket, refuses_connections};
-use crate::transport::{Deadline, UserName, is_own_user, program_of};
+use crate::transport::{Deadline, UserName, abstract_names, is_own_user, names_in, program_of};
 use crate::wire::{BrokerAddress, MAX_ADDRESS_BYTES};
 
 /// The prefix of the socket names of channels. Brokers use another one, so that listing exports does not contact channels.
@@ -55,6 +55,21 @@ pub(super) fn address(name: &str, uid: u32, directory: Option<&Path>) -> Result<
         return Err(Error::io(format!("using the socket address {address}"), Errno::NAMETOOLONG));
     }
     Ok(address)
+}
+
+/// Lists the users and names of the listeners of this network namespace, and of the directory if there is one, as their
+/// addresses state them. Contacts no process.
+pub(crate) fn listening_names(directory: Option<&Path>) -> Result<Vec<(u32, String)>> {
+    let is_ours = |name: &[u8]| name.starts_with(PREFIX.as_bytes());
+    let mut addresses = abstract_names(is_ours)?;
+    if let Some(directory) = directory {
+        addresses.extend(names_in(directory, is_ours)?);
+    }
+    let parsed = addresses.iter().filter_map(|address| {
+        let (user, name) = std::str::from_utf8(address).ok()?.strip_prefix(PREFIX)?.split_once('.')?;
+        Some((user.parse().ok()?, name.to_owned()))
+    });
+    Ok(parsed.collect())
 }
 
 /// A listening socket.

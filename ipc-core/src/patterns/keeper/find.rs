@@ -1,0 +1,155 @@
+//! The process that opens what a keeper keeps.
+
+use std::time::Duration;
+
+use super::{Announcement, FORM, name};
+use crate::model::error::{Error, Result};
+use crate::os::process::ProcessIdentity;
+use crate::patterns::channel::{Channel, ConnectBuilder, OpenReceived, Received, ReceivedExport};
+use crate::sharing::Session;
+use crate::transport::{Deadline, check_may_wait};
+use crate::wire::descriptor::Descriptor;
+
+/// The pause after a keeper has terminated before it answered: another one may take its place.
+const RETRY: Duration = Duration::from_millis(2);
+
+/// A builder for the search of a keeper; see [`Ipc::find`](crate::Ipc::find).
+#[must_use = "no keeper is asked before FindBuilder::start"]
+#[derive(Debug)]
+pub struct FindBuilder<'a> {
+    session: &'a Session,
+    name: &'a str,
+    user: Option<u32>,
+    timeout: Duration,
+}
+
+impl<'a> FindBuilder<'a> {
+    pub(crate) fn new(session: &'a Session, text: &'a str, timeout: Duration) -> Self {
+        let (user, name) = name::parse(text);
+        Self { session, name, user, timeout }
+    }
+
+    /// Sets the user of the keeper's process, by default the user of this process.
+    ///
+    /// Another user must be allowed with [`IpcBuilder::allow`](crate::IpcBuilder::allow), here and in the keeper.
+    pub const fn user(mut self, uid: u32) -> Self {
+        self.user = Some(uid);
+        self
+    }
+
+    /// Sets the timeout for a keeper of the name to exist and to answer, by default the timeout of the [`Ipc`](crate::Ipc).
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Waits until a keeper of the name has answered.
+    ///
+    /// If a keeper terminates meanwhile, or hands over to another process, the call asks the next one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidChannelName`]; [`Error::NobodyListens`] if there is no keeper of this name and user;
+    /// [`Error::Timeout`] if it does not answer; [`Error::NotPermitted`] if one of the two processes does not allow the other's
+    /// user; [`Error::WrongBackend`]; [`Error::Protocol`] for another version of the library; [`Error::OnWorkerThread`];
+    /// [`Error::Forked`].
+    pub fn start(self) -> Result<Kept> {
+        let channel = name::channel_name(self.name)?;
+        check_may_wait("FindBuilder::start", self.timeout)?;
+        let deadline = Deadline::after(self.timeout);
+        loop {
+            let connect = ConnectBuilder::new(self.session, &channel, deadline.left());
+            let connect = match self.user {
+                Some(user) => connect.user(user),
+                None => connect,
+            };
+            match ask(connect, deadline) {
+                Err(error) if error.is_gone() && !deadline.left().is_zero() => std::thread::sleep(RETRY),
+                // The error states the timeout that the caller has set.
+                Err(Error::NobodyListens { name, detail, .. }) => {
+                    return Err(Error::NobodyListens { name, after: self.timeout, detail });
+                }
+                found => return found,
+            }
+        }
+    }
+}
+
+fn ask(connect: ConnectBuilder<'_>, deadline: Deadline) -> Result<Kept> {
+    let channel = connect.start()?;
+    let answer = channel.receive(deadline.left())?;
+    Kept::new(&channel, answer)
+}
+
+/// The answer of a keeper: its export, which can be opened once even if it is replaced meanwhile.
+///
+/// # Examples
+///
+/// ```no_run
+/// # fn main() -> device_ipc_core::Result<()> {
+/// # let ipc: device_ipc_core::Ipc = unimplemented!();
+/// let kept = ipc.find("keeper:llama").start()?;
+/// let weights = kept.open().at_home()?;
+/// weights.on_dropped(|| println!("there is a new version")); // the mapping stays valid
+/// for (name, tensor) in weights.tensors() {
+///     println!("{name}: {:?}", tensor.shape());
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Kept {
+    export: ReceivedExport,
+    announcement: Announcement,
+    process: ProcessIdentity,
+    program: String,
+}
+
+impl Kept {
+    fn new(channel: &Channel, answer: Received) -> Result<Self> {
+        let announcement: Announcement = postcard::from_bytes(answer.bytes())
+            .map_err(|_| Error::Protocol("its answer is not that of a keeper".into()))?;
+        if announcement.form != FORM {
+            return Err(Error::Protocol(format!(
+                "its answer has form {}, and this version of the library reads form {FORM}; use one version of the library in both \
+                 processes",
+                announcement.form
+            )));
+        }
+        let [export] = <[ReceivedExport; 1]>::try_from(answer.into_exports()).map_err(|exports| {
+            Error::Protocol(format!("its answer has {} exports instead of one", exports.len()))
+        })?;
+        let (process, program) = (*channel.peer(), channel.program().to_owned());
+        Ok(Self { export, announcement, process, program })
+    }
+
+    /// Opens the memory, all of it or nothing; see [`OpenReceived`].
+    pub fn open(&self) -> OpenReceived<'_> {
+        self.export.open()
+    }
+
+    /// Returns the version that the keeper gives to this export.
+    pub const fn version(&self) -> u64 {
+        self.announcement.version
+    }
+
+    /// Returns the number of processes that used the export when the keeper answered.
+    pub const fn readers(&self) -> u64 {
+        self.announcement.readers
+    }
+
+    /// Returns the descriptor of the memory. Other processes may open it too, until the keeper replaces the export.
+    pub const fn descriptor(&self) -> &Descriptor {
+        self.export.descriptor()
+    }
+
+    /// Returns the identity of the keeper's process.
+    pub const fn process(&self) -> &ProcessIdentity {
+        &self.process
+    }
+
+    /// Returns the keeper's program name, as it states it.
+    pub fn program(&self) -> &str {
+        &self.program
+    }
+}

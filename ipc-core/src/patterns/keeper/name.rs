@@ -1,0 +1,58 @@
+//! Names of keepers.
+
+use crate::model::error::{Error, Result};
+
+/// What the channel name of a keeper begins with.
+pub(super) const PREFIX: &str = "keeper.";
+
+/// What a keeper's name may begin with where it stands in the place of a descriptor.
+const SCHEME: &str = "keeper:";
+
+/// Maximum length of a name in bytes: a channel name has at most 64, and programs may need one of their own for each keeper.
+const MAX_NAME_BYTES: usize = 48;
+
+/// Returns the channel name of the keeper of this name.
+pub(super) fn channel_name(name: &str) -> Result<String> {
+    let invalid = |why| Error::InvalidChannelName { name: name.to_owned(), why };
+    if name.is_empty() {
+        return Err(invalid("the name of a keeper is empty"));
+    }
+    if name.len() > MAX_NAME_BYTES {
+        return Err(invalid("the name of a keeper is longer than 48 B"));
+    }
+    if name.contains('/') {
+        return Err(invalid("before the '/' stands the number of a user, as in keeper:1000/llama"));
+    }
+    Ok(format!("{PREFIX}{name}"))
+}
+
+/// Splits `llama`, `keeper:llama` or `keeper:1000/llama` into the user and the name.
+pub(super) fn parse(text: &str) -> (Option<u32>, &str) {
+    let text = text.strip_prefix(SCHEME).unwrap_or(text);
+    match text.split_once('/').map(|(user, name)| (user.parse(), name)) {
+        Some((Ok(user), name)) => (Some(user), name),
+        _ => (None, text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_is_parsed_with_and_without_scheme_and_user() {
+        assert_eq!(parse("llama"), (None, "llama"));
+        assert_eq!(parse("keeper:llama"), (None, "llama"));
+        assert_eq!(parse("keeper:1000/llama"), (Some(1000), "llama"));
+        assert_eq!(parse("keeper:alice/llama"), (None, "alice/llama"));
+        assert_eq!(channel_name("llama-3.1_8B").unwrap(), "keeper.llama-3.1_8B");
+    }
+
+    #[test]
+    fn invalid_name_is_rejected_with_reason() {
+        for (name, why) in [("", "empty"), ("alice/llama", "number of a user"), (&*"x".repeat(49), "48 B")] {
+            let text = channel_name(name).unwrap_err().to_string();
+            assert!(text.contains(why), "{text}");
+        }
+    }
+}
