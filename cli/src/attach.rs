@@ -18,8 +18,9 @@ use device_ipc_cli::output::{self, UsageError};
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Arguments {
     /// Descriptor of an export or a bundle (for 'info' also of a ring): @FILE reads it from a file, '-' from standard input;
-    /// given as text it is visible to every user of this machine in 'ps'
-    #[arg(value_name = "@FILE|-|DESCRIPTOR")]
+    /// given as text it is visible to every user of this machine in 'ps'. Or keeper:NAME, what 'device-ipc keep' keeps under this
+    /// name; keeper:UID/NAME for a keeper of another user
+    #[arg(value_name = "@FILE|-|DESCRIPTOR|keeper:NAME")]
     descriptor: String,
     /// Name of the tensor in a bundle
     #[arg(long, value_name = "NAME", global = true)]
@@ -68,20 +69,42 @@ Examples, while 'device-ipc send --file w.ipc --dtype uint8 --shape 1024 --recei
 
 With the descriptor of a bundle in the file 'bundle':
   device-ipc attach @bundle info --offline
-  device-ipc attach @bundle read --tensor layers.0.weight";
+  device-ipc attach @bundle read --tensor layers.0.weight
+
+With 'device-ipc keep model.safetensors --name llama' in another terminal:
+  device-ipc attach keeper:llama info
+  device-ipc attach keeper:llama read --tensor model.norm.weight";
+
+/// What the name of a keeper begins with.
+const KEEPER_SCHEME: &str = "keeper:";
 
 /// Maximum number of tensor names in an error message.
 const MAX_NAMES: usize = 8;
 
 pub(crate) fn run(arguments: &Arguments, as_json: bool) -> Result<()> {
-    let descriptor = descriptor_argument(&arguments.descriptor, arguments.open.timeout)?;
+    let keeper = arguments.descriptor.starts_with(KEEPER_SCHEME);
+    let descriptor = if keeper {
+        arguments.open.find_kept(&arguments.descriptor)?
+    } else {
+        descriptor_argument(&arguments.descriptor, arguments.open.timeout)?
+    };
     if let Action::Info { offline } = arguments.action {
         if arguments.tensor.is_some() {
             bail!(UsageError("info describes all tensors; remove --tensor".into()));
         }
         return info(&descriptor, offline, &arguments.open.allow.list(), as_json);
     }
-    let tensor = open(&descriptor, arguments)?;
+    let tensor = match open(&descriptor, arguments) {
+        // The keeper may have replaced the version, or handed over, since it answered.
+        Err(error) if keeper => {
+            let now = arguments.open.find_kept(&arguments.descriptor)?;
+            if now.descriptor().to_string() == descriptor.descriptor().to_string() {
+                return Err(error);
+            }
+            open(&now, arguments)?
+        }
+        opened => opened?,
+    };
     let (event, done) = match &arguments.action {
         Action::Read { out: Some(path) } => {
             write_out(&tensor, path)?;

@@ -7,6 +7,7 @@ mod demo;
 mod devices;
 mod doctor;
 mod exporter;
+mod keep;
 mod memory;
 mod progress;
 mod ps;
@@ -54,6 +55,8 @@ enum Command {
     Recv(Box<recv::Arguments>),
     /// Describe, read, fill or add to a tensor that another process shares
     Attach(Box<attach::Arguments>),
+    /// Keep the weights of a model in device memory under a name, for processes that start and end as they like
+    Keep(Box<keep::Arguments>),
     /// Check this machine for problems that prevent sharing, and report how to fix them
     Doctor(doctor::Arguments),
     /// Print a completion script for a shell
@@ -104,6 +107,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Send(arguments) => send::run(arguments, json),
         Command::Recv(arguments) => recv::run(arguments, json),
         Command::Attach(arguments) => attach::run(arguments, json),
+        Command::Keep(arguments) => keep::run(arguments, json),
         Command::Doctor(arguments) => return doctor::run(arguments, json),
         Command::Completions(arguments) => completions::run(arguments, Arguments::command()),
         Command::Man(arguments) => completions::run_man(arguments, Arguments::command()),

@@ -81,6 +81,16 @@ impl<'m> DeviceBytes<'m> {
         Ok(self.stream.synchronize()?)
     }
 
+    /// Submits a write of bytes of the same length. They may be changed when the call returns.
+    pub(crate) fn overwrite(&self, bytes: &[u8]) -> Result<()> {
+        Ok(self.view_mut(self.range)?.copy_from(bytes)?)
+    }
+
+    /// Submits a copy of a view of the same length.
+    pub(crate) fn copy_from(&self, source: &View<'_, u8>) -> Result<()> {
+        Ok(self.view_mut(self.range)?.copy_from_device(source)?)
+    }
+
     /// Reads each piece, modifies it and writes it back.
     pub(crate) fn modify(&self, mut modify: impl FnMut(&mut [u8]) -> Result<()>) -> Result<()> {
         let progress = Progress::of_bytes("modifying", self.range.len, PIECE);

@@ -13,8 +13,9 @@ use serde_json::{Value, json};
 
 use super::{DeviceBytes, Summary, add_to_bytes};
 use crate::arguments::{AllowArguments, positive_duration};
+use crate::transport::descriptor::AnyDescriptor;
 use device_ipc_cli::output::UsageError;
-use device_ipc_cli::selection::check_device;
+use device_ipc_cli::selection::{Selection, check_device, select_backend};
 
 /// Options for opening a tensor.
 #[derive(clap::Args, Clone, Debug)]
@@ -48,6 +49,13 @@ impl OpenArguments {
         }
         let name = self.backend.as_deref().unwrap_or(descriptor.backend());
         Ok(Ipc::builder().allow(self.allow.list()).named(name)?)
+    }
+
+    /// Asks the keeper of this name for its present export.
+    pub(crate) fn find_kept(&self, name: &str) -> Result<AnyDescriptor> {
+        let Selection { ipc, .. } = select_backend(self.backend.as_deref(), self.allow.list())?;
+        let found = ipc.find(name).timeout(self.timeout).start();
+        Ok(AnyDescriptor::of(found.map_err(suggest_option)?.descriptor().clone()))
     }
 
     fn builder<'a>(&self, ipc: &'a Ipc, descriptor: &'a Descriptor) -> OpenBuilder<'a> {
@@ -267,6 +275,14 @@ fn suggest_option(error: Error) -> anyhow::Error {
         }
         Error::ExporterGone { .. } | Error::ExportDropped { .. } => {
             anyhow!("{error}; share the memory again, and use the new descriptor")
+        }
+        Error::NobodyListens { name, after, .. } if name.starts_with("keeper.") => {
+            let name = name.trim_start_matches("keeper.");
+            anyhow!(
+                "no keeper of {name:?} was found within {}: check the name and the user with 'device-ipc keep --list', or start one \
+                 with 'device-ipc keep FILES --name {name}'",
+                crate::arguments::shown(after)
+            )
         }
         error => error.into(),
     }

@@ -16,14 +16,17 @@ pub(crate) enum AnyDescriptor {
 impl AnyDescriptor {
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let hint = "cannot parse the descriptor; to read it from a file, use @FILE";
-        let descriptor: Descriptor = text.parse().context(hint)?;
-        Ok(if descriptor.is_named() {
+        Ok(Self::of(text.parse().context(hint)?))
+    }
+
+    pub(crate) fn of(descriptor: Descriptor) -> Self {
+        if descriptor.is_named() {
             Self::Bundle(descriptor)
         } else if descriptor.ring().is_some() {
             Self::Ring(descriptor)
         } else {
             Self::Export(descriptor)
-        })
+        }
     }
 
     /// Returns the descriptor of a single export; the error for a bundle or a ring names the command to use instead.

@@ -1,0 +1,87 @@
+//! `device-ipc keep --list`: the keepers on this machine.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use comfy_table::{Table, presets};
+use device_ipc::{Error, Ipc, KeeperName, Kept, list_keepers};
+use indicatif::HumanBytes;
+use serde_json::{Value, json};
+
+use device_ipc_cli::output;
+
+pub(super) fn run(ipc: &Ipc, timeout: Duration, as_json: bool) -> Result<()> {
+    let names = list_keepers(None)?;
+    // At the same time: a keeper that is stopped delays no other.
+    let asked: Vec<_> = std::thread::scope(|scope| {
+        let ask = |keeper: KeeperName| {
+            scope.spawn(move || {
+                let found = ipc.find(&keeper.name).user(keeper.user).timeout(timeout).start();
+                (keeper, found)
+            })
+        };
+        let asking: Vec<_> = names.into_iter().map(ask).collect();
+        asking.into_iter().filter_map(|asked| asked.join().ok()).collect()
+    });
+    // Keepers that do not allow this user, and sockets without a process, are none for this user.
+    let is_hidden = |error: &Error| error.is_not_permitted() || matches!(error, Error::NobodyListens { .. });
+    let shown: Vec<_> =
+        asked.into_iter().filter(|(_, found)| !found.as_ref().is_err_and(is_hidden)).collect();
+    if as_json {
+        let keepers: Vec<Value> = shown.iter().map(|(keeper, found)| report(keeper, found)).collect();
+        return output::json(&json!({ "keepers": keepers }));
+    }
+    if shown.is_empty() {
+        return output::line(
+            "no keeper of this user runs; start one with 'device-ipc keep FILES --name NAME'",
+        );
+    }
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED);
+    table.set_header([
+        "name", "user", "process", "version", "tensors", "bytes", "devices", "access", "readers",
+    ]);
+    for (keeper, found) in &shown {
+        let first = [keeper.name.clone(), keeper.user.to_string()];
+        table.add_row(first.into_iter().chain(row(found)));
+    }
+    output::line(table)
+}
+
+fn row(found: &Result<Kept, Error>) -> Vec<String> {
+    match found {
+        Ok(kept) => {
+            let descriptor = kept.descriptor();
+            vec![
+                format!("{} ({})", kept.process().pid, crate::transport::printable(kept.program())),
+                kept.version().to_string(),
+                descriptor.tensors().len().to_string(),
+                HumanBytes(descriptor.len()).to_string(),
+                format!("{} of {}", descriptor.homes().len(), descriptor.backend()),
+                descriptor.access().to_string(),
+                kept.readers().to_string(),
+            ]
+        }
+        Err(error) => vec![crate::transport::printable(&error.to_string())],
+    }
+}
+
+fn report(keeper: &KeeperName, found: &Result<Kept, Error>) -> Value {
+    let mut report = json!({ "name": keeper.name, "user": keeper.user });
+    match found {
+        Ok(kept) => {
+            let descriptor = kept.descriptor();
+            report["pid"] = json!(kept.process().pid);
+            report["program"] = json!(kept.program());
+            report["version"] = json!(kept.version());
+            report["tensors"] = json!(descriptor.tensors().len());
+            report["bytes"] = json!(descriptor.len());
+            report["devices"] = json!(descriptor.homes().len());
+            report["backend"] = json!(descriptor.backend());
+            report["access"] = json!(descriptor.access().to_string());
+            report["readers"] = json!(kept.readers());
+        }
+        Err(error) => report["error"] = json!(error.to_string()),
+    }
+    report
+}

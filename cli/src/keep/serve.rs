@@ -1,0 +1,339 @@
+//! The keeper at work: one thread that answers, and one more while a new version is loaded.
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use device_ipc::{Channel, Error, Export, Ipc, Keeper, Listener};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::{emulate_default_handler, signal_name};
+
+use super::hand_over::{self, READY};
+use super::{Source, describe};
+use crate::transcript::Transcript;
+use device_ipc_cli::output::{notice, warning};
+
+/// Maximum number of processes that may have asked for a hand-over at a time. A further one replaces the oldest.
+const MAX_SUCCESSORS: usize = 4;
+
+/// Pause after a process could not be answered, for example because this process has no file descriptors left.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Interval at which a keeper that has handed over looks for signals while processes use its weights.
+const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
+
+/// An event of another thread.
+enum Event {
+    /// A signal with this name: end.
+    Stop(&'static str),
+    /// SIGHUP: read the files again.
+    Reload,
+    /// A new version has been loaded, or could not be.
+    Loaded(Result<Export>),
+}
+
+/// Sends events, and wakes the thread that answers.
+#[derive(Clone)]
+struct Events {
+    sender: Sender<Event>,
+    wake: Arc<UnixStream>,
+}
+
+impl Events {
+    fn send(&self, event: Event) {
+        // The receiver is dropped while the process exits. A full socket is readable already.
+        let _ = self.sender.send(event);
+        let _ = (&*self.wake).write(&[0]);
+    }
+}
+
+/// The two names of a keeper.
+struct Names {
+    keeper: Keeper,
+    /// For processes that take the names over.
+    control: Listener,
+}
+
+/// A keeper process.
+pub(super) struct Server {
+    ipc: Ipc,
+    name: String,
+    names: Names,
+    work: Work,
+}
+
+/// What a keeper does while it answers.
+struct Work {
+    ipc: Ipc,
+    source: Arc<Source>,
+    transcript: Transcript,
+    /// The processes that have asked for a hand-over and have not said that they are ready.
+    successors: Vec<Channel>,
+    events: Events,
+    received: Receiver<Event>,
+    woken: UnixStream,
+    is_loading: bool,
+}
+
+/// Why a keeper no longer answers.
+enum Pause {
+    Signal(&'static str),
+    /// A process is ready to take the names.
+    Successor(Channel),
+}
+
+impl Server {
+    /// Answers to the name from now on.
+    pub(super) fn new(
+        ipc: Ipc,
+        name: &str,
+        control: Listener,
+        (version, export): (u64, Export),
+        source: Source,
+        transcript: Transcript,
+    ) -> Result<Self> {
+        let (wake, woken) = UnixStream::pair().context("cannot create a pair of sockets")?;
+        wake.set_nonblocking(true)?;
+        woken.set_nonblocking(true)?;
+        let (sender, received) = channel();
+        let events = Events { sender, wake: Arc::new(wake) };
+        on_signals(events.clone())?;
+        let (text, mut fields) = describe(&export);
+        let kept = ipc.keep(name, version, export);
+        let keeper = kept.map_err(|error| super::explain(Error::from(error), name))?;
+        let pid = std::process::id();
+        for (field, value) in [("name", json!(name)), ("version", json!(version)), ("pid", json!(pid))] {
+            fields[field] = value;
+        }
+        let text = format!("[keeper]   pid={pid} keeps version {version}: {text}; open it as keeper:{name}");
+        transcript.event("keeping", fields, text)?;
+        let work = Work {
+            ipc: ipc.clone(),
+            source: Arc::new(source),
+            transcript,
+            successors: Vec::new(),
+            events,
+            received,
+            woken,
+            is_loading: false,
+        };
+        Ok(Self { ipc, name: name.to_owned(), names: Names { keeper, control }, work })
+    }
+
+    /// Answers until a signal arrives or another process has taken the names.
+    pub(super) fn run(self) -> Result<()> {
+        let Self { ipc, name, mut names, mut work } = self;
+        let transcript = work.transcript;
+        loop {
+            let successor = match work.answer(&names)? {
+                Pause::Signal(signal) => {
+                    let text = format!("[keeper]   stopped by {signal}");
+                    transcript.event("stopped", json!({ "signal": signal }), text)?;
+                    drop(names.control);
+                    return stopped(names.keeper.into_export(), transcript);
+                }
+                Pause::Successor(successor) => successor,
+            };
+            let (version, pid) = (names.keeper.version(), successor.peer().pid);
+            let Names { keeper, control } = names;
+            drop(control);
+            let export = keeper.into_export();
+            match hand_over::release(&successor) {
+                Ok(()) => {
+                    let text = format!("[keeper]   process {pid} has taken over");
+                    transcript.event("handed_over", json!({ "pid": pid }), text)?;
+                    return drain(export, &work.received, transcript);
+                }
+                Err(error) => {
+                    warning(format_args!(
+                        "process {pid} has not taken over, so this process continues: {error:#}"
+                    ));
+                    let control = super::listen(&ipc, &name)?;
+                    let kept = ipc.keep(&name, version, export);
+                    let keeper = kept.map_err(|error| super::explain(Error::from(error), &name))?;
+                    names = Names { keeper, control };
+                }
+            }
+        }
+    }
+}
+
+impl Work {
+    fn answer(&mut self, names: &Names) -> Result<Pause> {
+        loop {
+            self.wait(names)?;
+            if let Some(signal) = self.handle_events(&names.keeper)? {
+                return Ok(Pause::Signal(signal));
+            }
+            answer_readers(&names.keeper);
+            self.accept_successors(names);
+            if let Some(successor) = self.ready_successor() {
+                return Ok(Pause::Successor(successor));
+            }
+        }
+    }
+
+    fn wait(&self, names: &Names) -> Result<()> {
+        let first: [BorrowedFd<'_>; 3] = [self.woken.as_fd(), names.keeper.as_fd(), names.control.as_fd()];
+        let all = first.into_iter().chain(self.successors.iter().map(AsFd::as_fd));
+        let mut polled: Vec<_> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        match poll(&mut polled, None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error).context("cannot wait for processes"),
+        }
+    }
+
+    /// Returns the name of the signal that ends the keeper, if one has arrived.
+    fn handle_events(&mut self, keeper: &Keeper) -> Result<Option<&'static str>> {
+        while matches!((&self.woken).read(&mut [0; 64]), Ok(1..)) {}
+        loop {
+            match self.received.try_recv() {
+                Ok(Event::Stop(signal)) => return Ok(Some(signal)),
+                Ok(Event::Reload) if self.is_loading => notice("a new version is being loaded already"),
+                Ok(Event::Reload) => self.start_loading()?,
+                Ok(Event::Loaded(loaded)) => {
+                    self.is_loading = false;
+                    self.replace(keeper, loaded)?;
+                }
+                Err(TryRecvError::Empty) => return Ok(None),
+                Err(TryRecvError::Disconnected) => bail!("the thread that receives signals has exited"),
+            }
+        }
+    }
+
+    fn start_loading(&mut self) -> Result<()> {
+        let (source, ipc, events) = (Arc::clone(&self.source), self.ipc.clone(), self.events.clone());
+        let loading = std::thread::Builder::new().name("keep-load".into());
+        loading
+            .spawn(move || events.send(Event::Loaded(source.load(&ipc))))
+            .context("cannot start a thread to load the new version")?;
+        self.is_loading = true;
+        Ok(())
+    }
+
+    /// Answers with a new version from now on. The drop of the former one notifies its readers.
+    fn replace(&self, keeper: &Keeper, loaded: Result<Export>) -> Result<()> {
+        let export = match loaded {
+            Ok(export) => export,
+            Err(error) => {
+                let (name, version) = (keeper.name(), keeper.version());
+                warning(format_args!(
+                    "{name:?} stays at version {version}, because the files cannot be loaded: {error:#}"
+                ));
+                return Ok(());
+            }
+        };
+        let version = keeper.version() + 1;
+        let (text, mut fields) = describe(&export);
+        drop(keeper.replace(version, export));
+        fields["version"] = json!(version);
+        self.transcript.event("replaced", fields, format!("[keeper]   keeps version {version}: {text}"))
+    }
+
+    fn accept_successors(&mut self, names: &Names) {
+        loop {
+            let channel = match names.control.try_accept() {
+                Ok(Some(channel)) => channel,
+                Ok(None) => return,
+                Err(error) => return refused(&error),
+            };
+            match hand_over::offer(&channel, names.keeper.version(), &names.keeper.export()) {
+                Ok(()) => self.successors.push(channel),
+                Err(error) => refused(&error),
+            }
+            if self.successors.len() > MAX_SUCCESSORS {
+                self.successors.remove(0);
+            }
+        }
+    }
+
+    /// Returns a successor that is ready. Removes those that have gone.
+    fn ready_successor(&mut self) -> Option<Channel> {
+        let mut index = 0;
+        while let Some(channel) = self.successors.get(index) {
+            match channel.try_receive() {
+                Ok(Some(message)) if message.bytes() == READY => return Some(self.successors.remove(index)),
+                Ok(None) => index += 1,
+                Ok(Some(_)) | Err(_) => drop(self.successors.remove(index)),
+            }
+        }
+        None
+    }
+}
+
+fn answer_readers(keeper: &Keeper) {
+    loop {
+        match keeper.try_answer() {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => return refused(&error),
+        }
+    }
+}
+
+/// Reports a process that could not be answered; others can be.
+fn refused(error: &Error) {
+    warning(format_args!("a process could not be answered: {error}"));
+    std::thread::sleep(PAUSE);
+}
+
+/// Drops the export of a keeper whose successor answers, and waits until no process uses it.
+fn drain(export: Arc<Export>, received: &Receiver<Event>, transcript: Transcript) -> Result<()> {
+    let Some(mut export) = Arc::into_inner(export) else { return Ok(()) };
+    loop {
+        export = match export.close(DRAIN_INTERVAL) {
+            Ok(()) => break,
+            Err(error) if error.is_timeout() => error.into_inner(),
+            Err(error) => return Err(error.into()),
+        };
+        let stop = received.try_iter().find_map(|event| match event {
+            Event::Stop(signal) => Some(signal),
+            Event::Reload | Event::Loaded(_) => None,
+        });
+        if stop.is_some() {
+            return stopped(Arc::new(export), transcript);
+        }
+    }
+    transcript.event("closed", json!({}), "[keeper]   no process uses the former weights any longer")
+}
+
+/// Drops the export, and prints the processes that used it.
+fn stopped(export: Arc<Export>, transcript: Transcript) -> Result<()> {
+    let holders = export.holders();
+    let pids: Vec<u32> = holders.iter().map(|holder| holder.pid).collect();
+    drop(export);
+    let text = if pids.is_empty() {
+        "[keeper]   the weights are freed".to_owned()
+    } else {
+        format!("[keeper]   the name is free; processes that have opened the weights are notified: {holders}")
+    };
+    transcript.event("closed", json!({ "holder_pids": pids }), text)
+}
+
+/// Sends events for SIGHUP, and for the first SIGINT or SIGTERM. The next of these terminates the process immediately.
+fn on_signals(events: Events) -> Result<()> {
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot register signal handlers")?;
+    std::thread::spawn(move || {
+        let mut is_first = true;
+        for signal in &mut signals {
+            if signal == SIGHUP {
+                events.send(Event::Reload);
+                continue;
+            }
+            if !std::mem::take(&mut is_first) {
+                let _ = emulate_default_handler(signal);
+            }
+            notice("stopping; send the signal again to exit immediately");
+            events.send(Event::Stop(signal_name(signal).unwrap_or("a signal")));
+        }
+    });
+    Ok(())
+}
