@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::arguments::{AllowArguments, positive_duration};
 use crate::transcript::Transcript;
-use device_ipc_cli::output::{UsageError, warning};
+use device_ipc_cli::output::warning;
 use device_ipc_cli::selection::{Selection, check_device, select_backend};
 use hand_over::Predecessor;
 use placement::DeviceMap;
@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
     #[arg(value_name = "FILE|DIRECTORY")]
     files: Vec<PathBuf>,
     /// Name that processes open the weights by, as keeper:NAME: at most 48 ASCII letters, digits, dots, hyphens, underscores
-    #[arg(long, value_name = "NAME", required_unless_present = "list", conflicts_with = "list")]
+    #[arg(long, value_name = "NAME", value_parser = keeper_name, required_unless_present = "list", conflicts_with = "list")]
     name: Option<String>,
     /// Ordinal of the device to load to
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -137,6 +137,15 @@ fn listen(ipc: &Ipc, name: &str) -> Result<Listener> {
     listening.map_err(|error| explain(error, name))
 }
 
+/// Checks the form of a keeper's name.
+fn keeper_name(text: &str) -> Result<String, String> {
+    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    if (1..=48).contains(&text.len()) && text.bytes().all(is_valid) {
+        return Ok(text.to_owned());
+    }
+    Err("the name of a keeper has 1 to 48 ASCII letters, digits, dots, hyphens and underscores".into())
+}
+
 /// Adds what to do on the command line to an error about the name.
 fn explain(error: Error, name: &str) -> anyhow::Error {
     match error {
@@ -144,9 +153,6 @@ fn explain(error: Error, name: &str) -> anyhow::Error {
             "process {pid} ({program}) is the keeper of {name:?} already: take the name over with --hand-over, stop that process, or \
              choose another --name"
         ),
-        Error::InvalidChannelName { why, .. } => {
-            UsageError(format!("--name {name:?} is not the name of a keeper: {why}")).into()
-        }
         error => error.into(),
     }
 }

@@ -4,10 +4,10 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use device_ipc::{Channel, Error, Export, Ipc, Keeper, Listener};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -27,8 +27,8 @@ const MAX_SUCCESSORS: usize = 4;
 /// Pause after a process could not be answered, for example because this process has no file descriptors left.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Interval at which a keeper that has handed over looks for signals while processes use its weights.
-const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
+/// Timeout for closing an export without holders.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An event of another thread.
 enum Event {
@@ -150,7 +150,7 @@ impl Server {
                 Ok(()) => {
                     let text = format!("[keeper]   process {pid} has taken over");
                     transcript.event("handed_over", json!({ "pid": pid }), text)?;
-                    return drain(export, &work.received, transcript);
+                    return drain(export, &work);
                 }
                 Err(error) => {
                     warning(format_args!(
@@ -182,31 +182,32 @@ impl Work {
     }
 
     fn wait(&self, names: &Names) -> Result<()> {
-        let first: [BorrowedFd<'_>; 3] = [self.woken.as_fd(), names.keeper.as_fd(), names.control.as_fd()];
-        let all = first.into_iter().chain(self.successors.iter().map(AsFd::as_fd));
-        let mut polled: Vec<_> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        match poll(&mut polled, None) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(error).context("cannot wait for processes"),
-        }
+        let mut all = vec![self.woken.as_fd(), names.keeper.as_fd(), names.control.as_fd()];
+        all.extend(self.successors.iter().map(AsFd::as_fd));
+        wait_for(&all)
+    }
+
+    /// Takes the events that have arrived.
+    fn events(&self) -> impl Iterator<Item = Event> {
+        while matches!((&self.woken).read(&mut [0; 64]), Ok(1..)) {}
+        self.received.try_iter()
     }
 
     /// Returns the name of the signal that ends the keeper, if one has arrived.
     fn handle_events(&mut self, keeper: &Keeper) -> Result<Option<&'static str>> {
-        while matches!((&self.woken).read(&mut [0; 64]), Ok(1..)) {}
-        loop {
-            match self.received.try_recv() {
-                Ok(Event::Stop(signal)) => return Ok(Some(signal)),
-                Ok(Event::Reload) if self.is_loading => notice("a new version is being loaded already"),
-                Ok(Event::Reload) => self.start_loading()?,
-                Ok(Event::Loaded(loaded)) => {
+        let events: Vec<_> = self.events().collect();
+        for event in events {
+            match event {
+                Event::Stop(signal) => return Ok(Some(signal)),
+                Event::Reload if self.is_loading => notice("a new version is being loaded already"),
+                Event::Reload => self.start_loading()?,
+                Event::Loaded(loaded) => {
                     self.is_loading = false;
                     self.replace(keeper, loaded)?;
                 }
-                Err(TryRecvError::Empty) => return Ok(None),
-                Err(TryRecvError::Disconnected) => bail!("the thread that receives signals has exited"),
             }
         }
+        Ok(None)
     }
 
     fn start_loading(&mut self) -> Result<()> {
@@ -286,23 +287,34 @@ fn refused(error: &Error) {
 }
 
 /// Drops the export of a keeper whose successor answers, and waits until no process uses it.
-fn drain(export: Arc<Export>, received: &Receiver<Event>, transcript: Transcript) -> Result<()> {
-    let Some(mut export) = Arc::into_inner(export) else { return Ok(()) };
-    loop {
-        export = match export.close(DRAIN_INTERVAL) {
-            Ok(()) => break,
-            Err(error) if error.is_timeout() => error.into_inner(),
-            Err(error) => return Err(error.into()),
-        };
-        let stop = received.try_iter().find_map(|event| match event {
-            Event::Stop(signal) => Some(signal),
-            Event::Reload | Event::Loaded(_) => None,
-        });
-        if stop.is_some() {
-            return stopped(Arc::new(export), transcript);
+fn drain(export: Arc<Export>, work: &Work) -> Result<()> {
+    let Some(export) = Arc::into_inner(export) else { return Ok(()) };
+    // Ends it without waiting.
+    let export = match export.close(Duration::ZERO) {
+        Ok(()) => None,
+        Err(error) if error.is_timeout() => Some(error.into_inner()),
+        Err(error) => return Err(error.into()),
+    };
+    if let Some(export) = export {
+        while export.holders().iter().len() > 0 {
+            wait_for(&[export.as_fd(), work.woken.as_fd()])?;
+            if work.events().any(|event| matches!(event, Event::Stop(_))) {
+                return stopped(Arc::new(export), work.transcript);
+            }
         }
+        export.close(CLOSE_TIMEOUT)?;
     }
-    transcript.event("closed", json!({}), "[keeper]   no process uses the former weights any longer")
+    work.transcript.event("closed", json!({}), "[keeper]   no process uses the former weights any longer")
+}
+
+/// Waits until one of these is readable.
+fn wait_for(descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+    let mut polled: Vec<_> =
+        descriptors.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    match poll(&mut polled, None) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error).context("cannot wait for processes"),
+    }
 }
 
 /// Drops the export, and prints the processes that used it.
