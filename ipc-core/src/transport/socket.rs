@@ -304,7 +304,7 @@ pub(crate) fn take(
 
 /// Receives one message and has no room for descriptors. `None` if the peer has closed the connection.
 fn take_bytes(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::Result<Option<usize>> {
-    buffer.resize(MAX_MESSAGE_BYTES, 0);
+    make_room(buffer);
     loop {
         let mut control = RecvAncillaryBuffer::default();
         let flags = RecvFlags::DONTWAIT;
@@ -314,6 +314,16 @@ fn take_bytes(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::Resul
             Ok(received) if received.flags.contains(ReturnFlags::TRUNC) => return Err(Errno::MSGSIZE),
             Ok(received) => return Ok(Some(received.bytes).filter(|bytes| *bytes > 0)),
         }
+    }
+}
+
+/// Gives the buffer room for the largest message.
+fn make_room(buffer: &mut Vec<u8>) {
+    if buffer.is_empty() {
+        // The system zeroes the pages that are used, and no others.
+        *buffer = vec![0; MAX_MESSAGE_BYTES];
+    } else {
+        buffer.resize(MAX_MESSAGE_BYTES, 0);
     }
 }
 
@@ -345,7 +355,7 @@ fn take_as(
     buffer: &mut Vec<u8>,
     how: RecvFlags,
 ) -> rustix::io::Result<Option<ReceivedMessage>> {
-    buffer.resize(MAX_MESSAGE_BYTES, 0);
+    make_room(buffer);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received =
