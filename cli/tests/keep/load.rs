@@ -4,7 +4,7 @@ use super::{ipc, keep, model, open, release, unique};
 use crate::support::Directory;
 
 /// Number of opens before the first measurement.
-const FIRST: u64 = 2_000;
+const FIRST: u64 = 5_000;
 /// Number of opens before the last measurement.
 const ALL: u64 = 10_000;
 /// Number of threads that open at the same time.
