@@ -51,8 +51,8 @@ pub use connect::ConnectBuilder;
 pub use halves::{ChannelReceiver, ChannelSender};
 pub use listen::{ListenBuilder, Listener};
 pub use message::{Message, MessageExport, TrySendError};
-pub use received::{Received, ReceivedExport};
 pub(crate) use name::listening_names;
+pub use received::{Received, ReceivedExport};
 
 use crate::model::error::{Error, Result};
 use crate::os::process::ProcessIdentity;

@@ -5,8 +5,9 @@ use std::time::Duration;
 use super::{Announcement, FORM, name};
 use crate::model::error::{Error, Result};
 use crate::os::process::ProcessIdentity;
-use crate::patterns::channel::{Channel, ConnectBuilder, OpenReceived, Received, ReceivedExport};
+use crate::patterns::channel::{Channel, ConnectBuilder, Received, ReceivedExport};
 use crate::sharing::Session;
+use crate::sharing::import::OpenBuilder;
 use crate::transport::{Deadline, check_may_wait};
 use crate::wire::descriptor::Descriptor;
 
@@ -123,8 +124,8 @@ impl Kept {
         Ok(Self { export, announcement, process, program })
     }
 
-    /// Opens the memory, all of it or nothing; see [`OpenReceived`].
-    pub fn open(&self) -> OpenReceived<'_> {
+    /// Opens the memory, all of it or nothing; see [`OpenBuilder`].
+    pub fn open(&self) -> OpenBuilder<'_> {
         self.export.open()
     }
 
