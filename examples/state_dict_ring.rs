@@ -38,7 +38,7 @@ fn trainer() -> Result<()> {
     for version in 0..VERSIONS {
         let slot = ring.write(&stream)?; // the stream waits for the readers of the previous publication in the slot
         for (name, _, layout) in table.iter() {
-            let numbers = weights(name, version, layout.span_bytes()? as usize / size_of::<f32>());
+            let numbers = weights(name, version, layout.span_bytes() as usize / size_of::<f32>());
             slot.tensor(&table, name)?.view_mut::<f32, _>(&stream)?.copy_from(&numbers)?;
         }
         slot.publish(&stream)?;

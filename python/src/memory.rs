@@ -37,7 +37,7 @@ pub(crate) fn empty(
     let device = device.map(DeviceArg::parse).transpose()?;
     let ipc = ipc(py, device.and_then(|device| device.backend))?;
     let ordinal = device.map_or(0.into(), |device| device.ordinal);
-    let bytes = layout.span_bytes().map_err(device_ipc::Error::from).or_raise(py)?.max(1);
+    let bytes = layout.span_bytes().max(1);
     let wanted = if read_only { MemoryUse::new().read_only_importers() } else { MemoryUse::new() };
     let allocated = py.detach(|| ipc.allocate_for(ordinal, bytes, wanted));
     let buffer = Arc::new(allocated.or_raise(py)?);

@@ -78,10 +78,8 @@ impl Source {
         let strides = unsigned(&tensor.strides, "stride")?;
         let layout = TensorLayout::strided(tensor.dtype, shape.as_slice(), strides.as_slice());
         let layout = layout.map_err(Error::from).or_raise(py)?;
-        let bytes =
-            if layout.is_empty() { 0 } else { layout.span_bytes().map_err(Error::from).or_raise(py)? };
         let device = device_here(tensor.backend, tensor.ordinal);
-        let region = DeviceRange::new(device, DevicePtr::new(tensor.ptr), bytes);
+        let region = DeviceRange::new(device, DevicePtr::new(tensor.ptr), layout.span_bytes());
         let owner = Owner::Python(PyOwner::new(tensor.owner));
         Ok(Self { backend: tensor.backend, device, region, layout, owner })
     }

@@ -146,7 +146,7 @@ fn with_time(mut error: Error, limit: Duration) -> Error {
         Error::Timeout { after, .. }
         | Error::StillHeld { after, .. }
         | Error::NotOpened { after, .. }
-        | Error::NobodyListens { after, .. } => {
+        | Error::NoListener { after, .. } => {
             *after = limit;
         }
         _ => {}

@@ -64,7 +64,7 @@ impl TensorArguments {
         let element = dtype.bytes().context("element type not supported by this version")?;
         let shape = self.shape.clone().unwrap_or_else(|| vec![metadata.len() / element]);
         let layout = TensorLayout::contiguous(dtype, shape).map_err(as_usage)?;
-        let needed = layout.span_bytes()?;
+        let needed = layout.span_bytes();
         if needed != metadata.len() {
             bail!(
                 "{shown} has {} B, but {dtype} of shape {:?} requires {needed} B; change --shape or --dtype",
@@ -80,7 +80,7 @@ impl SharedTensor {
     /// Allocates the tensor and fills it.
     pub(super) fn make(ipc: &Ipc, device: u32, arguments: &TensorArguments) -> Result<Self> {
         let (layout, source) = arguments.layout_and_source()?;
-        let bytes = layout.span_bytes()?;
+        let bytes = layout.span_bytes();
         if bytes == 0 {
             let shape = layout.shape();
             let why = format!("a tensor of shape {shape:?} has no elements to share; choose another --shape");

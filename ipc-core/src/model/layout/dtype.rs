@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_codes_are_found_again_and_given_once() {
+    fn dtype_names_and_codes_are_unique_and_round_trip() {
         for (index, dtype) in Dtype::ALL.iter().enumerate() {
             let name = dtype.name().unwrap();
             assert_eq!(Dtype::from_name(name), Some(*dtype));

@@ -73,7 +73,7 @@ mod tests {
     }
 
     fn gathered(layout: &TensorLayout) -> (Vec<u8>, Vec<u8>) {
-        let source: Vec<u8> = (0..layout.span_bytes().unwrap()).map(|byte| (byte * 7 % 251) as u8).collect();
+        let source: Vec<u8> = (0..layout.span_bytes()).map(|byte| (byte * 7 % 251) as u8).collect();
         let element = layout.dtype().bytes().unwrap();
         let mut target = vec![0; (layout.elements() * element) as usize];
         layout.gather(&source, &mut target);

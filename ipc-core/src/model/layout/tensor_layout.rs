@@ -19,6 +19,8 @@ pub struct TensorLayout {
     dtype: Dtype,
     numbers: Numbers,
     offset: u64,
+    /// The result of [`start_bytes`](Self::start_bytes).
+    start: u64,
     /// The result of [`span_bytes`](Self::span_bytes).
     span: u64,
 }
@@ -42,8 +44,7 @@ impl TensorLayout {
                 stride = stride.checked_mul(shape[index].max(1)).ok_or(LayoutError::Overflow)?;
             }
         }
-        let span = span_of(dtype, &numbers, 0)?;
-        Ok(Self { dtype, numbers, offset: 0, span })
+        Self::checked(dtype, numbers, 0)
     }
 
     /// Creates a tensor at the start of its region with strides in elements.
@@ -65,8 +66,7 @@ impl TensorLayout {
         let (sizes, places) = numbers.as_mut_slice().split_at_mut(shape.len());
         sizes.copy_from_slice(shape);
         places.copy_from_slice(strides);
-        let span = span_of(dtype, &numbers, 0)?;
-        Ok(Self { dtype, numbers, offset: 0, span })
+        Self::checked(dtype, numbers, 0)
     }
 
     /// Creates the one-dimensional tensor from `offset` elements after the start of a region to the region's end.
@@ -91,8 +91,28 @@ impl TensorLayout {
         check_dimensions(dimensions)?;
         let mut numbers = Numbers::of(dimensions);
         numbers.as_mut_slice().iter_mut().zip(values).for_each(|(place, value)| *place = value);
-        let span = span_of(dtype, &numbers, offset)?;
-        Ok(Self { dtype, numbers, offset, span })
+        Self::checked(dtype, numbers, offset)
+    }
+
+    /// Creates a layout whose start and end in bytes do not exceed 64 bits.
+    fn checked(dtype: Dtype, numbers: Numbers, offset: u64) -> Result<Self, LayoutError> {
+        let element = element_bytes(dtype)?;
+        let start = offset.checked_mul(element).ok_or(LayoutError::Overflow)?;
+        let (shape, strides) = numbers.halves();
+        if shape.contains(&0) {
+            return Ok(Self { dtype, numbers, offset, start, span: 0 });
+        }
+        let mut elements: u64 = 1;
+        let mut last = offset;
+        for (&size, &stride) in shape.iter().zip(strides) {
+            elements = elements.checked_mul(size).ok_or(LayoutError::Overflow)?;
+            let reach = (size - 1).checked_mul(stride).ok_or(LayoutError::Overflow)?;
+            last = last.checked_add(reach).ok_or(LayoutError::Overflow)?;
+        }
+        elements.checked_mul(element).ok_or(LayoutError::Overflow)?;
+        let span = last.checked_add(1).and_then(|count| count.checked_mul(element));
+        let span = span.ok_or(LayoutError::Overflow)?;
+        Ok(Self { dtype, numbers, offset, start, span })
     }
 
     /// Returns the layout with its first element at this offset from the start of the region.
@@ -101,8 +121,7 @@ impl TensorLayout {
     ///
     /// [`LayoutError::Overflow`] if the end exceeds 64 bits.
     pub fn with_offset(self, elements: u64) -> Result<Self, LayoutError> {
-        let span = span_of(self.dtype, &self.numbers, elements)?;
-        Ok(Self { offset: elements, span, ..self })
+        Self::checked(self.dtype, self.numbers, elements)
     }
 
     /// Returns the element type.
@@ -126,12 +145,8 @@ impl TensorLayout {
     }
 
     /// Returns the offset of the first element from the start of the region in bytes.
-    ///
-    /// # Errors
-    ///
-    /// [`LayoutError`] for an unknown type, or if the offset exceeds 64 bits.
-    pub fn start_bytes(&self) -> Result<u64, LayoutError> {
-        self.offset.checked_mul(element_bytes(self.dtype)?).ok_or(LayoutError::Overflow)
+    pub const fn start_bytes(&self) -> u64 {
+        self.start
     }
 
     /// Returns the number of elements.
@@ -158,12 +173,8 @@ impl TensorLayout {
 
     /// Returns the number of bytes from the start of the region to the end of the tensor's last element; 0 for a tensor without
     /// elements.
-    ///
-    /// # Errors
-    ///
-    /// None: the constructors check the layout.
-    pub const fn span_bytes(&self) -> Result<u64, LayoutError> {
-        Ok(self.span)
+    pub const fn span_bytes(&self) -> u64 {
+        self.span
     }
 
     /// Checks that the tensor is inside a region of `region_bytes`.
@@ -194,25 +205,6 @@ fn element_bytes(dtype: Dtype) -> Result<u64, LayoutError> {
     dtype.bytes().ok_or(LayoutError::UnknownDtype(dtype.code()))
 }
 
-/// Returns the [`span_bytes`](TensorLayout::span_bytes) of such a layout.
-fn span_of(dtype: Dtype, numbers: &Numbers, offset: u64) -> Result<u64, LayoutError> {
-    let element = element_bytes(dtype)?;
-    offset.checked_mul(element).ok_or(LayoutError::Overflow)?;
-    let (shape, strides) = numbers.halves();
-    if shape.contains(&0) {
-        return Ok(0);
-    }
-    let mut elements: u64 = 1;
-    let mut last = offset;
-    for (&size, &stride) in shape.iter().zip(strides) {
-        elements = elements.checked_mul(size).ok_or(LayoutError::Overflow)?;
-        let reach = (size - 1).checked_mul(stride).ok_or(LayoutError::Overflow)?;
-        last = last.checked_add(reach).ok_or(LayoutError::Overflow)?;
-    }
-    elements.checked_mul(element).ok_or(LayoutError::Overflow)?;
-    last.checked_add(1).and_then(|count| count.checked_mul(element)).ok_or(LayoutError::Overflow)
-}
-
 impl fmt::Debug for TensorLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TensorLayout")
@@ -240,10 +232,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_contiguous_layout_spans_its_elements() {
+    fn contiguous_layout_spans_its_elements() {
         let layout = TensorLayout::contiguous(Dtype::F32, [4, 5]).unwrap();
         assert_eq!(layout.strides(), [5, 1]);
-        assert_eq!(layout.span_bytes(), Ok(80));
+        assert_eq!(layout.span_bytes(), 80);
         assert_eq!(layout.elements(), 20);
         assert!(layout.is_contiguous());
         assert!(layout.check_fits(80).is_ok());
@@ -251,27 +243,27 @@ mod tests {
     }
 
     #[test]
-    fn a_scalar_is_one_element_and_an_empty_tensor_none() {
-        assert_eq!(TensorLayout::contiguous(Dtype::F64, []).unwrap().span_bytes(), Ok(8));
-        assert_eq!(TensorLayout::contiguous(Dtype::F64, [3, 0, 2]).unwrap().span_bytes(), Ok(0));
+    fn scalar_spans_one_element_and_empty_tensor_none() {
+        assert_eq!(TensorLayout::contiguous(Dtype::F64, []).unwrap().span_bytes(), 8);
+        assert_eq!(TensorLayout::contiguous(Dtype::F64, [3, 0, 2]).unwrap().span_bytes(), 0);
     }
 
     #[test]
-    fn an_offset_counts_in_elements_from_the_start_of_the_region() {
+    fn offset_counts_elements_from_the_region_start() {
         let layout = TensorLayout::contiguous(Dtype::F32, [4, 5]).unwrap().with_offset(3).unwrap();
-        assert_eq!((layout.offset(), layout.start_bytes(), layout.span_bytes()), (3, Ok(12), Ok(92)));
+        assert_eq!((layout.offset(), layout.start_bytes(), layout.span_bytes()), (3, 12, 92));
         assert!(layout.is_contiguous());
         assert_eq!(layout.check_fits(91), Err(LayoutError::TooLarge { needed: 92, region: 91 }));
         let scalar = |offset| TensorLayout::contiguous(Dtype::F32, []).unwrap().with_offset(offset);
         assert_eq!(scalar(u64::MAX / 4), Err(LayoutError::Overflow));
-        assert_eq!(scalar(u64::MAX / 4 - 1).unwrap().span_bytes(), Ok(u64::MAX - 3));
+        assert_eq!(scalar(u64::MAX / 4 - 1).unwrap().span_bytes(), u64::MAX - 3);
     }
 
     #[test]
     fn layout_to_end_covers_whole_elements_only() {
         let to_end = |offset, bytes| TensorLayout::to_end(Dtype::F32, offset, bytes);
         let layout = to_end(3, 80).unwrap();
-        assert_eq!((layout.shape(), layout.offset(), layout.span_bytes()), ([17].as_slice(), 3, Ok(80)));
+        assert_eq!((layout.shape(), layout.offset(), layout.span_bytes()), ([17].as_slice(), 3, 80));
         assert!(to_end(20, 80).unwrap().is_empty());
         assert_eq!(to_end(21, 80), Err(LayoutError::TooLarge { needed: 84, region: 80 }));
         assert_eq!(to_end(u64::MAX, 80), Err(LayoutError::Overflow));
@@ -283,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn address_between_elements_is_refused_with_the_multiple() {
+    fn unaligned_address_is_rejected_with_the_multiple() {
         for (dtype, good, bad) in [(Dtype::F32, 8, 6), (Dtype::F64, 16, 12), (Dtype::BF16, 2, 1)] {
             assert_eq!(check_alignment(dtype, 0), Ok(()));
             assert_eq!(check_alignment(dtype, good), Ok(()));
@@ -296,14 +288,14 @@ mod tests {
     }
 
     #[test]
-    fn a_transposed_layout_is_not_contiguous() {
+    fn transposed_layout_is_not_contiguous() {
         let layout = TensorLayout::strided(Dtype::U8, [4, 5], [1, 4]).unwrap();
         assert!(!layout.is_contiguous());
-        assert_eq!(layout.span_bytes(), Ok(20));
+        assert_eq!(layout.span_bytes(), 20);
     }
 
     #[test]
-    fn sizes_that_do_not_fit_are_refused_and_do_not_wrap() {
+    fn oversized_layout_is_rejected_without_overflow() {
         let huge = u64::MAX / 2;
         assert_eq!(TensorLayout::contiguous(Dtype::U8, [huge, 3]), Err(LayoutError::Overflow));
         assert_eq!(TensorLayout::contiguous(Dtype::F32, [huge]), Err(LayoutError::Overflow));

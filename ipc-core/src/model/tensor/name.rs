@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_is_found_at_its_position_and_inserted_once() {
+    fn name_is_inserted_once_and_found_at_its_position() {
         let names: Vec<String> = (0..5000).map(|index| format!("layer.{index}")).collect();
         let name_at = |position: u32| names[position as usize].as_str();
         for mut index in [NameIndex::default(), NameIndex::with_room_for(names.len())] {

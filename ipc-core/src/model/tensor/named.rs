@@ -29,7 +29,7 @@ pub(crate) struct NamedTensor<'a> {
 impl NamedTensor<'_> {
     /// Returns the end of the last element, in bytes from the start of the region.
     pub(crate) fn end(&self) -> Result<u64, LayoutError> {
-        self.offset.checked_add(self.layout.span_bytes()?).ok_or(LayoutError::Overflow)
+        self.offset.checked_add(self.layout.span_bytes()).ok_or(LayoutError::Overflow)
     }
 
     /// Checks that the tensor is inside a region of this size in bytes.

@@ -111,7 +111,7 @@ impl TensorTable {
         if !names.insert(new, name_at) {
             return Err(DescriptorError::TensorName {
                 name: name.to_owned(),
-                why: "another tensor is called so",
+                why: "another tensor has this name",
             });
         }
         let start = text.len() as u32;

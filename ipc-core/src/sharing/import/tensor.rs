@@ -1,4 +1,4 @@
-//! A tensor that lies in memory that a guard keeps.
+//! Tensors in the memory of a guard.
 
 use super::view_owner::ViewOwner;
 use crate::backend::Access;
@@ -9,7 +9,7 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::Result;
 use crate::model::tensor::{Dtype, Element, LayoutError, NamedTensor, TensorLayout, TensorTable};
 
-/// A tensor that lies in a [`Mapping`](crate::Mapping) or in a slot of a [`Ring`](crate::Ring), which it borrows.
+/// A tensor in a [`Mapping`](crate::Mapping), or in a slot of a [`Ring`](crate::Ring), which it borrows.
 ///
 /// # Examples
 ///
@@ -37,7 +37,7 @@ pub struct Tensor<'m> {
 }
 
 impl<'m> Tensor<'m> {
-    /// The tensor that lies in this region of the memory as the layout says.
+    /// Creates the tensor with this layout in a region of the memory.
     pub(crate) fn new(
         keeper: impl Into<ViewOwner<'m>>,
         region: DeviceRange,
@@ -46,7 +46,7 @@ impl<'m> Tensor<'m> {
         Ok(Self { keeper: keeper.into(), range: elements_of(layout, region)?, layout })
     }
 
-    /// The tensor of this name in a table of what lies in this region.
+    /// Creates the tensor of this name in a table that describes the region.
     pub(crate) fn in_table(
         keeper: impl Into<ViewOwner<'m>>,
         region: DeviceRange,
@@ -56,7 +56,7 @@ impl<'m> Tensor<'m> {
         Self::of(keeper, region, table.at(table.find(name)?))
     }
 
-    /// The tensor that lies in this region of the memory as its entry says.
+    /// Creates the tensor of a table entry.
     pub(crate) fn of(
         keeper: impl Into<ViewOwner<'m>>,
         region: DeviceRange,
@@ -66,43 +66,43 @@ impl<'m> Tensor<'m> {
         Ok(Self::at(keeper, range, tensor.layout))
     }
 
-    /// The tensor whose elements are these bytes.
+    /// Creates the tensor with these bytes.
     pub(super) fn at(keeper: impl Into<ViewOwner<'m>>, range: DeviceRange, layout: &'m TensorLayout) -> Self {
         Self { keeper: keeper.into(), range, layout }
     }
 
-    /// The bytes from the first element to the end of the last, those between rows included: the layout's
-    /// [offset](TensorLayout::offset) lies before them. No bytes for a tensor without elements.
+    /// Returns the range from the first element to the end of the last one, with the gaps between them; the layout's
+    /// [offset](TensorLayout::offset) is before it. It is empty for a tensor without elements.
     pub const fn range(&self) -> DeviceRange {
         self.range
     }
 
-    /// Element type, shape and strides. The offset counts from the start of the region that the exporter named.
+    /// Returns the layout. Its offset counts from the start of the region that the exporter named.
     pub const fn layout(&self) -> &'m TensorLayout {
         self.layout
     }
 
-    /// The type of the elements.
+    /// Returns the element type.
     pub const fn dtype(&self) -> Dtype {
         self.layout.dtype()
     }
 
-    /// The size of each dimension, in elements.
+    /// Returns the size of each dimension in elements.
     pub fn shape(&self) -> &'m [u64] {
         self.layout.shape()
     }
 
-    /// The device in whose address space the bytes are.
+    /// Returns the device whose address space the tensor is in.
     pub const fn device(&self) -> DeviceOrdinal {
         self.range.device
     }
 
-    /// What this process may do with the memory.
+    /// Returns the access of this process to the memory.
     pub fn access(&self) -> Access {
         self.keeper.access()
     }
 
-    /// The elements, to be read by work on `stream`. The stream waits until the bytes are ready.
+    /// Returns a view of the elements for reading by work on `stream`. The stream waits until the bytes are ready.
     ///
     /// # Errors
     ///
@@ -113,7 +113,7 @@ impl<'m> Tensor<'m> {
         self.keeper.view(self.range, Some(self.layout), stream)
     }
 
-    /// The elements, to be read and written by work on `stream`. The stream waits until the bytes are ready.
+    /// Returns a view of the elements for reading and writing by work on `stream`. The stream waits until the bytes are ready.
     ///
     /// # Errors
     ///
@@ -192,16 +192,16 @@ impl<'m> Tensor<'m> {
     }
 }
 
-/// The bytes of a tensor in its region, from its first element to the end of its last.
+/// Returns the range of a tensor in its region, from its first element to the end of its last.
 pub(super) fn named_elements_of(tensor: &NamedTensor<'_>, region: DeviceRange) -> Result<DeviceRange> {
     tensor.check_fits(region.len)?;
     let behind = region.slice(tensor.offset, region.len - tensor.offset).ok_or(LayoutError::Overflow)?;
     elements_of(tensor.layout, behind)
 }
 
-/// The bytes from a tensor's first element to the end of its last.
+/// Returns the range from a tensor's first element to the end of its last.
 pub(super) fn elements_of(layout: &TensorLayout, region: DeviceRange) -> Result<DeviceRange> {
     layout.check_fits(region.len)?;
-    let (start, end) = if layout.is_empty() { (0, 0) } else { (layout.start_bytes()?, layout.span_bytes()?) };
+    let (start, end) = if layout.is_empty() { (0, 0) } else { (layout.start_bytes(), layout.span_bytes()) };
     Ok(region.slice(start, end - start).ok_or(LayoutError::Overflow)?)
 }

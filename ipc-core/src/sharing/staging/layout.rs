@@ -154,7 +154,7 @@ fn bytes_of(tensor: &NamedTensor<'_>) -> Result<Option<(u64, u64)>> {
     if layout.is_empty() {
         return Ok(None);
     }
-    let (start, end) = (layout.start_bytes()?, layout.span_bytes()?);
+    let (start, end) = (layout.start_bytes(), layout.span_bytes());
     let offset = tensor.offset.checked_add(start).ok_or(LayoutError::Overflow)?;
     Ok(Some((offset, end - start)))
 }

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_region_has_its_allocations() {
+    fn regions_have_their_allocations() {
         let extent = |size| DescribedExtent { size, generation: 0 };
         let nested = [vec![extent(1)], vec![extent(2), extent(3)], vec![extent(4)]];
         let regions: DescribedRegions = nested.iter().cloned().collect();

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_bytes_in_regions_of_the_same_sizes_are_read_once() {
+    fn equal_bytes_with_equal_regions_are_decoded_once() {
         let (recent, written) = (Recent::new(), tensors());
         let first = read(&recent, [16, 32], written.bytes()).unwrap();
         assert_eq!(*first, written);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_before_is_checked_against_other_regions() {
+    fn remembered_list_is_checked_against_new_regions() {
         let (recent, written) = (Recent::new(), tensors());
         read(&recent, [16, 32], written.bytes()).unwrap();
         let smaller = read(&recent, [16, 31], written.bytes());
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_makes_another_list() {
+    fn changed_byte_is_another_list() {
         let (recent, written) = (Recent::new(), tensors());
         let first = read(&recent, [64, 64], written.bytes()).unwrap();
         for at in 0..written.bytes().len() {

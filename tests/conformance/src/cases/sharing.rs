@@ -159,8 +159,8 @@ pub fn two_receivers(context: &Context) -> Outcome {
     same(&memory.floats()?, &[OLD + 3.0; 64], "the floats that the sender reads")
 }
 
-/// A receiver forwards the descriptor, and a third process opens the memory by it; it stays open there when the one in
-/// the middle has let go. Handles of opened memory cannot be exported again, so this is how memory is passed on.
+/// An importer forwards the descriptor, and a third process opens the memory by it; it stays open there after the first
+/// importer has released it. Handles of opened memory cannot be exported again, so this is how memory is forwarded.
 pub fn forwarded_descriptor(context: &Context) -> Outcome {
     let bytes = pattern(4096);
     let memory = Memory::with_bytes(context, 0, &bytes)?;
@@ -271,7 +271,7 @@ pub fn elements_of_any_type_and_strides(context: &Context) -> Outcome {
         let tensor = mapping.tensor_in(&table, name)?;
         same(&tensor.to_host_bytes(&stream)?, &expected, format!("{name}: the bytes of the elements"))?;
         let start = layout.offset() as usize * element;
-        let span = if layout.is_empty() { 0 } else { layout.span_bytes()? as usize - start };
+        let span = if layout.is_empty() { 0 } else { layout.span_bytes() as usize - start };
         let viewed = tensor.view_bytes(&stream)?.to_vec()?;
         same(&viewed, &bytes[start..][..span], format!("{name}: the bytes from the first element to the last"))?;
         if layout.dtype() != Dtype::F32 {
