@@ -152,7 +152,7 @@ fn memory_of_killed_exporters_is_freed_by_one_call() {
         let (sender, notifications) = std::sync::mpsc::channel();
         mapping.on_gone(move |why| sender.send(why.to_string()).unwrap());
         other.kill();
-        assert!(notifications.recv_timeout(SOON).unwrap().contains("has ended"));
+        assert!(notifications.recv_timeout(SOON).unwrap().contains("has terminated"));
         // SAFETY: no work on the memory is submitted any longer.
         assert_eq!(unsafe { device_ipc_core::close_mappings_of(descriptor.exporter()) }.unwrap(), 1);
         let stream = ipc.create_stream(0).unwrap();

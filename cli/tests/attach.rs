@@ -85,7 +85,7 @@ fn info_omits_the_token_and_reports_the_exporter() {
     assert!(result.bad().contains("no process answers for this descriptor"));
     for action in [&["read"][..], &["fill", "0"], &["add", "1"]] {
         let error = run(["attach", &format!("@{kept}")].iter().chain(action)).bad();
-        assert!(error.contains("has ended, and its exports with it"), "{error}");
+        assert!(error.contains("has terminated; its exports have ended"), "{error}");
     }
 }
 

@@ -97,7 +97,7 @@ fn file_of_another_process_is_not_replaced() {
     sender.kill();
     assert!(Path::new(&file).exists(), "a killed process leaves its file");
     let error = run(["recv", "--file", &file]).bad();
-    assert!(error.contains("has ended"), "{error}");
+    assert!(error.contains("has terminated"), "{error}");
     let (sender, file) = send_by_file(&directory, &[]);
     run(["recv", "--file", &file]).good();
     sender.wait().good();
@@ -146,7 +146,7 @@ fn stopped_sender_closes_the_export_and_names_holders() {
         sent.contains(&format!("still held: process {pid} (device-ipc)")) && sent.contains("80 bytes"),
         "{sent}"
     );
-    assert!(receiver.wait().bad().contains("has ended"));
+    assert!(receiver.wait().bad().contains("has terminated"));
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn termination_of_either_side_is_detected() {
     let pid = sender.pid();
     sender.kill();
     let error = receiver.wait().bad();
-    assert!(error.contains(&format!("the exporting process {pid} has ended")), "{error}");
+    assert!(error.contains(&format!("the exporting process {pid} has terminated")), "{error}");
 
     let (sender, file) = send_by_file(&directory, &[]);
     let mut receiver = start(["recv", "--file", &file, "--hold", "60s"]);
@@ -215,7 +215,7 @@ fn stopped_sender_is_distinguished_from_exited_sender() {
     let (sender, file) = send_by_file(&directory, &["--receivers", "0"]);
     sender.signal(Signal::STOP);
     let error = run(["recv", "--file", &file, "--timeout", "1s"]).bad();
-    assert!(error.contains("did not happen within 1000 ms") && error.contains("is process"), "{error}");
+    assert!(error.contains("timed out after 1000 ms") && error.contains("is process"), "{error}");
     let at = format!("@{file}");
     let info = run(["attach", &at, "info", "--json"]);
     assert!(info.out.contains("\"silent\""), "{info:?}");
@@ -272,7 +272,7 @@ fn home_device_is_found_under_other_ordinals() {
         Terminal::start(command).wait()
     };
     let error = seeing("0", &[]).bad();
-    assert!(error.contains("which this process does not see"), "{error}");
+    assert!(error.contains("not visible to this process"), "{error}");
     let received = seeing("1", &[]).good();
     assert!(received.contains("device=mock:0 (its home)"), "{received}");
     sender.wait().good();

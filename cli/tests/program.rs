@@ -62,7 +62,7 @@ fn demo_reports_missing_peer_access() {
     let output = device_ipc("devices=2;peers=none", &["demo", "--backend=mock", "--to=1"]);
     let err = text(&output.stderr);
     assert!(!output.status.success());
-    assert!(err.contains("no peer access between them"), "{err}");
+    assert!(err.contains("no peer access; open it"), "{err}");
 }
 
 #[test]

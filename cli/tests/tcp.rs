@@ -188,5 +188,5 @@ fn stopped_sender_names_the_holders() {
     sender.signal(Signal::TERM);
     let sent = sender.wait().good();
     assert!(sent.contains(&format!("still held: process {}", receiver.pid())), "{sent}");
-    assert!(receiver.wait().bad().contains("has ended"));
+    assert!(receiver.wait().bad().contains("has terminated"));
 }

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_elements_than_the_host_holds_are_an_error() {
+    fn too_many_elements_for_the_host_are_an_error() {
         for count in [u64::MAX, u64::MAX / 8, 1 << 61] {
             let error = zeroed::<f64>(count).unwrap_err().to_string();
             assert!(error.contains("reserving host memory") && error.contains("8 B"), "{error}");

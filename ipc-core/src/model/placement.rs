@@ -71,8 +71,8 @@ impl DeviceMap {
             self.pairs.iter().find(|(one, other)| *one == from || *other == to)
         {
             return Err(Error::InvalidDeviceMap(format!(
-                "device {from} to {to} conflicts with device {known_from} to {known_to}; each may stand in it once on \
-                 its side"
+                "device {from} to {to} conflicts with device {known_from} to {known_to}; each device may occur only once per \
+                 side"
             )));
         }
         self.pairs.push((from, to));
@@ -107,8 +107,8 @@ impl DeviceMap {
         let unknown = self.pairs.iter().find(|(from, _)| matches!(from, DeviceName::Ordinal(_)));
         match unknown {
             Some((from, to)) => Err(Error::InvalidDeviceMap(format!(
-                "device {from} to {to} names a device by its position in the sender's numbering, which only a channel \
-                 tells; name it by its identity (Descriptor::home)"
+                "device {from} to {to} names a device by its ordinal in the sender's process, which is known only \
+                 on a channel; name it by its identity (Descriptor::home)"
             ))),
             None => Err(Error::NotInDeviceMap { home, peer: None }),
         }
@@ -123,7 +123,7 @@ mod tests {
     const B: DeviceIdentity = DeviceIdentity::Uuid([2; 16]);
 
     #[test]
-    fn a_map_is_one_to_one() {
+    fn map_with_repeated_device_is_rejected() {
         let map = DeviceMap::new().insert(A, 1).unwrap();
         assert_eq!(map.get(A), Some(1.into()));
         assert_eq!(map.get(B), None);
@@ -133,14 +133,14 @@ mod tests {
     }
 
     #[test]
-    fn a_device_may_stand_on_both_sides() {
+    fn device_on_both_sides_is_accepted() {
         let map = DeviceMap::new().insert(0, 1).unwrap().insert(1, 0).unwrap();
         assert_eq!(map.get(0), Some(1.into()));
         assert_eq!(map.inverse().get(1), Some(0.into()));
     }
 
     #[test]
-    fn a_position_of_the_sender_means_nothing_without_its_numbering() {
+    fn ordinal_of_the_sender_is_rejected_without_a_channel() {
         let map = DeviceMap::new().insert(A, 0).unwrap();
         assert_eq!(map.device_for(A).unwrap(), 0.into());
         assert!(matches!(map.device_for(B), Err(Error::NotInDeviceMap { peer: None, .. })));

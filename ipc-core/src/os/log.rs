@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_event_a_period_is_logged_with_the_number_of_events() {
+    fn events_are_logged_once_a_period_with_their_number() {
         let throttle = Throttle::new();
         let start = Instant::now();
         assert_eq!(throttle.count_at(start), Some(1));

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_few_are_found_and_the_one_that_was_used_last_stays_longest() {
+    fn recent_values_are_found_and_the_oldest_is_replaced() {
         let recent = Recent::new();
         let find = |wanted: u32| recent.find(|known| *known == wanted).is_some();
         for number in 0..REMEMBERED as u32 {
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_who_looks() {
+    fn lookup_does_not_wait_for_another_thread() {
         let recent = Recent::new();
         recent.remember(Arc::new(1), |_| false);
         let inner = |_: &u32| recent.find(|_| true).is_none();

@@ -20,7 +20,7 @@ pub struct AllowList {
 }
 
 impl AllowList {
-    /// Nobody but this process's own user.
+    /// Only the user of this process.
     pub const fn own_user() -> Self {
         Self { users: BTreeSet::new(), groups: BTreeSet::new() }
     }
@@ -94,7 +94,7 @@ impl Ids {
 
     fn read(map: &str, overflow: &str) -> Self {
         let overflow = fs::read_to_string(overflow).ok().and_then(|text| text.trim().parse().ok());
-        // What cannot be read is taken for the kernel's default, in a namespace.
+        // An unreadable value is assumed to be the kernel's default, in a namespace.
         let all_mapped = fs::read_to_string(map).is_ok_and(|map| maps_all(&map));
         Self { overflow: (!all_mapped).then(|| overflow.unwrap_or(OVERFLOW_DEFAULT)) }
     }
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stranger_is_permitted_only_when_listed() {
+    fn unlisted_user_is_not_permitted() {
         let own = rustix::process::geteuid().as_raw();
         let stranger = PeerCredentials { pid: 1, uid: own + 1, gid: 77 };
         assert!(AllowList::own_user().permits(&PeerCredentials { uid: own, ..stranger }));

@@ -58,7 +58,7 @@ impl AsyncRequests {
     /// [`Error::Protocol`] for a reply to no request.
     pub(super) fn deliver(&mut self, reply: Reply, fds: ReceivedFds) -> Result<bool> {
         let asked = request_of(&reply).and_then(|request| self.open.remove(&request.0));
-        let asked = asked.ok_or_else(|| Error::Protocol("it answered what nobody had asked".into()))?;
+        let asked = asked.ok_or_else(|| Error::Protocol("it sent a reply without a request".into()))?;
         let waited_for = asked.is_some();
         if let Some(answer) = asked {
             answer.put(Outcome::Reply(reply, fds));

@@ -13,7 +13,7 @@ use crate::os::spawn_without_signals;
 /// Maximum number of threads that close at a time. They exist only while there is something to close.
 const MAX_THREADS: usize = 8;
 
-/// What waits to be closed, and how many threads close.
+/// The descriptors that wait to be closed, and the number of closing threads.
 #[derive(Default)]
 struct Closer {
     waiting: Vec<Box<dyn Any + Send>>,

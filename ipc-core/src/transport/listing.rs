@@ -167,9 +167,7 @@ fn ask(
                 }
             }
             _ => {
-                return Err(Error::Protocol(
-                    "it answered a question for its exports with something else".into(),
-                ));
+                return Err(Error::Protocol("it sent another reply to a request for its exports".into()));
             }
         }
     }
@@ -200,7 +198,7 @@ mod tests {
     use crate::wire::ListedHolder;
 
     #[test]
-    fn names_in_a_listing_cannot_act_on_a_terminal() {
+    fn listing_contains_no_terminal_control_characters() {
         let harmful = "\u{1b}[2Ja\u{202e}b\n";
         let holder = ListedHolder { pid: 1, program: harmful.into(), held_ms: 0, state: LeaseState::InUse };
         let export = shown(ListedExport {

@@ -1,4 +1,4 @@
-//! What the library has done so far, counted.
+//! Counters of the library's activity.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ macro_rules! metrics {
             $(pub(crate) $name: Count,)*
         }
 
-        /// What the library has done so far in this process; see [`counters`](crate::counters).
+        /// Counters of the library's activity in this process; see [`counters`](crate::counters).
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
         #[non_exhaustive]
         pub struct Counters {
@@ -88,13 +88,13 @@ metrics! {
     counter stagings_total;
     /// Chunks of such copies.
     counter staged_chunks_total;
-    /// Chunks whose copy was under way before the importer asked for them.
+    /// Chunks whose copy was in progress before the importer requested them.
     counter staged_chunks_ahead_total;
     /// Bytes of host memory set aside for such copies.
     gauge staging_bytes;
     /// Messages that this process's broker has received.
     counter messages_total;
-    /// Jobs handed to the library's thread for what may block.
+    /// Jobs submitted to the worker.
     counter jobs_total;
     /// Waits of a host for a publication or a release of a ring. Streams that wait do not count.
     counter ring_host_waits_total;
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_is_what_prometheus_reads() {
+    fn counters_are_formatted_for_prometheus() {
         let metrics = Metrics::default();
         metrics.leases.add(3);
         metrics.leases.subtract(1);

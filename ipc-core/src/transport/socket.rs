@@ -405,12 +405,12 @@ pub(crate) fn wait_until(
     }
 }
 
-/// A time for the kernel; what does not fit is as good as for ever.
+/// Converts a duration for the kernel; a longer one is rounded down to the maximum.
 pub(crate) fn timespec(time: Duration) -> Timespec {
     Timespec::try_from(time).unwrap_or(Timespec { tv_sec: i64::from(i32::MAX), tv_nsec: 0 })
 }
 
-/// Who is at the other end, as the kernel says: of a client its `connect`, of a server its `listen`.
+/// The identity of the peer as reported by the kernel: a client's at its `connect`, a server's at its `listen`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeerCredentials {
     /// In our pid namespace; 0 for a process of another one.
@@ -419,7 +419,7 @@ pub(crate) struct PeerCredentials {
     pub(crate) gid: u32,
 }
 
-/// Asks the kernel who is at the other end of a connected socket (`SO_PEERCRED`, unix(7)).
+/// Asks the kernel for the identity of the peer of a connected socket (`SO_PEERCRED`, unix(7)).
 pub(crate) fn peer_credentials(socket: &OwnedFd) -> std::io::Result<PeerCredentials> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut size = size_of::<libc::ucred>() as libc::socklen_t;
@@ -461,7 +461,7 @@ mod tests {
         assert_eq!((one.bytes.as_slice(), one.fds.len()), (&b"one"[..], 2));
         let two = receive(far.as_fd(), &mut buffer).unwrap().unwrap();
         assert_eq!((two.bytes.as_slice(), two.fds.len()), (&b"two"[..], 0));
-        // Those that nobody claims are closed on another thread.
+        // Unclaimed descriptors are closed on another thread.
         drop(one.fds.take());
         drop(near);
         assert!(receive(far.as_fd(), &mut buffer).unwrap().is_none());
@@ -526,21 +526,21 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_too_large_is_refused_whole() {
+    fn oversized_message_is_rejected_as_a_whole() {
         let (near, far) = pair();
         send(near.as_fd(), &vec![7; MAX_MESSAGE_BYTES + 1], &[near.as_fd()]).unwrap();
         assert_eq!(receive(far.as_fd(), &mut Vec::new()).unwrap_err(), Errno::MSGSIZE);
     }
 
     #[test]
-    fn a_peer_that_does_not_read_does_not_block_us() {
+    fn peer_that_does_not_read_does_not_block_the_sender() {
         let (near, _far) = pair();
         let sent = (0..100_000).find_map(|_| send(near.as_fd(), &[0; 1024], &[]).err());
         assert_eq!(sent, Some(Errno::AGAIN));
     }
 
     #[test]
-    fn a_receiver_sleeps_until_a_message_or_the_end_comes_but_not_longer_than_it_was_let() {
+    fn receiver_sleeps_until_message_end_or_timeout() {
         let (near, far) = pair();
         let mut buffer = Vec::new();
         let_sleep(far.as_fd(), Duration::from_millis(20)).unwrap();
@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_says_who_the_peer_is() {
+    fn kernel_reports_the_identity_of_the_peer() {
         let (near, _far) = pair();
         let peer = peer_credentials(&near).unwrap();
         assert_eq!(peer.pid, std::process::id());

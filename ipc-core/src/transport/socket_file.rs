@@ -27,10 +27,10 @@ use crate::os::kill::kill_point;
 use crate::os::process::Owner;
 use crate::wire::{BrokerAddress, MAX_ADDRESS_BYTES, random_bytes};
 
-/// What the names of all brokers' sockets begin with.
+/// The prefix of the names of all brokers' sockets.
 const PUBLISHED: &str = "device-ipc-";
 
-/// What the name of a broker's socket begins with until it listens. As long as [`PUBLISHED`], so that both names fit.
+/// The prefix of the name of a broker's socket until it listens. As long as [`PUBLISHED`], so that both names fit.
 const UNPUBLISHED: &str = "device-ipc~";
 
 /// Hexadecimal digits at the end of a name.
@@ -112,7 +112,7 @@ impl SocketFile {
         Ok(Self { path: path.to_owned(), file })
     }
 
-    /// Returns where it is.
+    /// Returns the path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_waits_for_an_event_holds_up_no_other_one() {
+    fn job_that_waits_for_an_event_delays_no_other() {
         let worker = Worker::start(Arc::default()).unwrap();
         let flag = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = channel();
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_run_behind_the_others_waits_for_their_events() {
+    fn last_job_waits_for_the_events_of_earlier_jobs() {
         let worker = Worker::start(Arc::default()).unwrap();
         let flag = Arc::new(AtomicBool::new(false));
         let ran = Arc::new(AtomicBool::new(false));

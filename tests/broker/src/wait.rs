@@ -28,7 +28,7 @@ pub fn eventually<T: PartialEq + std::fmt::Debug>(what: &str, expected: T, mut s
 ///
 /// # Panics
 ///
-/// With the last census, when [`DEADLINE`] is over.
+/// Panics with the last census after [`DEADLINE`].
 #[track_caller]
 pub fn no_more_than(before: &Census, what: &str, mut census: impl FnMut() -> Census) {
     let until = Instant::now() + DEADLINE;

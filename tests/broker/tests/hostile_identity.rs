@@ -61,7 +61,7 @@ fn set_user_id_program_ignores_the_socket_directory_variable() {
         println!("skipped: {} is mounted nosuid", programs.0.display());
         return;
     }
-    // Owned by root and started by the user nobody: with the bit it is root, and the variable is the starter's.
+    // Owned by root and started by the user nobody: with the bit it runs as root, and the starter controls the variable.
     chown(&program, Some(0), Some(0)).expect("root may");
     let program = program.to_str().expect("a path in UTF-8");
     for (mode, used) in [(0o755, 1), (0o4755, 0)] {

@@ -260,7 +260,7 @@ fn reply_unlike_its_descriptor_fails_and_returns_the_lease() {
         let pipes = importer.census().of_kind("pipe");
         importer.send(&open);
         let (connection, request) = asked(&server, &forged, &[]);
-        // It was told of no lease that might have the same memory.
+        // The exporter was not told of a lease with the same memory.
         let like = what == "what was never opened";
         let (lease, slot) = (4711, Some(u32::MAX));
         let grant = Opened { request, lease, handles, ready: None, keep: true, confirm: false, like, slot };

@@ -69,8 +69,8 @@ fn open_without_free_descriptors_fails_and_process_continues() {
     exporter.ok("close x 10000");
 }
 
-/// The kernel bounds how many descriptors of a user are on their way (`ETOOMANYREFS`, unix(7)): those who do not read take
-/// them all, and whoever asks then is served when there is room again.
+/// The kernel bounds the number of descriptors of a user in transit (`ETOOMANYREFS`, unix(7)): importers that do not read use
+/// them up, and a later request is served when descriptors are available again.
 #[test]
 fn descriptors_that_the_kernel_rejects_now_are_sent_later() {
     const COUNT: usize = 300;

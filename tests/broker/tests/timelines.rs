@@ -26,9 +26,9 @@ fn two_processes_take_turns_without_host_waits() {
     for machine in [PINNING, REVOKING, DESCRIPTORS, CUDA] {
         let (mut exporter, mut importer) = pair(machine);
         if machine == CUDA {
-            // Nobody counts the calls there. Hosts that wait for each other in one thread would never come to an end.
-            // A driver's queue of a stream is finite, and whoever finds it full behind a wait waits on the host: 60 rounds are
-            // too many on an H200 (driver 580.159.04).
+            // Calls are not counted there. A driver's queue of a stream is finite, and a submission to a full queue behind a
+            // wait blocks the host, so hosts that wait for each other in one thread would never continue: 60 rounds are too
+            // many on an H200 (driver 580.159.04).
             importer.ok("rounds x 40 first=0");
             exporter.ok("rounds x 40 first=1");
             exporter.ok("wait-now x 40 20000");

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::outcome::{Outcome, fail};
 
-/// An error of the library as it can be told to another process: which it is, and its text.
+/// An error of the library for another process: its kind and its text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
     /// The variant of [`Error`], as it is written.

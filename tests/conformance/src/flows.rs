@@ -145,7 +145,7 @@ pub fn nobody_holds(share: &Export, after: &str) -> Outcome {
     }
 }
 
-/// Bytes of which neighbours differ, and of which two parts do not look alike.
+/// Bytes of which neighbours differ, and no two parts are equal.
 pub fn pattern(len: usize) -> Vec<u8> {
     (0..len as u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }

@@ -20,7 +20,7 @@ const DEADLINE_VARIABLE: &str = "DEVICE_IPC_CONFORMANCE_DEADLINE";
 const REQUIRE_VARIABLE: &str = "DEVICE_IPC_CONFORMANCE_REQUIRE";
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(60);
 
-/// The time within which a process exits when its case is over.
+/// The time within which a process exits after its case.
 const END_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Makes the processes of a case one node for backends on the mock's engine, the vendors' simulators included: they account

@@ -32,7 +32,7 @@ impl Suite {
         Self { name, variants: Vec::new(), cases: crate::cases::all(), expected_skips: String::new() }
     }
 
-    /// Adds a variant. `make` runs in every process that takes part, never in the runner.
+    /// Adds a variant. `make` runs in every process of a case, never in the runner.
     pub fn variant(
         mut self,
         name: &'static str,

@@ -153,7 +153,7 @@ samples!(errors: Error {
     DismissedFromRing => Error::DismissedFromRing { pid: PID },
     InvalidChannelName => Error::InvalidChannelName { name: String::new(), why: "it is empty" },
     ChannelNameInUse => Error::ChannelNameInUse { name: text("x"), pid: PID, program: text("reader") },
-    NobodyListens => Error::NobodyListens { name: text("x"), after: TIME, detail: text("check the name") },
+    NoListener => Error::NoListener { name: text("x"), after: TIME, detail: text("check the name") },
     MessageTooLarge => Error::MessageTooLarge { of: "bytes", size: 2048, limit: 1024 },
     ChannelClosed => Error::ChannelClosed { pid: PID, program: text("reader") },
     PeerGone => Error::PeerGone { pid: PID, program: text("reader") },
@@ -273,7 +273,7 @@ fn predicates_hold_for_these_variants() {
         ]
     );
     assert_eq!(variants_with(Error::is_stale), ["ExportDropped", "StaleGeneration", "Rebooted"]);
-    assert_eq!(variants_with(Error::is_timeout), ["Timeout", "StillHeld", "NotOpened", "NobodyListens"]);
+    assert_eq!(variants_with(Error::is_timeout), ["Timeout", "StillHeld", "NotOpened", "NoListener"]);
     assert_eq!(variants_with(Error::is_not_permitted), ["AccessDenied", "NotPermitted"]);
 }
 

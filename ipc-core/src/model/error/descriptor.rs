@@ -18,7 +18,7 @@ pub enum DescriptorError {
         position: usize,
     },
     /// The bytes do not begin with the magic bytes of descriptors.
-    #[error("these bytes are no device-ipc descriptor")]
+    #[error("not a device-ipc descriptor: wrong magic bytes")]
     BadMagic,
     /// The format version is not supported.
     #[error(
@@ -70,16 +70,16 @@ pub enum DescriptorError {
         extra: usize,
     },
     /// The descriptor exceeds the maximum size.
-    #[error("{found} B is more than any descriptor has")]
+    #[error("the descriptor of {found} B exceeds the maximum size")]
     TooLarge {
         /// The size in bytes.
         found: usize,
     },
     /// The checksum is wrong.
-    #[error("the descriptor is damaged: its checksum does not fit; copy it again")]
+    #[error("the descriptor is damaged: its checksum is wrong; copy it again")]
     BadChecksum,
     /// The value of a field is invalid.
-    #[error("the descriptor's {field} makes no sense: {why}")]
+    #[error("invalid descriptor: {field}: {why}")]
     BadField {
         /// The field.
         field: &'static str,
@@ -87,10 +87,10 @@ pub enum DescriptorError {
         why: String,
     },
     /// The tensor's layout is invalid, or does not fit the region.
-    #[error("the descriptor's tensor makes no sense: {0}")]
+    #[error("invalid descriptor: tensor: {0}")]
     Layout(LayoutError),
     /// The name of a tensor is invalid.
-    #[error("a tensor cannot be called {name:?}: {why}")]
+    #[error("invalid tensor name {name:?}: {why}")]
     TensorName {
         /// The name, or its beginning.
         name: String,
@@ -98,7 +98,7 @@ pub enum DescriptorError {
         why: &'static str,
     },
     /// The layout of a named tensor is invalid, or does not fit.
-    #[error("the tensor {name:?} makes no sense: {cause}")]
+    #[error("invalid tensor {name:?}: {cause}")]
     Tensor {
         /// The name of the tensor.
         name: String,

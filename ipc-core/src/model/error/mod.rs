@@ -3,6 +3,9 @@
 #[cfg(test)]
 mod chains;
 mod descriptor;
+mod predicates;
+mod text;
+mod vendor;
 
 use std::time::Duration;
 
@@ -14,6 +17,9 @@ use super::layout::LayoutError;
 use super::lease::Holders;
 
 pub use descriptor::{DescriptorError, FormatVersion};
+pub use vendor::{VendorError, VendorStatus};
+
+use text::{list, no_entry, not_opened, not_released};
 
 /// The result of the fallible functions of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -40,7 +46,7 @@ pub enum Error {
 
     /// No backend of this name is compiled in or registered.
     #[error(
-        "no backend is called {name:?}; there are: {}. Enable the feature of that name, or register the backend",
+        "backend {name:?} not found; known backends: {}; enable the feature of that name, or register the backend",
         .known.join(", ")
     )]
     UnknownBackend {
@@ -117,7 +123,7 @@ pub enum Error {
     },
 
     /// The ordinal is out of range.
-    #[error("there is no device {ordinal}: {backend} shows this process {count} device(s), numbered from 0")]
+    #[error("device {ordinal} not found: {backend} shows this process {count} device(s), numbered from 0")]
     NoSuchDevice {
         /// The backend.
         backend: &'static str,
@@ -129,9 +135,8 @@ pub enum Error {
 
     /// The home device of the memory is not visible to this process.
     #[error(
-        "the memory lives on device {home}, which this process does not see; add it to {variable}, or open on a \
-         device of this process (OpenBuilder::on_device), as a copy where that one cannot reach it \
-         (OpenBuilder::or_staged)"
+        "the home device {home} of the memory is not visible to this process; add it to {variable}, or open the memory on a \
+         visible device (OpenBuilder::on_device), as a copy if there is no peer access (OpenBuilder::or_staged)"
     )]
     HomeNotVisible {
         /// The home device.
@@ -155,8 +160,8 @@ pub enum Error {
 
     /// The device has no peer access to the home device.
     #[error(
-        "device {from} cannot access the memory of device {to}: no peer access between them; open it at home \
-         (OpenBuilder::at_home) and copy, or let it be copied through the host (OpenBuilder::or_staged)"
+        "device {from} cannot access the memory of device {to}: no peer access; open it on its home device \
+         (OpenBuilder::at_home), or copy it through the host (OpenBuilder::or_staged)"
     )]
     NoPeerAccess {
         /// The requested device.
@@ -188,8 +193,8 @@ pub enum Error {
 
     /// Importers could access more than the shared bytes, and the exposure policy refuses that.
     #[error(
-        "device work of an importer could reach {reachable} beside the {region} bytes that are shared: {why}; share a \
-         copy (ShareBuilder::exposure(ExposurePolicy::Copy)), or memory of a kind that is isolated"
+        "importers could access {reachable} in addition to the {region} B that are shared: {why}; share a copy \
+         (ShareBuilder::exposure(ExposurePolicy::Copy)), or memory of an isolated kind"
     )]
     Exposes {
         /// The size of the region in bytes.
@@ -210,7 +215,7 @@ pub enum Error {
     },
 
     /// The device has not enough free memory.
-    #[error("device {device} has no {bytes} bytes left: {detail}")]
+    #[error("out of memory: device {device} cannot allocate {bytes} B: {detail}")]
     OutOfMemory {
         /// The device.
         device: DeviceOrdinal,
@@ -225,7 +230,9 @@ pub enum Error {
     Layout(#[from] LayoutError),
 
     /// The mapping or the export does not permit this access.
-    #[error("the memory is shared {granted}, and {wanted} was asked for; ask the exporter to share it so")]
+    #[error(
+        "{wanted} access denied: the memory is {granted}; share it with ShareBuilder::access, and open it with OpenBuilder::access"
+    )]
     AccessDenied {
         /// The requested access.
         wanted: Access,
@@ -235,8 +242,8 @@ pub enum Error {
 
     /// A stale mapping that is still in use overlaps the addresses of this memory.
     #[error(
-        "an outdated mapping of the exporter's memory is still in use here and overlaps this one: {detail}; drop the \
-         mappings of what it has freed since, or close them all (close_mappings_of)"
+        "a stale mapping of the exporter's memory is still in use and overlaps this memory: {detail}; drop the mappings of \
+         exports that have ended, or close all mappings of the exporter (close_mappings_of)"
     )]
     OverlapsInUse {
         /// The vendor's message.
@@ -244,28 +251,28 @@ pub enum Error {
     },
 
     /// The exporting process has terminated, or another process has its process id now.
-    #[error("the exporting process {pid} has ended, and its exports with it")]
+    #[error("the exporting process {pid} has terminated; its exports have ended")]
     ExporterGone {
         /// The process id in the exporter's pid namespace.
         pid: u32,
     },
 
     /// The importing process has terminated without signalling this value.
-    #[error("the importing process {pid} has ended; nothing more comes from it")]
+    #[error("the importing process {pid} has terminated; it signals no further values")]
     ImporterGone {
         /// The process id, as reported by the kernel; 0 for a process of another pid namespace.
         pid: u32,
     },
 
     /// The importer has released its lease, and signals no further values.
-    #[error("process {pid} has let go of the memory; nothing more comes from it")]
+    #[error("process {pid} has released its lease; it signals no further values")]
     LeaseEnded {
         /// The importer's process id, as reported by the kernel.
         pid: u32,
     },
 
     /// The exporter has dropped the export, and still runs.
-    #[error("process {pid} has dropped this export; ask it for a new descriptor")]
+    #[error("process {pid} has dropped this export; request a new descriptor from it")]
     ExportDropped {
         /// The exporter's process id.
         pid: u32,
@@ -273,12 +280,12 @@ pub enum Error {
 
     /// The memory was freed, and another allocation may have its address.
     #[error(
-        "the exported memory was freed by its owner, and may have been given to somebody else since: {0}"
+        "the exported memory was freed by its owner, and another allocation may have its address now: {0}"
     )]
     StaleGeneration(String),
 
     /// The descriptor was made before the last boot of this host.
-    #[error("the descriptor was made before this machine was last started; ask for a new one")]
+    #[error("the descriptor was made before the last boot of this host; request a new one from the exporter")]
     Rebooted,
 
     /// The descriptor was made on another host.
@@ -304,7 +311,7 @@ pub enum Error {
     NotPermitted(String),
 
     /// The peer violates the protocol, or uses another version.
-    #[error("the process at the other end of the socket answered what is not the protocol: {0}")]
+    #[error("protocol violation by the peer: {0}")]
     Protocol(String),
 
     /// A system call, or the connection to the exporter, failed.
@@ -317,7 +324,7 @@ pub enum Error {
     },
 
     /// The timeout expired.
-    #[error("{what} did not happen within {} ms{detail}", .after.as_millis())]
+    #[error("timed out after {} ms: waiting for {what}{detail}", .after.as_millis())]
     Timeout {
         /// The condition that did not occur.
         what: String,
@@ -349,8 +356,8 @@ pub enum Error {
 
     /// A call that waits was made on the worker thread: in a callback, or in the drop of an owner.
     #[error(
-        "{call} cannot wait on the library's worker thread, which runs callbacks and drops owners, and would be waited for \
-         by itself; call it on another thread (have the callback notify one), or with a timeout of zero"
+        "{call} cannot wait on the library's worker thread, which runs callbacks and drops owners: it would wait for itself; \
+         call it on another thread (which the callback can notify), or with a timeout of zero"
     )]
     OnWorkerThread {
         /// The call.
@@ -400,7 +407,7 @@ pub enum Error {
 
     /// The writer has dismissed this reader.
     #[error(
-        "process {pid} has dismissed this reader from the ring, and may have written over what it was reading; join again"
+        "process {pid} has dismissed this reader from the ring, and may have overwritten the slots that it was reading; open the ring again (Ipc::open_ring)"
     )]
     DismissedFromRing {
         /// The writer's process id, in its own pid namespace.
@@ -408,7 +415,7 @@ pub enum Error {
     },
 
     /// The name is not a valid channel name.
-    #[error("{name:?} is no name for a channel: {why}")]
+    #[error("invalid channel name {name:?}: {why}")]
     InvalidChannelName {
         /// The name.
         name: String,
@@ -417,9 +424,7 @@ pub enum Error {
     },
 
     /// A process listens under this name already.
-    #[error(
-        "process {pid} ({program}) listens as {name:?} already; end its listener, or listen under another name"
-    )]
+    #[error("process {pid} ({program}) already listens as {name:?}; drop its listener, or use another name")]
     ChannelNameInUse {
         /// The name.
         name: String,
@@ -430,8 +435,8 @@ pub enum Error {
     },
 
     /// No process listens under this name.
-    #[error("nobody has listened as {name:?} within {} ms: {detail}", .after.as_millis())]
-    NobodyListens {
+    #[error("timed out after {} ms: no process listens as {name:?}: {detail}", .after.as_millis())]
+    NoListener {
         /// The name.
         name: String,
         /// The duration of the timeout.
@@ -442,7 +447,7 @@ pub enum Error {
 
     /// The message exceeds a limit of the channel. Nothing of it has been sent.
     #[error(
-        "the message has {size} {of}, and the channel takes {limit}; send less at a time, large data as a tensor{}",
+        "the message has {size} {of}, the limit is {limit}; send less at a time, or large data as tensors{}",
         if *.of == "bytes" { ", or raise the limit on both sides (message_limit)" } else { "" }
     )]
     MessageTooLarge {
@@ -455,7 +460,7 @@ pub enum Error {
     },
 
     /// One end has closed the channel.
-    #[error("the channel with process {pid} ({program}) has been closed; nothing more comes from it")]
+    #[error("the channel with process {pid} ({program}) is closed")]
     ChannelClosed {
         /// The process id of the peer.
         pid: u32,
@@ -464,7 +469,7 @@ pub enum Error {
     },
 
     /// The peer terminated without closing the channel.
-    #[error("process {pid} ({program}) has ended without closing the channel; nothing more comes from it")]
+    #[error("process {pid} ({program}) terminated without closing the channel")]
     PeerGone {
         /// The process id of the peer.
         pid: u32,
@@ -473,7 +478,7 @@ pub enum Error {
     },
 
     /// An error about a named tensor. No tensor of the export has been shared or opened.
-    #[error("the tensor {tensor:?} of the bundle: {cause}")]
+    #[error("tensor {tensor:?}: {cause}")]
     InBundle {
         /// The name of the first tensor concerned.
         tensor: String,
@@ -482,7 +487,7 @@ pub enum Error {
     },
 
     /// There is no tensor of this name.
-    #[error("there is no tensor called {name:?}: {known}")]
+    #[error("tensor {name:?} not found: {known}")]
     NoSuchTensor {
         /// The requested name.
         name: String,
@@ -536,52 +541,6 @@ impl Error {
     }
 }
 
-/// Predicates for errors of any call. An error about a named tensor is classified by its cause.
-impl Error {
-    /// Returns whether the peer is gone: its process has terminated, or it has closed its end of the lease, the ring or the
-    /// channel. A retry with the same descriptor or connection fails again.
-    pub fn is_gone(&self) -> bool {
-        match self.innermost() {
-            Self::ExporterGone { .. }
-            | Self::ImporterGone { .. }
-            | Self::LeaseEnded { .. }
-            | Self::RingClosed { .. }
-            | Self::ChannelClosed { .. }
-            | Self::PeerGone { .. } => true,
-            Self::RingUnpublished { source, .. } => source.is_gone(),
-            _ => false,
-        }
-    }
-
-    /// Returns whether the descriptor is stale: the exporter has dropped the export, the memory was freed, or the host has
-    /// rebooted. Request a new descriptor from the exporter.
-    pub fn is_stale(&self) -> bool {
-        matches!(self.innermost(), Self::ExportDropped { .. } | Self::StaleGeneration(_) | Self::Rebooted)
-    }
-
-    /// Returns whether the timeout of the call has expired. The call can be repeated.
-    pub fn is_timeout(&self) -> bool {
-        match self.innermost() {
-            Self::Timeout { .. }
-            | Self::StillHeld { .. }
-            | Self::NotOpened { .. }
-            | Self::NobodyListens { .. } => true,
-            Self::Io { cause, .. } => cause.kind() == std::io::ErrorKind::TimedOut,
-            _ => false,
-        }
-    }
-
-    /// Returns whether the call is not permitted: by the allow list, the token, the access that the exporter grants, or the
-    /// permissions of a file.
-    pub fn is_not_permitted(&self) -> bool {
-        match self.innermost() {
-            Self::NotPermitted(_) | Self::AccessDenied { .. } => true,
-            Self::Io { cause, .. } => cause.kind() == std::io::ErrorKind::PermissionDenied,
-            _ => false,
-        }
-    }
-}
-
 impl From<Unavailable> for Error {
     fn from(reason: Unavailable) -> Self {
         Self::BackendUnavailable { backend: None, reason }
@@ -592,97 +551,4 @@ impl From<VendorError> for Error {
     fn from(error: VendorError) -> Self {
         Self::Vendor(Box::new(error))
     }
-}
-
-/// The status of a vendor's call: a number, because a newer library may return unknown ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct VendorStatus(pub i32);
-
-/// A call of a vendor's library that failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{call} failed with {name} ({}){}{}",
-    .status.0,
-    separated(": ", .message),
-    separated(". ", .hint)
-)]
-#[non_exhaustive]
-pub struct VendorError {
-    /// The backend.
-    pub backend: &'static str,
-    /// The function's name.
-    pub call: &'static str,
-    /// The returned status.
-    pub status: VendorStatus,
-    /// The vendor's name of the status, or `unknown status`.
-    pub name: String,
-    /// The vendor's last message, or empty.
-    pub message: String,
-    /// What to do about the error, or empty.
-    pub hint: String,
-}
-
-impl VendorError {
-    /// Creates an error without the vendor's message and without advice.
-    pub fn new(
-        backend: &'static str,
-        call: &'static str,
-        status: VendorStatus,
-        name: impl Into<String>,
-    ) -> Self {
-        Self { backend, call, status, name: name.into(), message: String::new(), hint: String::new() }
-    }
-
-    /// Sets [`message`](Self::message).
-    pub fn with_message(mut self, message: impl Into<String>) -> Self {
-        self.message = message.into();
-        self
-    }
-
-    /// Sets [`hint`](Self::hint).
-    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = hint.into();
-        self
-    }
-}
-
-fn not_opened(after: Duration, opened: u64, expected: u64) -> String {
-    let after = after.as_millis();
-    let failed = match opened {
-        0 => format!("no process has opened the export within {after} ms"),
-        _ => format!("the export was opened {opened} of {expected} times within {after} ms"),
-    };
-    format!("{failed}; check that the importers received the descriptor and open it, or drop the export")
-}
-
-fn not_released(after: Duration, holders: &Holders) -> String {
-    let after = after.as_millis();
-    if holders.iter().len() == 0 {
-        let times = holders.opened();
-        return format!(
-            "the export was not released within {after} ms, though no process holds it now (opened {times} times); wait again"
-        );
-    }
-    format!("after {after} ms the export is still held: {holders}")
-}
-
-fn no_entry(home: &DeviceIdentity, peer: Option<&str>) -> String {
-    match peer {
-        None => format!("the device map has no entry for device {home}; add one with DeviceMap::insert"),
-        Some(peer) => format!(
-            "the device map of the channel with {peer} has no entry for device {home}; add one with DeviceMap::insert to \
-             the map that is given to device_map where the channel is made"
-        ),
-    }
-}
-
-fn separated(separator: &str, text: &str) -> String {
-    if text.is_empty() { String::new() } else { format!("{separator}{text}") }
-}
-
-fn list(statuses: &[BackendStatus]) -> String {
-    if statuses.is_empty() {
-        return " none is compiled in; enable a feature (cuda, ascend, mock) or register one".into();
-    }
-    statuses.iter().map(|status| format!("\n  {status}")).collect()
 }

@@ -118,7 +118,7 @@ impl<'a> ConnectBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidChannelName`]; [`Error::NobodyListens`]; [`Error::Timeout`] if a listener exists but does not
+    /// [`Error::InvalidChannelName`]; [`Error::NoListener`]; [`Error::Timeout`] if a listener exists but does not
     /// accept; [`Error::NotPermitted`] if the listener belongs to another user, or does not allow this user;
     /// [`Error::InvalidDeviceMap`]; [`Error::WrongBackend`]; [`Error::Protocol`] for another protocol version;
     /// [`Error::Forked`].
@@ -175,7 +175,7 @@ impl<'a> ConnectBuilder<'a> {
                  another name has another address"
             ),
         };
-        Error::NobodyListens { name: self.name.to_owned(), after: self.timeout, detail }
+        Error::NoListener { name: self.name.to_owned(), after: self.timeout, detail }
     }
 
     /// Exchanges the first packets with a listener. `None` if it has closed meanwhile.

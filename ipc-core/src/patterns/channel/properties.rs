@@ -89,7 +89,7 @@ proptest! {
 }
 
 #[test]
-fn every_seed_is_valid() {
+fn seeds_are_valid() {
     for (name, bytes) in fuzzing::seeds() {
         let greets = Greeting::decode(&bytes).is_ok();
         let speaks = read(bytes.clone(), ReceivedFds::default(), 1 << 20).is_ok();

@@ -348,7 +348,7 @@ impl Connection {
     }
 
     fn too_large(&self) -> Error {
-        self.reject_peer("its packet is larger than packets may be".into())
+        self.reject_peer("its packet exceeds the maximum size".into())
     }
 
     fn take(self: &Arc<Self>, head: Head<'_>, bytes: Payload) -> Result<Received> {

@@ -108,7 +108,7 @@ impl RingReadSlot {
     /// [`Error::Layout`](crate::Error::Layout) if the slot does not consist of whole, aligned elements.
     pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, T>> {
         self.check()?;
-        ViewOwner::from(self.inner.mapping().held()).view(self.range(), None, stream)
+        ViewOwner::from(self.inner.mapping().first_part()).view(self.range(), None, stream)
     }
 
     /// Returns a view of the bytes for reading by work on `stream`.
@@ -130,8 +130,11 @@ impl RingReadSlot {
     /// for the elements; otherwise the vendor's error.
     pub fn to_host<T: Element, M>(&self, stream: &impl AsStream<M>) -> Result<Vec<T>> {
         self.check()?;
-        let elements =
-            ViewOwner::from(self.inner.mapping().held()).to_host(self.range(), None, stream.as_stream())?;
+        let elements = ViewOwner::from(self.inner.mapping().first_part()).to_host(
+            self.range(),
+            None,
+            stream.as_stream(),
+        )?;
         self.check()?;
         Ok(elements)
     }
@@ -146,7 +149,7 @@ impl RingReadSlot {
     /// As for [`check`](Self::check); [`Error::NoSuchTensor`](crate::Error::NoSuchTensor); [`Error::Descriptor`](crate::Error::Descriptor) if the tensor exceeds the slot.
     pub fn tensor<'s>(&'s self, table: &'s TensorTable, name: &str) -> Result<Tensor<'s>> {
         self.check()?;
-        Tensor::in_table(self.inner.mapping().held(), self.range(), table, name)
+        Tensor::in_table(self.inner.mapping().first_part(), self.range(), table, name)
     }
 
     /// Lets the writer reuse the slot when the stream reaches this point. Does not wait.

@@ -126,8 +126,8 @@ impl RingReader {
                 mapping.len()
             ))
         })?;
-        let on_host = has_no_timelines(&**mapping.held().backend(), mapping.device())?;
-        let timeline = mapping.held().words()?;
+        let on_host = has_no_timelines(&**mapping.first_part().backend(), mapping.device())?;
+        let timeline = mapping.first_part().words()?;
         let writer = mapping.descriptor().exporter().pid;
         let start = match timeline.start() {
             RingStart::At(start) => start,
@@ -141,7 +141,7 @@ impl RingReader {
         };
         kill_point!("importer:ring-joined");
         let inner = ReaderState {
-            backend: Arc::clone(mapping.held().backend()),
+            backend: Arc::clone(mapping.first_part().backend()),
             mapping: Some(mapping),
             timeline,
             slots,
@@ -443,7 +443,7 @@ impl ReaderState {
             return Ok(());
         }
         Err(Error::Timeout {
-            what: format!("the release of sequence {}, which was dropped,", releases.taken.first()),
+            what: format!("the release of sequence {}, which was dropped", releases.taken.first()),
             after: self.timeout,
             detail: "; a dropped slot waits for all work of the device: release slots on the stream that reads them"
                 .into(),

@@ -313,7 +313,7 @@ impl Ring {
             let waited = begun.elapsed();
             if waited >= timeout {
                 return Err(Error::Timeout {
-                    what: format!("the release of sequence {previous}, whose slot is to be reused,"),
+                    what: format!("the release of sequence {previous}, whose slot is to be reused"),
                     after: timeout,
                     detail: describe_readers(&self.members.behind(previous)),
                 });

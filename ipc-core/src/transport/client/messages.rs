@@ -79,7 +79,7 @@ impl<S: Subscriber> Client<S> {
                 Ok(())
             }
             Reply::Handles { request, .. } if calls.abandoned.contains(&request.0) => Ok(()),
-            _ => Err(Error::Protocol("it answered what nobody had asked".into())),
+            _ => Err(Error::Protocol("it sent a reply without a request".into())),
         }
     }
 

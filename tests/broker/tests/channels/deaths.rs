@@ -125,7 +125,7 @@ fn one_dies(point: &str, what: What, under: &str, survivor: &mut Child, victim: 
             victim.send(&format!("accept {other} c 20000"));
             match survivor.ask(&format!("connect {other} c 1000")) {
                 Answer::Done(_) => ends(survivor, "PeerGone"),
-                Answer::Failed(failure) => assert_eq!(failure.kind, "NobodyListens", "{}", failure.text),
+                Answer::Failed(failure) => assert_eq!(failure.kind, "NoListener", "{}", failure.text),
                 Answer::Ended(_) => panic!("the survivor survives"),
             }
             victim.is_killed();

@@ -213,9 +213,9 @@ fn inbox_without_a_message_closes_the_channel() {
     let cases: [(u64, Vec<u8>, &str); 5] = [
         (longest + 1, message(&[]), "longer than an inbox"),
         (u64::MAX, message(&[]), "longer than an inbox"),
-        (3, vec![0xff; 3], "no head"),
-        (0, vec![], "no head"),
-        (longest, vec![0xff; RawPage::LONGEST], "no head"),
+        (3, vec![0xff; 3], "head of its message cannot be decoded"),
+        (0, vec![], "head of its message cannot be decoded"),
+        (longest, vec![0xff; RawPage::LONGEST], "head of its message cannot be decoded"),
     ];
     for (length, bytes, why) in cases {
         let (raw, page) = greeted(&mut child, &under);

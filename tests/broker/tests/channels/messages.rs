@@ -65,7 +65,7 @@ fn malformed_messages_close_the_channel() {
     };
     let own = bundle_of_another(&bundle, &hello().process);
     let granted = {
-        // Not a reply, ready, no grants that are over, one tensor with a grant, of another process.
+        // Not a reply, ready, no ended grants, one tensor with a grant, of another process.
         let mut packet = vec![0, 0, 0, 0, 1];
         packet.extend(varint(third.to_bytes().len() as u64));
         packet.extend(third.to_bytes());
@@ -133,7 +133,7 @@ fn tensor_with_a_wrong_token_is_not_opened_over_an_open_lease() {
     child.ok(&format!("listen {under}"));
     child.ok(&format!("open x {right}"));
     let (raw, _page) = greeted(&mut child, &under);
-    // One tensor with a grant, of this process: not a reply, ready, no grants that are over.
+    // One tensor with a grant, of this process: not a reply, ready, no ended grants.
     let with_grant = |descriptor: &Descriptor, grant: [u8; 16]| {
         let bytes = descriptor.to_bytes();
         [vec![0, 0, 0, 0, 1], varint(bytes.len() as u64), bytes, vec![1], grant.to_vec()].concat()

@@ -1,4 +1,4 @@
-//! A peer of a channel that speaks the protocol by itself, as `docs/spec/channel.md` describes it.
+//! A channel peer that implements the protocol of `docs/spec/channel.md` without the library.
 
 use std::ops::Deref;
 use std::os::fd::OwnedFd;

@@ -52,7 +52,7 @@ fn flood(connection: &Connection, stop: &AtomicBool) {
     });
 }
 
-/// An exporter that answers hello, lets the first request wait in vain, and then floods its importer.
+/// An exporter that answers hello, never answers the first request, and then floods its importer.
 fn floods_behind_a_request(server: &FakeServer, forged: &Forged, given_up: &Barrier, stop: &AtomicBool) {
     let connection = server.accept();
     assert!(matches!(connection.receive(HONEST), Received::Packet(..)), "hello");

@@ -132,8 +132,8 @@ fn constant_reconnects_delay_no_importer_for_long() {
     scene.is_unharmed();
 }
 
-/// An importer of many exports is told of all their drops, however late it reads: to close its connection would end leases
-/// of memory that it still uses.
+/// An importer of many exports receives all notifications of drops, however late it reads: closing its connection would end
+/// leases of memory that it still uses.
 #[test]
 fn late_reader_receives_every_drop_and_keeps_its_leases() {
     const EXPORTS: u64 = 2000;

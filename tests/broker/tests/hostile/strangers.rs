@@ -38,9 +38,8 @@ fn socket_of(forged: &Forged) -> String {
     String::from_utf8(forged.address().to_vec()).expect("a name of text")
 }
 
-/// A socket that lingers is closed by whoever closes its last descriptor, and that takes as long as its sender wants. The
-/// kernel refuses such descriptors for the broker where it can (`SO_PASSRIGHTS`), and the test also plays a kernel that
-/// cannot.
+/// A lingering socket is closed by the thread that closes its last descriptor, for as long as its sender wants. The kernel
+/// refuses such descriptors for the broker if it can (`SO_PASSRIGHTS`), and the test also simulates a kernel that cannot.
 #[test]
 fn open_while_other_user_sends_lingering_sockets_is_prompt() {
     if !is_root() {

@@ -36,7 +36,7 @@ fn close_behind_a_blocked_owner_times_out_and_names_no_holder() {
     exporter.share("other 4096");
     exporter.share("stuck 4096 blocked=1");
     exporter.ok("drop stuck");
-    // Owners are dropped one after the other, so this one's turn does not come. Nobody holds it.
+    // Owners are dropped one after the other, so this owner is not dropped. No process holds the export.
     let answer = within(SOON, "the close", || exporter.ask("close other 500"));
     match answer {
         Answer::Failed(failure) => {

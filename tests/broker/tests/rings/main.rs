@@ -155,7 +155,7 @@ fn idle_ring_reader_is_named_and_can_be_dismissed() {
         }
         assert_eq!(writer.ok("ring-count"), "1");
         let text = idle.fails("ring-check", "DismissedFromRing");
-        assert!(text.contains("join again"), "{held}: {text}");
+        assert!(text.contains("open the ring again"), "{held}: {text}");
         idle.fails("ring-release", "DismissedFromRing");
         idle.fails("ring-next-ahead", "DismissedFromRing");
         idle.ok("ring-leave");

@@ -98,7 +98,7 @@ pub fn capabilities_are_constant(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// A backend tells in which allocation an address lies, from any place in it, and checks what the caller states.
+/// A backend reports the allocation of any address in it, and checks what the caller states.
 pub fn extents_are_whole_allocations(context: &Context) -> Outcome {
     let backend = &**context.backend();
     let memory = Bare::allocate(backend, FIRST, 3 << 20)?;

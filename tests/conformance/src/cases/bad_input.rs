@@ -1,5 +1,5 @@
-//! Regions, layouts and accesses that make no sense. Each is refused before a driver sees it where that can be told, and
-//! says what is wrong.
+//! Invalid regions, layouts and accesses. Each is refused, before a call of the driver if possible, and the error states the
+//! reason.
 
 use std::sync::Arc;
 

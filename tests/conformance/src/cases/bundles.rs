@@ -358,7 +358,7 @@ pub fn shares_the_open_allocation_with_a_plain_export(context: &Context) -> Outc
     same(&tensor_bytes(&bundle.get("t1")?, &stream)?, &pattern(4097)[1..], "the bytes when the plain one has gone")
 }
 
-/// A table of tensors travels by any road, and finds them in a mapping of one plain export.
+/// A tensor table is sent over any transport, and finds the tensors in a mapping of one plain export.
 pub fn tensors_of_a_table_in_a_mapping(context: &Context) -> Outcome {
     let floats = [OLD; 4];
     let layouts = [("a", bytes_of_shape(&[5])?), ("b", TensorLayout::contiguous(Dtype::F32, [2, 2])?)];

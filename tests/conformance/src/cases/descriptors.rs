@@ -118,7 +118,7 @@ pub fn wrong_prefix(context: &Context) -> Outcome {
     for other in ["", "hello", &text[1..], &format!("x{text}"), &text.to_uppercase()] {
         refused(other.parse::<Descriptor>(), "text with another prefix", KIND, &["not a device-ipc descriptor", "dipc1:"])?;
     }
-    refused(Descriptor::from_bytes(b"\x80\x04pickle, for example"), "bytes of something else", KIND, &["no device-ipc"])
+    refused(Descriptor::from_bytes(b"\x80\x04pickle, for example"), "bytes of something else", KIND, &["not a device-ipc descriptor"])
 }
 
 /// Unknown versions and features are named, with the side that must be updated.
@@ -130,7 +130,7 @@ pub fn unknown_versions(context: &Context) -> Outcome {
     let older = wire::altered(descriptor, |bytes| bytes[wire::MAJOR.start] -= 1);
     refused(older, "the major version before", KIND, &["format 0.", "update device-ipc in the exporting process"])?;
     let features = wire::altered(descriptor, |bytes| bytes[wire::FLAGS.start] |= 0x80);
-    refused(features, "a mandatory feature that nobody knows", KIND, &["features 0x0080", "update the receiver"])?;
+    refused(features, "an unknown mandatory feature", KIND, &["features 0x0080", "update the receiver"])?;
     let minor = wire::altered(descriptor, |bytes| bytes[wire::MINOR.start] += 1)?;
     equal(minor.len(), descriptor.len(), "the length of the region, from a descriptor of a newer minor version")
 }
@@ -153,9 +153,9 @@ pub fn senseless_fields(context: &Context) -> Outcome {
         ("an allocation smaller than the region", set(size.clone(), 1)),
     ];
     for (what, result) in region {
-        refused(result, what, KIND, &["region", "makes no sense"])?;
+        refused(result, what, KIND, &["invalid descriptor: region"])?;
     }
-    refused(set(size, 0), "an allocation of no bytes", KIND, &["makes no sense"])?;
+    refused(set(size, 0), "an allocation of no bytes", KIND, &["invalid descriptor"])?;
     let name = wire::altered(descriptor, |bytes| bytes[wire::HEAD_BYTES] = b'/');
     refused(name, "a slash in the backend's name", KIND, &["backend"])?;
     let long = wire::altered(descriptor, |bytes| bytes[wire::ADDRESS_BYTES] = 200);
@@ -190,7 +190,7 @@ pub fn altered_and_with_a_fitting_checksum(context: &Context) -> Outcome {
         ("the allocation's size altered", size, "StaleGeneration", "allocation"),
         ("the boot id altered", wire::BOOT, "Rebooted", "last started"),
         ("the network namespace altered", wire::NET_NAMESPACE, "OtherNetworkNamespace", "DEVICE_IPC_SOCKET_DIR"),
-        ("the start time altered", wire::START_TIME, "ExporterGone", "has ended"),
+        ("the start time altered", wire::START_TIME, "ExporterGone", "has terminated"),
         ("the export's number altered", at.export.clone(), "ExportDropped", "dropped"),
     ];
     let mut importer = context.agent()?;

@@ -140,7 +140,7 @@ pub fn wait_takes_the_last_record(context: &Context) -> Outcome {
     })
 }
 
-/// One event is recorded and waited for again and again.
+/// One event is recorded and awaited repeatedly.
 pub fn recorded_again(context: &Context) -> Outcome {
     let (event, mut agent) = event_and_agent(context)?;
     let memory = Memory::with_floats(context, COUNT)?;

@@ -17,7 +17,7 @@ fn isolated(kind: &HandleKindInfo) -> bool {
     kind.isolated
 }
 
-/// The reason of a refused share, once its owner has come back as it was.
+/// The reason of a refused share, after the owner was returned unchanged.
 #[track_caller]
 fn owner_comes_back<O: DeviceOwner, T>(
     result: Result<T, ErrorWith<O>>,
@@ -59,8 +59,8 @@ pub fn whole_allocation_is_all_that_is_reached(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// A part of an allocation exposes the rest of it, of whatever kind: handles are of whole allocations. That is told, and
-/// refused on demand; a refusal gives the owner back and leaves no export.
+/// A part of an allocation exposes the rest of it, for every kind of memory: handles are of whole allocations. The exposure is
+/// reported, and refused by the policy; a refusal returns the owner and leaves no export.
 pub fn part_of_an_allocation_exposes_the_rest(context: &Context) -> Outcome {
     for kind in context.usable_kinds()? {
         let memory = Memory::of_kind(context, kind.kind, &pattern(8192))?;
@@ -101,7 +101,7 @@ pub fn blocks_that_share_pages_expose_each_other(context: &Context) -> Outcome {
     that(!exposure.is_exact(), format!("a small block of this kind is not alone: {exposure:?}"))?;
     equal(exposure.region_bytes, 1000, "the bytes of the region")?;
     let shared = memory.ipc.share(Arc::clone(&memory.buffer)).exposure(ExposurePolicy::Refuse).start();
-    owner_comes_back(shared, memory.buffer.range(), "Exposes", &["1000 bytes", "ExposurePolicy::Copy", "isolated"])
+    owner_comes_back(shared, memory.buffer.range(), "Exposes", &["1000 B", "ExposurePolicy::Copy", "isolated"])
 }
 
 /// A backend reports at least the allocation as reachable, and nothing else for an isolated kind.
@@ -134,8 +134,8 @@ pub fn reach_is_what_the_kind_says(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// A part of an allocation whose neighbours are not to be seen is shared as a copy: importers reach the copy alone, and
-/// what either side writes later is not seen by the other. The original's owner is let go of at once.
+/// A part of an allocation whose neighbours must not be exposed is shared as a copy: importers reach the copy only, and later
+/// writes of either side are not visible on the other. The owner of the original is dropped at once.
 pub fn copy_is_shared_in_its_place(context: &Context) -> Outcome {
     context.kind_that(isolated, NONE_ISOLATED)?;
     let bytes = pattern(8192);

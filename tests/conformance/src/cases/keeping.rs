@@ -154,7 +154,7 @@ pub fn closing_all_of_a_dead_exporter(context: &Context) -> Outcome {
     equal(counters().driver_closes_total, 2, "the driver's closes")?;
     for mapping in &mappings {
         let view = mapping.view::<u8, _>(&stream);
-        refused(view, "a view of memory that was closed", "ExporterGone", &["has ended"])?;
+        refused(view, "a view of memory that was closed", "ExporterGone", &["has terminated"])?;
     }
     same(&bytes_of(&untouched, &stream)?, &pattern(64), "the bytes of an exporter that lives")?;
     drop(mappings);

@@ -54,7 +54,7 @@ pub fn never_opened_says_so(context: &Context) -> Outcome {
     refused(share.wait_opened(1, SHORT), "the same", "NotOpened", &["no process has opened the export"])?;
     let begun = Instant::now();
     share.close(SOON)?;
-    that(begun.elapsed() < SOON, "closing what nobody has opened should not wait")
+    that(begun.elapsed() < SOON, "closing an export without an importer should not wait")
 }
 
 /// A refused open is no open: the export still waits for its first one.
@@ -82,7 +82,7 @@ pub fn live_mapping_keeps_the_owner(context: &Context) -> Outcome {
     same(&importer.bytes("m")?, &bytes, "the bytes after the export was dropped")?;
     owner_lives(&dropped, "while an importer had the memory open")?;
     importer.drop_mapping("m")?;
-    dropped.recv_timeout(SOON).map_err(|_| Stop::failed("the owner was not dropped after the last importer let go"))
+    dropped.recv_timeout(SOON).map_err(|_| Stop::failed("the owner was not dropped after the last release"))
 }
 
 /// The owner of an export without holders is dropped with the export, once.
@@ -122,7 +122,7 @@ pub fn close_names_who_does_not_let_go(context: &Context) -> Outcome {
     refused(memory.ipc.open(&descriptor).at_home(), "opening it after that", "ExportDropped", &["dropped"])?;
     owner_lives(&dropped, "by a close that gave up")?;
     importer.drop_mapping("m")?;
-    dropped.recv_timeout(SOON).map_err(|_| Stop::failed("the owner was not dropped after the holder let go"))
+    dropped.recv_timeout(SOON).map_err(|_| Stop::failed("the owner was not dropped after the release"))
 }
 
 /// The death of an importer ends its lease.
@@ -236,7 +236,7 @@ pub fn every_change_of_the_holders_is_told(context: &Context) -> Outcome {
             match told.recv_timeout(left) {
                 Ok(held) if held == Some(count) => return Ok(()),
                 Ok(_) => {}
-                Err(_) => return Err(Stop::failed(format!("nothing was told of {count} holders {when}"))),
+                Err(_) => return Err(Stop::failed(format!("no change to {count} holders was reported {when}"))),
             }
         }
     };
@@ -248,7 +248,7 @@ pub fn every_change_of_the_holders_is_told(context: &Context) -> Outcome {
     one.kill()?;
     until(1, "after a death")?;
     other.exit()?;
-    until(0, "after the last had let go")?;
+    until(0, "after the last release")?;
     drop(share);
     that(told.recv_timeout(SOON) == Err(std::sync::mpsc::RecvTimeoutError::Disconnected), "the callback stays behind")
 }

@@ -1,5 +1,4 @@
-//! Opening again and again: some drivers refuse to open a handle twice, some count, some map it a second time. Users see
-//! none of it.
+//! Repeated opens: some drivers refuse to open a handle twice, some count, some map it a second time. Users see no difference.
 
 use std::sync::Arc;
 

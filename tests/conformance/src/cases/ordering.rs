@@ -94,7 +94,7 @@ pub fn without_ready_the_old_bytes_are_read(context: &Context) -> Outcome {
         receiver.open("m", share.descriptor(), Place::Stream(0))?;
         let begun = Instant::now();
         change_later(&memory, delay)?;
-        let verdict = same(&receiver.floats("m")?, &[OLD; COUNT], "the floats that nobody waited for");
+        let verdict = same(&receiver.floats("m")?, &[OLD; COUNT], "the floats without a wait");
         let seen = Seen::since(begun, verdict);
         memory.stream.synchronize()?;
         same(&receiver.floats("m")?, &[NEW; COUNT], "the floats once the sender is done")?;
@@ -134,7 +134,7 @@ pub fn host_wait_times_out(context: &Context) -> Outcome {
         if result.is_ok() {
             receiver.drop_mapping("m")?;
         }
-        let verdict = refused(result.map(drop), "opening before the bytes are ready", "Timeout", &["did not happen"]);
+        let verdict = refused(result.map(drop), "opening before the bytes are ready", "Timeout", &["timed out after"]);
         // Not a drop: its memory would be freed within the next attempt's delay, which makes some drivers wait.
         share.close(SOON)?;
         Ok(Seen { verdict, ..seen })

@@ -104,8 +104,8 @@ pub fn home_is_found_by_identity(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// A receiver that does not see the memory's home is told so, with the variable to set. Opening on a card that it does
-/// see either works with the right bytes or is refused.
+/// An importer that does not see the home device gets an error with the variable to set. Opening on a visible device either
+/// works with the right bytes or is refused.
 pub fn home_not_visible(context: &Context) -> Outcome {
     let [first, _] = context.two_devices()?;
     let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
@@ -157,7 +157,7 @@ pub fn own_process_on_another_device(context: &Context) -> Outcome {
     let memory = Memory::with_floats(context, 64)?;
     let share = memory.share()?;
     let opened = memory.ipc.open(share.descriptor()).on_device(1);
-    refused(opened, "opening memory of this very process on device 1", "Unsupported", &["this very process", "home"])?;
+    refused(opened, "opening memory of this very process on device 1", "Unsupported", &["same process", "home"])?;
     share.close(SOON).map_err(|error| Stop::failed(format!("the refused open still holds the export: {error}")))
 }
 

@@ -156,7 +156,7 @@ pub fn reader_that_never_reads(context: &Context) -> Outcome {
     publish(&mut ring, &stream)?;
     stream.synchronize()?;
     let read = idle.request(&Command::RingNextBytes { timeout: PATIENCE })?.result;
-    refused(read, "reading after having been dismissed", "DismissedFromRing", &["join again"])
+    refused(read, "reading after having been dismissed", "DismissedFromRing", &["open the ring again"])
 }
 
 /// A publication on the host does not overtake publications on a stream.

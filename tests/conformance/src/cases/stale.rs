@@ -49,7 +49,7 @@ pub fn dropped_while_open(context: &Context) -> Outcome {
     drop(share);
     let result = stranger.try_open("m", Opening::new(&descriptor, Place::Home))?;
     refused(result, "opening a dropped export that somebody else has open", "ExportDropped", &["dropped"])?;
-    // The notice is on its way; each answer of the importer says whether it has come.
+    // The notification is in transit; each answer of the importer shows whether it has arrived.
     let until = Instant::now() + SOON;
     while importer.try_open("again", Opening::new(&descriptor, Place::Home))?.is_ok() {
         importer.drop_mapping("again")?;
@@ -122,7 +122,7 @@ pub fn exporter_killed_while_open(context: &Context) -> Outcome {
     let id = exporter.peer().id();
     exporter.kill()?;
     let told = gone.recv_timeout(SOON).map_err(|_| Stop::failed("on_gone was not called when the exporter was killed"))?;
-    refused(Err::<(), _>(told), "what on_gone is told", "ExporterGone", &[&id.to_string(), "has ended"])?;
+    refused(Err::<(), _>(told), "what on_gone is told", "ExporterGone", &[&id.to_string(), "has terminated"])?;
     let late = told_of_the_end(&mapping);
     that(late.recv_timeout(SOON).is_ok(), "on_gone of an exporter that has ended should be called at once")?;
     that(gone.try_recv().is_err(), "on_gone should be called once")?;
@@ -255,7 +255,7 @@ pub fn exporter_killed_from_that_moment_on(context: &Context) -> Outcome {
 }
 
 fn is_gone<T>(result: Result<T, Error>, id: u32) -> Outcome {
-    let phrases = [&*id.to_string(), "has ended"];
+    let phrases = [&*id.to_string(), "has terminated"];
     refused_as_one_of(result, "opening memory of a process that has ended", &["ExporterGone"], &phrases)
 }
 

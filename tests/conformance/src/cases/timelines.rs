@@ -202,7 +202,7 @@ pub fn each_importer_has_its_own(context: &Context) -> Outcome {
     equal(
         untouched,
         0,
-        "the value that another importer sees of a timeline that nobody has signalled",
+        "the value that another importer sees of a timeline without a signal",
     )?;
     let [first, mut second, mut third] = importers;
     first.kill()?;
@@ -221,11 +221,11 @@ pub fn waiting_for_a_timeline_times_out(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let memory = Memory::with_floats(context, COUNT)?;
     let share = memory.share()?;
-    equal(share.timelines(0, SHORT)?.len(), 0, "the timelines of an export that nobody has opened")?;
+    equal(share.timelines(0, SHORT)?.len(), 0, "the timelines of an export without an importer")?;
     let mut importer = context.agent()?;
     importer.open("m", share.descriptor(), Place::Home)?;
     let none = ["within 50 ms", "0 importers", "Mapping::timeline"];
-    refused(share.timelines(1, SHORT).map(drop), "a timeline that nobody has asked for", "Timeout", &none)?;
+    refused(share.timelines(1, SHORT).map(drop), "a timeline that no importer has requested", "Timeout", &none)?;
     importer.must(&Command::Timeline { name: "t".into(), of: Some("m".into()) })?;
     equal(share.timelines(1, SHORT)?.len(), 1, "the timelines once the importer has asked")?;
     refused(share.timelines(2, SHORT).map(drop), "a second timeline", "Timeout", &["1 importers"])
@@ -260,7 +260,7 @@ pub fn smaller_values_have_come(context: &Context) -> Outcome {
         pair.timeline.wait(value, &pair.memory.stream)?;
         pair.timeline.wait_now(value, Duration::ZERO)?;
     }
-    stream_resumes(&pair.memory.stream, "all that it waits for has come")
+    stream_resumes(&pair.memory.stream, "all its waits are satisfied")
 }
 
 /// Values grow, and stay below the value of a closed timeline. A refused value is not used up.

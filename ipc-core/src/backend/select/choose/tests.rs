@@ -8,7 +8,7 @@ fn absent() -> Result<Arc<dyn DeviceIpc>, Unavailable> {
 fn unknown_name_error_lists_known_backends() {
     let backends = Backends::none().with(Registration::new("acme", Rank::THIRD_PARTY, absent));
     let error = backends.named("acne").unwrap_err().to_string();
-    assert!(error.contains("\"acne\"") && error.contains("there are: acme"), "{error}");
+    assert!(error.contains("\"acne\"") && error.contains("known backends: acme"), "{error}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A state dict that is handed over again and again: another bundle each time, of the same tensors.
+//! A state dict that is handed over repeatedly: a new bundle each time, of the same tensors.
 
 use device_ipc_core::{Descriptor, Mapping, Error, Stream, counters};
 
@@ -31,8 +31,8 @@ fn has_the_pattern(mapping: &Mapping, stream: &Stream, begin: usize) -> Outcome 
     Ok(())
 }
 
-/// Another bundle of memory that is open costs a request and no call of the driver, also when the bundles before it have
-/// gone; and each of them keeps the memory open by itself.
+/// A new bundle of open memory costs a request and no call of the driver, also after the earlier bundles have ended; and each
+/// of them alone keeps the memory open.
 pub fn handed_over_again(context: &Context) -> Outcome {
     let (mut exporter, first) = three_tensors(context)?;
     let ipc = context.ipc();

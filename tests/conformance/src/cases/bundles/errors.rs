@@ -11,7 +11,7 @@ use crate::{Context, Outcome, Stop, fail, unchecked};
 use super::{SHORT, bytes_of_shape, nothing_stays_open, three_tensors};
 use super::devices::on_two_devices;
 
-/// A tensor that makes no sense is refused by its name, and is not put in; what was put in before is shared.
+/// An invalid tensor is refused by its name and not added; the tensors added before are shared.
 pub fn senseless_tensors_leave_the_rest(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
     let mut bundle = memory.ipc.tensors();
@@ -20,7 +20,7 @@ pub fn senseless_tensors_leave_the_rest(context: &Context) -> Outcome {
     let mut refuse = |name: &str, offset, layout, what: &str, phrases: &[&str]| {
         refused(bundle.tensor(name, all, offset, layout), what, "Descriptor", phrases)
     };
-    refuse("good", 0, bytes_of_shape(&[1])?, "the same name again", &["\"good\"", "called so"])?;
+    refuse("good", 0, bytes_of_shape(&[1])?, "the same name again", &["\"good\"", "has this name"])?;
     refuse("", 0, bytes_of_shape(&[1])?, "no name", &["at least one byte"])?;
     refuse(&"n".repeat(1025), 0, bytes_of_shape(&[1])?, "a long name", &["at most 1024 bytes"])?;
     refuse("long", 1, bytes_of_shape(&[4096])?, "a tensor behind the end", &["\"long\"", "4097 bytes", "4096 bytes"])?;

@@ -51,8 +51,8 @@ pub fn exporter_killed(context: &Context) -> Outcome {
     mapping.on_gone(move |error| drop(sender.send(error.to_string())));
     exporter.kill()?;
     let told = gone.recv_timeout(SOON);
-    that(told.is_ok_and(|told| told.contains("has ended")), "on_gone should be told that the exporter has ended")?;
-    refused(ipc.open(&descriptor).at_home(), "a dead exporter's bundle", "ExporterGone", &["has ended"])?;
+    that(told.is_ok_and(|told| told.contains("has terminated")), "on_gone should be told that the exporter has terminated")?;
+    refused(ipc.open(&descriptor).at_home(), "a dead exporter's bundle", "ExporterGone", &["has terminated"])?;
     drop(mapping);
     happens_soon("the close of what was open", || Ok(counters().mapped_bytes == 0))
 }

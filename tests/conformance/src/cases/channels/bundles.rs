@@ -15,7 +15,7 @@ use crate::flows::{Memory, OLD, SOON, Witness, float_bytes, pattern, tensor_byte
 use crate::timing::{Seen, while_delayed};
 use crate::{Context, Outcome, PATIENCE, Stop, unchecked};
 
-/// A bundle of two tensors of bytes on each of these devices, `t0` and so on, whose owners tell when they are dropped.
+/// A bundle of two tensors of bytes on each of these devices, `t0` and so on, with owners that report their drops.
 pub(super) fn bundle(
     context: &Context,
     devices: &[u32],

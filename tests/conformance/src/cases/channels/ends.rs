@@ -92,7 +92,7 @@ pub fn several_clients(context: &Context) -> Outcome {
         channel.send(Message::new().bytes(&[index]), PATIENCE)?;
         equal(receive(agent, "r")?, vec![index], "what a client was sent")?;
     }
-    refused(listener.accept(SHORT), "accepting nobody", "Timeout", &[&under])
+    refused(listener.accept(SHORT), "accepting without a connection", "Timeout", &[&under])
 }
 
 /// Both sides in this process: a tensor is opened by its address.
@@ -130,7 +130,7 @@ pub fn names(context: &Context) -> Outcome {
     let under = name("names");
     let begun = Instant::now();
     let nobody = ipc.connect(&under).timeout(SHORT).start();
-    refused(nobody, "connecting to nobody", "NobodyListens", &[&under, "DEVICE_IPC_SOCKET_DIR"])?;
+    refused(nobody, "connecting without a listener", "NoListener", &[&under, "DEVICE_IPC_SOCKET_DIR"])?;
     that(begun.elapsed() >= SHORT, "somebody who is not there should be waited for")?;
     let listener = ipc.listen(&under).start()?;
     let pid = std::process::id().to_string();
@@ -148,5 +148,5 @@ pub fn names(context: &Context) -> Outcome {
     let connected = waiting()?;
     drop(listener);
     connected.send(Message::new().bytes(b"on"), PATIENCE)?;
-    equal(accepted.receive(PATIENCE)?.bytes(), b"on", "what goes on without the listener")
+    equal(accepted.receive(PATIENCE)?.bytes(), b"on", "the channel that outlives its listener")
 }

@@ -95,7 +95,7 @@ pub fn failed_open_can_be_tried_again(context: &Context) -> Outcome {
     same(&agent.bytes("m")?, &bytes, "the bytes of the tensor")
 }
 
-/// A tensor that goes there and back, again and again: once it is open there, nothing is said but the messages.
+/// A tensor that is sent there and back repeatedly: once it is open, no message is sent except those of the channel.
 pub fn round_trips_cost_no_other_message(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let share = Memory::with_bytes(context, 0, &pattern(BYTES))?.share()?;
@@ -105,7 +105,7 @@ pub fn round_trips_cost_no_other_message(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// A tensor that only goes there, again and again, is free when its export goes.
+/// A tensor that is sent in one direction repeatedly is freed with its export.
 pub fn one_way_leaves_no_grants(context: &Context) -> Outcome {
     const ROUNDS: u32 = 500;
     let (channel, mut agent) = pair(context)?;
@@ -129,5 +129,5 @@ pub fn one_way_leaves_no_grants(context: &Context) -> Outcome {
     )?;
     // An idle lease, and grants that the exporter does not know of: neither outlives the export.
     drop(share);
-    is_dropped(&dropped, "when everything that was sent has been opened and let go")
+    is_dropped(&dropped, "when all sent exports have been opened and released")
 }

@@ -46,7 +46,7 @@ pub fn close_waits_for_the_receiver(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     send(&mut agent, b"", &[], None)?;
     let late = agent.request(&close(SHORT))?.result;
-    refused(late, "a close that nobody waits for", "Timeout", &["received 0 of 1 messages"])?;
+    refused(late, "a close before the peer receives", "Timeout", &["received 0 of 1 messages"])?;
     equal(channel.receive(PATIENCE)?.bytes(), b"", "what was sent all the same")
 }
 

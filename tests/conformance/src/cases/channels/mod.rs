@@ -133,8 +133,8 @@ fn said(agent: &mut Agent) -> Result<(u64, u64), Stop> {
     Ok((counters["requests_total"], counters["releases_total"]))
 }
 
-/// Has a message go there and back so many times: once what it holds is open there, the agent says nothing else. What others
-/// ask this process's broker meanwhile, as a list of all exports of the machine does, is not counted.
+/// Sends a message there and back `rounds` times: once its exports are open, the agent sends no other message. Requests of
+/// other processes to this process's broker, such as a listing of all exports of the host, are not counted.
 fn says_nothing_else<'m>(
     (channel, agent): (&Channel, &mut Agent),
     rounds: u32,
@@ -151,7 +151,7 @@ fn says_nothing_else<'m>(
     trips(agent, 1)?;
     let before = said(agent)?;
     trips(agent, rounds)?;
-    equal(said(agent)?, before, "what was said to this process's broker in so many round trips")
+    equal(said(agent)?, before, "the messages to this process's broker in these round trips")
 }
 
 /// Memory with known bytes, whose owner reports its drop.

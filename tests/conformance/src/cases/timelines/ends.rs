@@ -84,7 +84,7 @@ pub fn ends_with_the_lease(context: &Context) -> Outcome {
         let Pair { memory, share, timeline, mut importer } = Pair::begin(context)?;
         timeline.wait(BEGUN + 1, &memory.stream)?;
         importer.must(&end)?;
-        stream_resumes(&memory.stream, "the importer has let go")?;
+        stream_resumes(&memory.stream, "the importer has released its lease")?;
         has_ended(&timeline, &memory.stream, "LeaseEnded", importer.peer().id())?;
         happens_soon("the end of the importer's timeline", || {
             let checked = importer.request(&Command::Check { name: "t".into() })?.result;
@@ -119,8 +119,8 @@ pub fn goes_on_after_the_export_was_dropped(context: &Context) -> Outcome {
     has_ended(&timeline, &memory.stream, "LeaseEnded", importer.peer().id())
 }
 
-/// In the exporting process too, a stream that waits for the mapping's side goes on when that has been dropped or released;
-/// what the mapping's side had signalled comes first.
+/// In the exporting process too, a stream that waits for the mapping's side continues after the mapping was dropped or
+/// released, behind the signals of the mapping's side.
 pub fn in_one_process_an_exporter_that_waits_goes_on(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let memory = Memory::with_floats(context, COUNT)?;
