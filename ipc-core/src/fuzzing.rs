@@ -1,7 +1,7 @@
-//! What the fuzz targets in `fuzz/` call: the readers of everything that comes from another process.
+//! Entry points of the fuzz targets in `fuzz/`: the decoders of all data from other processes.
 //!
-//! Behind the feature `fuzzing`, for the project's own use: nothing of it is part of the interface. Each function panics
-//! where the bytes are handled otherwise than `docs/spec/` says.
+//! Compiled with the feature `fuzzing`, which is not part of the public interface. Each function panics if the data is not
+//! handled as `docs/spec/` specifies.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ use crate::wire::{BrokerAddress, Token};
 
 pub use crate::sharing::fuzzing::{Exporter, ForeignHandle, HostileExporter, Importer, reply, request};
 
-/// Bytes that a target starts from, under a name.
+/// A named input from which a target starts.
 pub type Seed = (&'static str, Vec<u8>);
 
-/// Descriptors and tables of tensors, in binary and as text; what can be read is written so that it reads the same.
+/// Decodes descriptors and tensor tables, in binary and as text; decoded ones must encode to the same bytes.
 pub fn descriptor(bytes: &[u8]) {
-    // The checksum keeps chance away from what stands behind it, so it is set right for a second try.
+    // Random bytes rarely have a correct checksum, so it is corrected for a second try.
     for bytes in [bytes, &repaired(bytes)] {
         read_binary(bytes);
         read_table(bytes);
@@ -35,7 +35,7 @@ pub fn descriptor(bytes: &[u8]) {
     }
 }
 
-/// The same bytes with the checksum that they ought to have.
+/// Returns the bytes with a correct checksum.
 fn repaired(bytes: &[u8]) -> Vec<u8> {
     let mut repaired = bytes.to_vec();
     if let Some((covered, checksum)) = repaired.split_last_chunk_mut::<4>() {
@@ -66,7 +66,7 @@ fn read_text(text: &str) {
     show(&read);
 }
 
-/// Everything that a receiver might ask of a descriptor before it opens it.
+/// Calls every method that an importer may call before it opens the descriptor.
 pub(crate) fn show(read: &Descriptor) {
     let contents = read.contents();
     let shown = format!("{read:?}");
@@ -98,18 +98,18 @@ pub(crate) fn show(read: &Descriptor) {
     let _ = (contents.broker.to_socket_address(), read.view());
 }
 
-/// What an end of a channel reads: what the other end says first, and its messages.
+/// Decodes the data that an end of a channel receives: the peer's hello, and its messages.
 pub fn channel(bytes: &[u8]) {
     crate::patterns::channel::fuzzing::greeting(bytes);
     crate::patterns::channel::fuzzing::packet(bytes);
 }
 
-/// Seeds of [`channel`].
+/// Returns the seeds of [`channel`].
 pub fn channel_seeds() -> Vec<Seed> {
     crate::patterns::channel::fuzzing::seeds()
 }
 
-/// Seeds of [`descriptor`].
+/// Returns the seeds of [`descriptor`].
 pub fn descriptor_seeds() -> Vec<(String, Vec<u8>)> {
     let mut seeds = Vec::new();
     let kinds = [("region", regions()), ("ring", rings()), ("tensors", named())];
@@ -127,22 +127,22 @@ pub fn descriptor_seeds() -> Vec<(String, Vec<u8>)> {
     seeds
 }
 
-/// Seeds of [`Exporter::serve`].
+/// Returns the seeds of [`Exporter::serve`].
 pub fn request_seeds() -> Vec<Seed> {
     crate::sharing::fuzzing::request_seeds()
 }
 
-/// Seeds of [`Importer::open`].
+/// Returns the seeds of [`Importer::open`].
 pub fn reply_seeds() -> Vec<Seed> {
     crate::sharing::fuzzing::reply_seeds()
 }
 
-/// Seeds of [`HostileExporter::run`].
+/// Returns the seeds of [`HostileExporter::run`].
 pub fn page_seeds() -> Vec<Seed> {
     crate::sharing::fuzzing::page_seeds()
 }
 
-/// A process that does not exist.
+/// Returns the identity of a process that does not exist.
 pub(crate) const SOMEBODY: ProcessIdentity = ProcessIdentity {
     host: HostId::from_bytes([0x11; 16]),
     boot: [0x22; 16],
@@ -152,7 +152,7 @@ pub(crate) const SOMEBODY: ProcessIdentity = ProcessIdentity {
     start_time: 987_654,
 };
 
-/// The contents of [`plain_descriptor`].
+/// Returns the contents of [`plain_descriptor`].
 pub(crate) fn plain_contents() -> Contents {
     Contents {
         backend: BackendName::new("mock").expect("it is short"),
@@ -171,18 +171,18 @@ pub(crate) fn plain_contents() -> Contents {
     }
 }
 
-/// A descriptor of 4096 bytes at the start of an allocation of 1 MiB.
+/// Returns a descriptor of 4096 bytes at the start of an allocation of 1 MiB.
 pub(crate) fn plain_descriptor() -> Descriptor {
     Descriptor::new(plain_contents())
 }
 
-/// A ring of three slots in 4096 bytes.
+/// Returns the descriptor of a ring of three slots in 4096 bytes.
 #[cfg(test)]
 pub(crate) fn plain_ring() -> Descriptor {
     plain_descriptor().with(|contents| contents.ring = RingSlots::new(3, 1280, 4096))
 }
 
-/// Three tensors in two allocations of one device and two adjacent ones of another.
+/// Returns a descriptor of three tensors in two allocations of one device and two adjacent ones of another.
 pub(crate) fn plain_tensors() -> Descriptor {
     let extent = DescribedExtent { size: 1 << 20, generation: 7 };
     let part = |export: u64, regions: &[&[DescribedExtent]]| Part {
@@ -213,7 +213,7 @@ pub(crate) fn listed<N: AsRef<str>>(
     Arc::new(Tensors::new(TensorTable::new(tensors).expect("a seed is a table"), regions))
 }
 
-/// A ring of one slot in each region that is large enough, and one of as many slots as fit.
+/// Returns a ring of one slot in the region, and one with the maximum number of slots.
 fn rings() -> Vec<(&'static str, Descriptor)> {
     let ring = |memory: &Descriptor, slots, each| {
         let slots = RingSlots::new(slots, each, memory.len())?;
@@ -311,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_seed_is_read() {
+    fn seeds_are_decoded() {
         let seeds = descriptor_seeds();
         assert!(seeds.iter().any(|(name, _)| name == "ring-sixteen-slots"));
         for (name, bytes) in seeds {

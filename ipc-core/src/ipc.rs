@@ -1,4 +1,4 @@
-//! The entry point: a backend, and what is done with it.
+//! The entry point: a handle to a backend.
 
 #![allow(unsafe_code, reason = "takes memory on trust that it does not own")]
 
@@ -25,28 +25,29 @@ use crate::transport::AllowList;
 use crate::wire::SOCKET_DIR_VARIABLE;
 use crate::wire::descriptor::Descriptor;
 
-/// How long an exporter may take to answer, unless said otherwise.
+/// Default timeout for an exporter's answer.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A backend, and what is done with it: [`share`](Self::share) memory, [`open`](Self::open) that of others.
+/// A backend with its settings: it shares memory ([`share`](Self::share)) and opens memory of other processes
+/// ([`open`](Self::open)).
 ///
-/// Cheap to make and to clone. Making one creates no context on a device and starts no thread.
+/// Creating and cloning it is cheap: it creates no context on a device and starts no thread.
 #[derive(Clone, Debug)]
 pub struct Ipc {
     session: Session,
 }
 
 impl Ipc {
-    /// The backend that `DEVICE_IPC_BACKEND` names, else the first that has a device.
+    /// Selects the backend that `DEVICE_IPC_BACKEND` names, or the first one with a device.
     ///
     /// # Errors
     ///
-    /// [`Error::NoBackend`](crate::Error::NoBackend) with the reason for each.
+    /// [`Error::NoBackend`](crate::Error::NoBackend) with the reason for each backend.
     pub fn auto() -> Result<Self> {
         Self::builder().auto()
     }
 
-    /// The backend of this name.
+    /// Selects the backend of this name.
     ///
     /// # Errors
     ///
@@ -55,40 +56,40 @@ impl Ipc {
         Self::builder().named(name)
     }
 
-    /// A backend that the caller made.
+    /// Uses a backend that the caller created.
     pub fn with_backend(backend: Arc<dyn DeviceIpc>) -> Self {
         Self::builder().with_backend(backend)
     }
 
-    /// To say more: which backends, which users, where the sockets are.
+    /// Returns a builder for settings: backends, permitted users, socket directory, timeout.
     pub fn builder() -> IpcBuilder {
         IpcBuilder::default()
     }
 
-    /// Every registered backend with its devices, or the reason why not. Creates no context.
+    /// Returns every registered backend with its devices, or the reason why it is unavailable. Creates no context.
     pub fn available() -> Vec<BackendStatus> {
         Backends::registered().available()
     }
 
-    /// The backend.
+    /// Returns the backend.
     pub fn backend(&self) -> &Arc<dyn DeviceIpc> {
         self.session.backend()
     }
 
-    /// The devices that this process sees. Creates no context.
+    /// Returns the visible devices of this process. Creates no context.
     ///
     /// # Errors
     ///
-    /// The vendor's.
+    /// The vendor's error.
     pub fn devices(&self) -> Result<&[DeviceInfo]> {
         self.session.devices()
     }
 
-    /// Shares memory. The owner is kept until the last importer has let go, and then dropped on a thread of the library with the
-    /// context of the memory's device current.
+    /// Shares memory. The owner is kept until the last importer has released the export, and then dropped on a thread of the
+    /// library with the context of the memory's device current.
     ///
-    /// Owners are [`Buffer`], an `Arc` of an owner, what a backend's crate implements [`DeviceOwner`] for (cudarc's
-    /// `CudaSlice`), or any raw address with what keeps it allocated ([`OwnedRegion`](crate::OwnedRegion)).
+    /// Owners are [`Buffer`], an `Arc` of an owner, types with an implementation of [`DeviceOwner`] in a backend's crate
+    /// (cudarc's `CudaSlice`), or any address with a value that keeps it allocated ([`OwnedRegion`](crate::OwnedRegion)).
     pub fn share<M, O: DeviceOwner<M>>(&self, owner: O) -> ShareBuilder<'_, O> {
         let region = owner.region();
         ShareBuilder::new(&self.session, owner, region)
@@ -99,10 +100,9 @@ impl Ipc {
         TensorSet::new(self.backend())
     }
 
-    /// Shares many named tensors at once, in any number of allocations on any of the devices.
+    /// Shares named tensors, in any number of allocations on any of the devices.
     ///
-    /// An importer asks this process once for each device, however many tensors there are, and the driver opens each allocation
-    /// once, however many tensors lie in it.
+    /// For any number of tensors, an importer sends one request for each device, and the driver opens each allocation once.
     ///
     /// ```no_run
     /// # use device_ipc_core::{Dtype, Ipc, Result, TensorLayout};
@@ -120,27 +120,28 @@ impl Ipc {
         ShareBuilder::of_tensors(&self.session, tensors)
     }
 
-    /// Shares memory whose owner the library cannot keep: that of an engine with an allocator of its own.
+    /// Shares memory without an owner that the library could keep: that of an engine with its own allocator.
     ///
-    /// Where the vendor numbers its allocations (CUDA does), memory that was freed all the same is noticed, also when
-    /// another block has taken its place: the exporter looks before every grant, and once more after the importer has
-    /// opened the memory, which gets [`Error::StaleGeneration`](crate::Error::StaleGeneration) then.
+    /// If the vendor numbers its allocations (CUDA does), freed memory is detected, also after another allocation has its
+    /// address: the exporter checks the memory before every reply, and once more after the importer has opened it, which fails
+    /// with [`Error::StaleGeneration`](crate::Error::StaleGeneration) then.
     ///
     /// # Safety
     ///
-    /// The region stays allocated, and is not given to anybody else, until the export has been closed
+    /// The region must stay allocated, and must not be given to another owner, until the export has been closed
     /// ([`Export::close`](crate::Export::close) returned without an error).
     pub unsafe fn share_borrowed(&self, region: Region) -> ShareBuilder<'_, ()> {
         ShareBuilder::new(&self.session, (), region).borrowed()
     }
 
-    /// Shares a copy of memory that cannot travel itself ([`Error::NotShareable`](crate::Error::NotShareable)), or should not. The copy is made behind
-    /// the work that was submitted to the stream before, which is waited for on the host; what is written later on
-    /// either side is not seen on the other.
+    /// Shares a copy of memory that cannot be shared itself ([`Error::NotShareable`](crate::Error::NotShareable)), or should
+    /// not be. The copy is made after the work that was submitted to the stream before, and the host waits for it; later writes
+    /// on either side are not visible on the other.
     ///
     /// # Errors
     ///
-    /// [`Error::WrongBackend`](crate::Error::WrongBackend), [`Error::OutOfMemory`](crate::Error::OutOfMemory), else the vendor's.
+    /// [`Error::WrongBackend`](crate::Error::WrongBackend), [`Error::OutOfMemory`](crate::Error::OutOfMemory); the vendor's
+    /// error.
     pub fn share_copy<M, O: DeviceOwner<M>, S>(
         &self,
         owner: &O,
@@ -164,14 +165,14 @@ impl Ipc {
         OpenBuilder::new(&self.session, descriptor, self.session.patience())
     }
 
-    /// Shares memory as a ring of slots that are written again and again, and that several processes read.
+    /// Shares memory as a ring of slots that are written repeatedly, and that several processes read.
     pub fn ring<M, O: DeviceOwner<M>>(&self, owner: O) -> RingBuilder<'_, O> {
         let region = owner.region();
         let share = ShareBuilder::new(&self.session, owner, region);
         RingBuilder::new(share, self.backend(), region, self.session.patience())
     }
 
-    /// Takes part in a ring of another process, or of this one, as a reader.
+    /// Opens a ring of another process, or of this one, as a reader.
     pub fn open_ring<'a>(&'a self, descriptor: &'a Descriptor) -> RingOpenBuilder<'a> {
         RingOpenBuilder::new(&self.session, descriptor, self.session.patience())
     }
@@ -181,7 +182,7 @@ impl Ipc {
         ListenBuilder::new(&self.session, name)
     }
 
-    /// Connects to whoever listens under a name; see [`Channel`](crate::Channel).
+    /// Connects to the process that listens under a name; see [`Channel`](crate::Channel).
     pub fn connect<'a>(&'a self, name: &'a str) -> ConnectBuilder<'a> {
         ConnectBuilder::new(&self.session, name, self.session.patience())
     }
@@ -212,14 +213,15 @@ impl Ipc {
         FindBuilder::new(&self.session, name, self.session.patience())
     }
 
-    /// Allocates memory that can be shared read-write, for programs without an allocator of their own.
+    /// Allocates memory that can be shared read-write, for programs without their own allocator.
     ///
     /// [`allocate_for`](Self::allocate_for) allocates memory with further properties: read-only access of importers, for
     /// example, which the preferred kind of CUDA memory does not have.
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::NoSuchDevice`](crate::Error::NoSuchDevice), else the vendor's.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::NoSuchDevice`](crate::Error::NoSuchDevice); the vendor's
+    /// error.
     pub fn allocate(&self, device: impl Into<DeviceOrdinal>, bytes: u64) -> Result<Buffer> {
         self.allocate_for(device, bytes, MemoryUse::new())
     }
@@ -252,17 +254,17 @@ impl Ipc {
         Buffer::allocate(Arc::clone(self.backend()), device.into(), bytes, wanted.into())
     }
 
-    /// Creates a stream, for those who have none of their own.
+    /// Creates a stream, for programs without their own streams.
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchDevice`](crate::Error::NoSuchDevice), else the vendor's.
+    /// [`Error::NoSuchDevice`](crate::Error::NoSuchDevice); the vendor's error.
     pub fn create_stream(&self, device: impl Into<DeviceOrdinal>) -> Result<Stream> {
         Stream::create(Arc::clone(self.backend()), device.into())
     }
 }
 
-/// An [`Ipc`] in the making.
+/// A builder for [`Ipc`].
 #[derive(Clone, Debug, Default)]
 #[must_use = "the backend is chosen by auto, named or with_backend"]
 pub struct IpcBuilder {
@@ -274,59 +276,58 @@ pub struct IpcBuilder {
 }
 
 impl IpcBuilder {
-    /// Chooses among these backends instead of all that registered themselves.
+    /// Selects among these backends instead of all registered ones.
     pub fn backends(mut self, backends: Backends) -> Self {
         self.backends = Some(backends);
         self
     }
 
-    /// Lets [`auto`](Self::auto) fall back to a backend without hardware (the mock).
+    /// Permits [`auto`](Self::auto) to select a backend without hardware (the mock).
     pub const fn allow_simulated(mut self, yes: bool) -> Self {
         self.allow_simulated = yes;
         self
     }
 
-    /// Makes the socket in this directory instead of the abstract namespace, for containers that share a volume and no
-    /// network namespace. `DEVICE_IPC_SOCKET_DIR` does the same for programs that do not say it, except where the environment is
-    /// [ignored](crate::os::environment).
+    /// Creates the socket in this directory instead of the abstract namespace, for containers that share a volume but no
+    /// network namespace. The default is `DEVICE_IPC_SOCKET_DIR`, unless the environment is [ignored](crate::os::environment).
     pub fn socket_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.socket_directory = Some(directory.into());
         self
     }
 
-    /// Users and groups to share with, and to open from, beside this process's own user.
+    /// Permits further users and groups to share with, and to open from; this process's user is always permitted.
     pub fn allow(mut self, allow: AllowList) -> Self {
         self.allow = allow;
         self
     }
 
-    /// How long an exporter may take to answer; 30 seconds unless said otherwise.
+    /// Sets the timeout for an exporter's answer, by default 30 s.
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Takes the backend that `DEVICE_IPC_BACKEND` names, else the first that has a device.
+    /// Selects the backend that `DEVICE_IPC_BACKEND` names, or the first one with a device.
     ///
     /// # Errors
     ///
-    /// As [`Ipc::auto`].
+    /// As for [`Ipc::auto`].
     pub fn auto(self) -> Result<Ipc> {
         let backend = self.choices().auto()?;
         Ok(self.with_backend(backend))
     }
 
-    /// Takes the backend of this name.
+    /// Selects the backend of this name.
     ///
     /// # Errors
     ///
-    /// As [`Ipc::named`].
+    /// As for [`Ipc::named`].
     pub fn named(self, name: &str) -> Result<Ipc> {
         let backend = self.choices().named(name)?;
         Ok(self.with_backend(backend))
     }
 
-    /// Takes a backend that the caller made.
+    /// Uses a backend that the caller created.
     pub fn with_backend(self, backend: Arc<dyn DeviceIpc>) -> Ipc {
         let from_environment = || nonempty_variable(SOCKET_DIR_VARIABLE).map(PathBuf::from);
         let socket_directory = self.socket_directory.or_else(from_environment);

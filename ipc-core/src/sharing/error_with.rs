@@ -1,4 +1,4 @@
-//! Errors that give a value back.
+//! Errors that contain a value of the caller.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use crate::backend::DeviceBound;
 use crate::model::error::Error;
 
-/// The error of an operation that takes a value, with that value: the owner that was not shared, the mapping or the slot that
-/// was not released. The value is dropped with the error unless it is [taken](Self::into_inner).
+/// The error of an operation that takes a value, with that value: the owner that was not shared, or the mapping or slot that
+/// was not released. Dropping the error drops the value, unless [`into_inner`](Self::into_inner) has returned it.
 ///
 /// Converts into [`Error`], so that `?` drops the value.
 ///
@@ -27,12 +27,12 @@ use crate::model::error::Error;
 /// ```
 pub struct ErrorWith<T> {
     error: Error,
-    /// In a mutex so that the error can be sent and shared whatever the value is.
+    /// In a mutex, so that the error is `Send` and `Sync` for any value that is `Send`.
     value: Box<Mutex<DeviceBound<T>>>,
 }
 
 impl<T> ErrorWith<T> {
-    /// With a value that is dropped in its device's context.
+    /// Creates an error with a value that is dropped in its device's context.
     pub(crate) fn bound(error: Error, value: DeviceBound<T>) -> Self {
         Self { error, value: Box::new(Mutex::new(value)) }
     }

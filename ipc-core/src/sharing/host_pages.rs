@@ -1,7 +1,7 @@
 //! Host memory that two processes and their devices share.
 //!
-//! A memory file of whole pages, sealed so that no process can cut it short, mapped by both processes and registered with the
-//! devices of each. The words of timelines lie in such pages, and the chunks of copies.
+//! A memory file of whole pages, sealed so that no process can shrink it, mapped by both processes and registered with the
+//! devices of each. Counter pages and the chunks of copies are in such pages.
 
 #![allow(unsafe_code, reason = "shared memory, and the vendor's registration of it")]
 
@@ -89,7 +89,7 @@ impl HostPages {
         self.file.as_ref().expect("taken by into_file alone").as_fd()
     }
 
-    /// Separates the pages from their file: the mapping is enough where no further process maps them.
+    /// Closes the file of the pages: the mapping remains, and no further process needs to map them.
     pub(crate) fn into_file(mut self) -> (Self, OwnedFd) {
         let file = self.file.take().expect("taken once");
         (self, file)
@@ -110,7 +110,7 @@ impl HostPages {
             .expect("mmap gives no null address")
     }
 
-    /// Registers the pages with a device, unless they are. Returns the address by which its streams use them.
+    /// Registers the pages with a device if they are not registered yet. Returns the address for its streams.
     pub(crate) fn known_to(
         &self,
         backend: &Arc<dyn DeviceIpc>,
@@ -174,8 +174,8 @@ const MOST_PINNED: usize = 64 << 20;
 /// Maximum number of bytes of retired pages while timelines are live: those of copies, and as many for words.
 const MOST_RETIRED: usize = 2 * MOST_PINNED;
 
-/// Checks the limit on pinned bytes. While timelines are live no page is unregistered, so few are registered; other copies go
-/// without.
+/// Checks the limit on pinned bytes. No page is unregistered while timelines are live, so only few are registered; other copies
+/// use unregistered memory.
 fn check_room_for_copies(len: usize) -> Result<()> {
     let pinned = PINNED.load(Ordering::Acquire);
     if LIVE.load(Ordering::Acquire) == 0 || pinned + len <= MOST_PINNED {
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_could_be_cut_short_or_is_too_short_is_refused() {
+    fn shrinkable_or_short_file_is_rejected() {
         let unsealed = memfd_create("unsealed", MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&unsealed, GRANULE as u64).unwrap();
         assert!(matches!(HostPages::open(unsealed, GRANULE, "it"), Err(Error::Protocol(_))));

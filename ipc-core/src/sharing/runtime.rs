@@ -1,9 +1,9 @@
-//! The state that a process has once: its identity, the two threads, the table of exports and the table of imports.
+//! The process-wide state: identity, the two threads, the table of exports and the table of imports.
 //!
-//! Nothing of it exists before the first export or the first open of another process's memory. At most two threads: the
-//! *worker*, which runs everything that may block, starts with the state, so that a drop always finds it; the *poller*
-//! ([`crate::transport`]), which never calls a driver, runs user code or blocks on a send, when it is first needed. Where the
-//! system starts no thread, the export or the open fails.
+//! The first export, or the first open of another process's memory, creates the state. It has at most two threads. The *worker*
+//! runs everything that may block; it starts with the state, so that a drop always finds it. The *poller*
+//! ([`crate::transport`]) never calls a driver, runs user code or blocks on a send; it starts when it is first needed. If the
+//! system cannot start a thread, the export or the open fails.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
@@ -38,17 +38,17 @@ pub(crate) struct Runtime {
     pub(crate) exports: ExportTable,
     pub(crate) imports: ImportTable,
     pub(crate) stagings: Stagings,
-    /// Always readable. Stands in for a descriptor that could not be created, so that its user polls instead of waiting for ever.
+    /// Always readable. Replaces a descriptor that could not be created, so that its user polls instead of waiting for ever.
     always_ready: Readiness,
 }
 
 impl Runtime {
-    /// Returns the state of this process; the first call makes it.
+    /// Returns the state of this process, which the first call creates.
     ///
     /// # Errors
     ///
-    /// [`Error::Forked`](crate::Error::Forked) in a forked child of the process that made it;
-    /// [`Error::Io`](crate::Error::Io) where the system starts no thread.
+    /// [`Error::Forked`](crate::Error::Forked) in a forked child of the process with the state; [`Error::Io`](crate::Error::Io)
+    /// if the system cannot start a thread.
     pub(crate) fn get() -> Result<&'static Self> {
         if let Some(runtime) = RUNTIME.get() {
             runtime.owner.check()?;
@@ -69,7 +69,7 @@ impl Runtime {
             stagings: Stagings::default(),
             always_ready,
         };
-        // Of two threads that reach this point at a time, one receives the other's; its own worker ends when it is dropped.
+        // If two threads reach this point, one state is kept; the worker of the other one ends with its drop.
         Ok(RUNTIME.get_or_init(|| {
             at_exit(announce_exit);
             made
@@ -82,7 +82,7 @@ impl Runtime {
         RUNTIME.get().expect("a guard exists, so the state does").always_ready.as_fd()
     }
 
-    /// Returns the state, where this process has made it.
+    /// Returns the state, if this process has created it.
     pub(crate) fn existing() -> Option<&'static Self> {
         RUNTIME.get().filter(|runtime| runtime.owner.is_here())
     }

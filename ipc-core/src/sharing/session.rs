@@ -19,7 +19,7 @@ pub(crate) struct Session {
 
 #[derive(Debug)]
 struct Settings {
-    /// Listed once: the devices that a process sees do not change while it runs.
+    /// Listed once: the visible devices do not change while a process runs.
     devices: OnceLock<Vec<DeviceInfo>>,
     socket_directory: Option<PathBuf>,
     allow: AllowList,
@@ -41,7 +41,7 @@ impl Session {
         &self.backend
     }
 
-    /// Returns the devices that this process sees. Creates no context.
+    /// Returns the visible devices of this process. Creates no context.
     pub(crate) fn devices(&self) -> Result<&[DeviceInfo]> {
         if let Some(devices) = self.settings.devices.get() {
             return Ok(devices);
@@ -50,7 +50,7 @@ impl Session {
         Ok(self.settings.devices.get_or_init(|| devices))
     }
 
-    /// Returns the identity of the device at this position.
+    /// Returns the identity of the device with this ordinal.
     pub(crate) fn identity_of(&self, ordinal: DeviceOrdinal) -> Result<DeviceIdentity> {
         let devices = self.devices()?;
         devices.get(ordinal.index()).map(|device| device.identity).ok_or_else(|| Error::NoSuchDevice {
@@ -60,7 +60,7 @@ impl Session {
         })
     }
 
-    /// The device that a map names for memory that lives on `home`.
+    /// Returns the device that a map names for memory of this home device.
     pub(crate) fn mapped_device(&self, map: &DeviceMap, home: DeviceIdentity) -> Result<DeviceOrdinal> {
         match map.device_for(home)? {
             DeviceName::Ordinal(ordinal) => Ok(ordinal),
@@ -68,7 +68,7 @@ impl Session {
         }
     }
 
-    /// Returns the position of a device in this process.
+    /// Returns the ordinal of a device.
     fn ordinal_of(&self, identity: DeviceIdentity) -> Result<DeviceOrdinal> {
         let found = self.devices()?.iter().find(|device| device.identity == identity);
         found.map(|device| device.ordinal).ok_or_else(|| {

@@ -210,17 +210,17 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn requests_are_read_back_and_neither_cut_off_nor_longer(request in request()) {
+    fn requests_round_trip_and_other_lengths_are_rejected(request in request()) {
         check_message(&request)?;
     }
 
     #[test]
-    fn replies_are_read_back_and_neither_cut_off_nor_longer(reply in reply()) {
+    fn replies_round_trip_and_other_lengths_are_rejected(reply in reply()) {
         check_message(&reply)?;
     }
 
     #[test]
-    fn arbitrary_bytes_are_a_message_or_an_error(bytes in vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_decode_or_fail(bytes in vec(any::<u8>(), 0..200)) {
         if let Ok(request) = decode::<Request>(&bytes) {
             check_message(&request)?;
         }

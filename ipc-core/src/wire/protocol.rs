@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_read_back_and_bytes_left_over_are_refused() {
+    fn message_round_trips_and_extra_bytes_are_rejected() {
         let mut bytes =
             encode(&Request::Release { lease: LeaseId(300), words: None, late: Vec::new() }).unwrap();
         assert_eq!(bytes, [2, 172, 2, 0, 0], "the encoding is part of docs/spec/protocol.md");
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_name_is_cut_between_characters() {
+    fn long_name_is_cut_between_characters() {
         assert_eq!(short_name("python3"), "python3");
         assert_eq!(short_name(&"ü".repeat(40)).len(), 64);
         assert_eq!(short_name(&format!("x{}", "ü".repeat(40))).len(), 63);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_that_lies_allocates_nothing() {
+    fn false_length_allocates_nothing() {
         // An Open whose peer id claims 2^63 bytes.
         let mut bytes = vec![1, 0, 0];
         bytes.extend([0; 16]);

@@ -16,7 +16,7 @@ use crate::wire::protocol::{PageId, Refusal, Reply, RequestId, WireHandle};
 const HANDLES_OF_A_PACKET: usize = 512;
 
 impl BrokerSession<'_> {
-    /// Gives a lease its words. Where the importer waits for the bytes by one of them, the driver is called first.
+    /// Sends a counter slot for a lease. If the importer waits for the bytes by its ready word, the driver is called first.
     pub(super) fn timeline(
         &mut self,
         request: RequestId,
@@ -49,7 +49,7 @@ impl BrokerSession<'_> {
         })
     }
 
-    /// The page comes along each time: an importer that gave up waiting may have missed it.
+    /// The page is sent each time: an importer whose request timed out may have missed it.
     pub(super) fn send_timeline(
         &mut self,
         request: RequestId,
@@ -69,7 +69,7 @@ impl BrokerSession<'_> {
         next
     }
 
-    /// Sends the handles in as many packets as their descriptors need, the last of them with the lease.
+    /// Sends the handles in as many packets as their descriptors need; the last packet contains the lease.
     pub(super) fn send_opened(
         &mut self,
         request: RequestId,

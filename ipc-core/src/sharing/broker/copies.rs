@@ -49,7 +49,7 @@ impl BrokerSession<'_> {
         }
     }
 
-    /// Refuses a copy that could not begin. Its importer does not know of the lease yet.
+    /// Refuses a copy that could not begin. Its importer has not received the lease.
     pub(super) fn staging_refused(&mut self, refused: Refused, connection: &mut Connection) -> Next {
         let Refused { lease, request, refusal } = refused;
         let Some(staging) = self.stagings.remove(&lease) else { return Next::Keep };
@@ -61,7 +61,7 @@ impl BrokerSession<'_> {
         connection.send(&Reply::Refused { request, refusal }, &[])
     }
 
-    /// Ends the copies that this importer leaves unused, as others wait for their host memory.
+    /// Ends the copies that this importer does not continue, if others wait for their host memory.
     pub(super) fn end_silent_stagings(&self) {
         self.stagings.values().for_each(|staging| staging.end_if_silent());
     }

@@ -1,13 +1,13 @@
 //! The exporter's side of the connections: the answers to importers' requests.
 //!
-//! A descriptor opens nothing. The importer connects to the exporter's socket, both sides ask the kernel who the peer is, the
-//! importer shows the export's token, and the broker answers with a *lease*: the vendor's handle, its file descriptors, and the
-//! promise that the memory stays until the lease ends. A lease ends exactly once: by a message, or by the importer's death, which
-//! the kernel reports by the closing of the socket or by a pidfd, whichever is first (a forked child keeps the socket open, not
-//! the process).
+//! A descriptor opens nothing. The importer connects to the exporter's socket, both processes ask the kernel for the peer's
+//! user, the importer presents the export's token, and the broker answers with a *lease*: the vendor's handle, its file
+//! descriptors, and the promise to keep the memory until the lease ends. A lease ends exactly once: by a message, or by the
+//! importer's death, which the kernel reports by the closing of the socket or by a pidfd, whichever is first (a forked child
+//! keeps the socket open, but not the process).
 //!
-//! Everything here runs on the poller's thread: nothing may call a driver, run the user's code, or wait. What calls the driver
-//! is done on the worker, which sends the outcome back as an event.
+//! This module runs on the poller's thread: it must not call a driver, run user code, or wait. The worker makes such calls and
+//! sends the result back as an event.
 
 mod answers;
 mod copies;
@@ -30,39 +30,39 @@ use crate::transport::{ConnectionId, PeerCredentials, Poller, Service};
 use crate::wire::Reply;
 use crate::wire::descriptor::ExportId;
 
-/// Interval between two looks at whether copies that others wait behind make progress.
+/// Interval between two checks whether copies make progress while others wait for them.
 const STAGINGS: Duration = Duration::from_secs(1);
 
-/// A process's answers to importers.
+/// The broker of a process.
 pub(crate) struct Broker {
     runtime: &'static Runtime,
     follow_ups: FollowUps,
-    /// Whether the page that importers read has been tied to the life of the poller's thread.
+    /// Whether the page that importers read is bound to the life of the poller's thread.
     tied: bool,
-    /// Time of the next look at copies that others wait behind.
+    /// Time of the next check of copies while others wait for them.
     next_look_at_stagings: Option<Instant>,
-    /// Dropped exports that wait for importers to close reclaimed memory, and when they no longer do.
+    /// Dropped exports that wait until importers close reclaimed memory, and the time at which they stop waiting.
     retiring: VecDeque<(Instant, ExportId)>,
 }
 
 /// A command of another thread.
 pub(crate) enum Command {
     FollowUp(FollowUp),
-    /// A copy waits for others: from now on it is looked at whether their importers make progress.
+    /// A copy waits for others: check from now on whether their importers make progress.
     WatchStagings,
     /// An export is retired at this time, whether the importers have closed the memory of reclaimed leases or not.
     RetireAt(Instant, ExportId),
 }
 
 impl Broker {
-    /// Makes the broker of this process.
+    /// Creates the broker of this process.
     pub(crate) fn of_process() -> Result<Self> {
         let runtime = Runtime::get()?;
         let follow_ups = FollowUps::new(runtime.worker.clone());
         Ok(Self { runtime, follow_ups, tied: false, next_look_at_stagings: None, retiring: VecDeque::new() })
     }
 
-    /// Ties the page that importers read to this thread, before the first importer receives the page.
+    /// Binds the page that importers read to the life of this thread, before the first importer receives the page.
     fn tie_page(&mut self) {
         if !std::mem::replace(&mut self.tied, true)
             && let Some(page) = self.runtime.exports.epoch()
@@ -105,7 +105,7 @@ impl Service for Broker {
             Command::WatchStagings => {
                 self.next_look_at_stagings.get_or_insert_with(|| Instant::now() + STAGINGS);
             }
-            // All wait equally long, so they are in order.
+            // All wait equally long, so the times are in order.
             Command::RetireAt(at, export) => self.retiring.push_back((at, export)),
         }
     }
@@ -132,7 +132,7 @@ impl Service for Broker {
 }
 
 impl Poller<Broker> {
-    /// Sends an importer a reply, with a descriptor or without.
+    /// Sends a reply to an importer, with a descriptor if there is one.
     pub(crate) fn answer(&self, connection: ConnectionId, reply: Reply, file: Option<OwnedFd>) {
         self.send_event(connection, Event::Answered(reply, file));
     }
@@ -142,7 +142,7 @@ impl Poller<Broker> {
         self.send_event(connection, Event::StagingRefused(refused));
     }
 
-    /// Looks from now on whether the importers of copies make progress: a copy waits for others.
+    /// Checks from now on whether the importers of copies make progress, because a copy waits for others.
     pub(crate) fn watch_stagings(&self) {
         self.send_command(Command::WatchStagings);
     }
@@ -152,7 +152,7 @@ impl Poller<Broker> {
         self.send_command(Command::RetireAt(at, export));
     }
 
-    /// Poisons words again, for a while.
+    /// Repeats the poisoning of counters for some time.
     pub(crate) fn poison_again(&self, words: Poison) {
         self.follow_up(FollowUp::Poison(words));
     }

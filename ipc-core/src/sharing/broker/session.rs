@@ -61,7 +61,7 @@ pub(crate) struct BrokerSession<'a> {
     exits: bool,
 }
 
-/// A reply that waits for the driver. It holds nothing of the export: the poller may not drop what an export owns.
+/// A reply that waits for the driver. It contains no reference to the export, because the poller must not drop an owner.
 pub(super) enum Waiting {
     Opened { request: RequestId, lease: LeaseId, device: usize },
     Confirmation(RequestId),
@@ -70,11 +70,11 @@ pub(super) enum Waiting {
 
 /// An event from the worker.
 pub(crate) enum Event {
-    /// The driver has been called for a waiting reply, whose number this is.
+    /// The driver has been called for the waiting reply with this number.
     Checked(u64, Result<(), Refusal>),
     /// A copy could not begin.
     StagingRefused(Refused),
-    /// A reply of a copy, with its memory file where it brings one.
+    /// A reply of a copy, with its memory file if there is one.
     Answered(Reply, Option<OwnedFd>),
 }
 
@@ -104,7 +104,7 @@ impl Session for BrokerSession<'_> {
                 self.timeline(request, lease, ready, connection)
             }
             (Request::EndGrants { grants }, Some(_)) => {
-                // A grant that does not exist any longer ended with its channel.
+                // A missing grant has ended with its channel.
                 grants.into_iter().for_each(|(export, token)| self.exports.end_grant(export, token));
                 Next::Keep
             }
@@ -224,7 +224,7 @@ impl<'a> BrokerSession<'a> {
         }
     }
 
-    /// Takes the counter slots, of a connection that has closed.
+    /// Takes the counter slots of a closed connection.
     pub(crate) fn take_slots(&mut self) -> Slots<LeaseId> {
         std::mem::replace(&mut self.slots, Slots::new(true))
     }
@@ -250,7 +250,7 @@ impl<'a> BrokerSession<'a> {
 
     fn say_hello(&mut self, protocol: u16, connection: &mut Connection) -> Next {
         let mut pages: Vec<_> = self.exports.epoch().map(Epoch::file).into_iter().collect();
-        // Told from the other by its position.
+        // The position distinguishes the two pages.
         let states = if pages.is_empty() { None } else { self.places.begin() };
         pages.extend(states.as_ref().map(AsFd::as_fd));
         let hello = Reply::Hello { protocol: PROTOCOL_VERSION, exporter: self.identity };
@@ -288,7 +288,7 @@ impl<'a> BrokerSession<'a> {
         }
         match granted {
             Ok(granted) => {
-                // Before the new lease is in the map, which a guess might name.
+                // Before the new lease is in the map, so that a guessed number cannot name it.
                 let open_there = self.has_it_open(like, &granted);
                 self.leases.insert(granted.lease, export);
                 kill_point!("exporter:leased");
@@ -372,11 +372,11 @@ impl<'a> BrokerSession<'a> {
         connection.send(&Reply::Refused { request, refusal }, &[])
     }
 
-    /// Frees the words of a lease that has ended, and of earlier ones whose words the importer has finished with since.
+    /// Frees the counter slots of a lease that has ended, and of earlier leases whose slots the importer no longer uses.
     fn give_back(&mut self, lease: LeaseId, late: Vec<(LeaseId, Returned)>) {
         self.slots.give_back(lease);
         for (lease, words) in late {
-            // Words of a lease that has not ended are not returned so.
+            // The counter slot of a live lease is not returned by this message.
             if !self.leases.contains_key(&lease) {
                 self.slots.returned(lease, words);
                 self.slots.give_back(lease);
@@ -384,7 +384,7 @@ impl<'a> BrokerSession<'a> {
         }
     }
 
-    /// Returns the index of the importer's device among those that it has used. `None` for one too many.
+    /// Returns the index of the importer's device among its used devices; `None` if there are too many.
     fn position_of(&mut self, on: u32) -> Option<usize> {
         if let Some(known) = self.devices.iter().position(|device| *device == on) {
             return Some(known);

@@ -1,4 +1,4 @@
-//! Exports of memory that the library does not own: whether it is still the same is looked at again and again.
+//! Exports of memory that the library does not own, which is checked repeatedly.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ impl BorrowedMemory {
         Self { backend: Arc::clone(backend), pieces: pieces.into_iter().collect() }
     }
 
-    /// Checks that the memory is unchanged. Asks the driver, so not on the poller's thread.
+    /// Checks that the memory is unchanged. Calls the driver, so it must not run on the poller's thread.
     pub(crate) fn check(&self) -> Result<(), String> {
         self.pieces.iter().try_for_each(|piece| {
             match self.backend.extents_of(piece.range, piece.allocation) {

@@ -1,8 +1,8 @@
-//! What importers can reach beside what is shared.
+//! Exposure: the bytes outside a region that importers can access.
 //!
-//! A handle names an allocation, or the pages that it lies in: an importer's driver maps those, and its kernels can read
-//! and write all of them, whatever the descriptor says. The library cannot prevent that. It can say so, refuse, or share a
-//! copy that lies alone.
+//! A handle names an allocation, or the pages that contain it: an importer's driver maps those, and its kernels can read and
+//! write all of them, whatever the descriptor states. The library cannot prevent that. It can report it, refuse to share, or
+//! share an isolated copy.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,34 +13,34 @@ use crate::backend::interop::Region;
 use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Result};
 
-/// What to do where importers could reach more than the region.
+/// The policy for regions whose importers could access more than the region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExposurePolicy {
-    /// Share it; [`Export::exposure`](super::Export::exposure) tells what they reach.
+    /// Share the region; [`Export::exposure`](super::Export::exposure) reports the reachable bytes.
     #[default]
     Allow,
-    /// Share nothing: [`Error::Exposes`].
+    /// Refuse to share it, with [`Error::Exposes`].
     Refuse,
-    /// Share a copy that lies in memory of its own. What is written afterwards on one side is not seen on the other.
+    /// Share a copy in an isolated allocation. Later writes on one side are not visible on the other.
     Copy,
 }
 
-/// What device work of importers can reach of the exporting process's memory.
+/// The bytes of the exporting process that device work of importers can access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Exposure {
-    /// Bytes of the region that is shared.
+    /// The size of the shared region in bytes.
     pub region_bytes: u64,
-    /// Bytes of the allocations that hold it.
+    /// The size of its allocations in bytes.
     pub allocation_bytes: u64,
-    /// Bytes that can be reached: the allocations, and what else lies in their pages. `None` where the vendor does not
-    /// tell (blocks of a memory pool).
+    /// The number of accessible bytes: the allocations, and the other contents of their pages. `None` if the vendor does not
+    /// report it (blocks of a memory pool).
     pub reachable_bytes: Option<u64>,
 }
 
 impl Exposure {
-    /// Where the owner states that its allocation is the region, what the vendor rounded it up by is nobody else's.
+    /// If the owner states that its allocation is the region, the vendor's padding belongs to no other memory.
     pub(super) fn of(region: &Region, allocations: &[Arc<Allocation>]) -> Self {
         let bytes = region.range.len;
         let owned_whole = region.allocation == Some(region.range);
@@ -60,8 +60,8 @@ impl Exposure {
         Self { region_bytes: bytes, allocation_bytes, reachable_bytes }
     }
 
-    /// Of named tensors, which take up `bytes` of these allocations. `owned_whole` are allocations that their owners gave as
-    /// a whole.
+    /// Returns the exposure of named tensors, which use `bytes` of these allocations. `owned_whole` are allocations that their
+    /// owners passed as a whole.
     pub(super) fn of_tensors(bytes: u64, owned_whole: &[DeviceRange], parts: &[Handles]) -> Self {
         let owned_whole: HashMap<_, _> =
             owned_whole.iter().map(|range| ((range.device, range.ptr), range.len)).collect();
@@ -85,7 +85,7 @@ impl Exposure {
         Self { region_bytes: bytes, allocation_bytes, reachable_bytes: reached.map(bytes_of_all) }
     }
 
-    /// Is the region all that can be reached?
+    /// Returns whether only the region is accessible.
     pub fn is_exact(&self) -> bool {
         self.reachable_bytes == Some(self.region_bytes)
     }
@@ -110,7 +110,7 @@ impl Exposure {
     }
 }
 
-/// The bytes of all ranges, those of several counted once.
+/// Returns the number of bytes in any of the ranges; overlaps count once.
 fn bytes_of_all(mut ranges: Vec<DeviceRange>) -> u64 {
     ranges.sort_by_key(|range| (range.device, range.ptr));
     let mut bytes = 0_u64;

@@ -1,4 +1,4 @@
-//! From memory as it was put into a bundle to the allocations that it lies in, each of them once.
+//! The allocations of the memory of named tensors, each of them once.
 
 use std::sync::Arc;
 
@@ -12,38 +12,38 @@ use crate::sharing::export::share::{check_region, extents_by_driver};
 use crate::sharing::export::shared::{Allocation, Handles};
 use crate::wire::descriptor::{DescribedExtent, DescribedRegions, MAX_EXTENTS, MAX_REGIONS_ALLOCATIONS};
 
-/// Where all the memory of a bundle lies.
+/// The places of all memories of named tensors.
 #[derive(Debug)]
 pub(super) struct Gathered {
-    /// One for each device.
+    /// One part for each device.
     pub(super) parts: Vec<GatheredPart>,
-    /// Of each piece of memory, in the order in which they were given.
+    /// The place of each memory, in the order in which they were added.
     pub(super) places: Vec<Place>,
 }
 
-/// What lies on one device.
+/// The memory on one device.
 #[derive(Debug)]
 pub(super) struct GatheredPart {
     pub(super) device: DeviceOrdinal,
-    /// The allocations of all regions, one region after the other. Those of a region lie side by side: what one piece of
-    /// memory lies in, or several that share allocations.
+    /// The allocations of all regions, in order. The allocations of a region are adjacent: they contain one memory, or several
+    /// that share allocations.
     pub(super) allocations: Vec<Extent>,
-    /// Where each region ends among them.
+    /// The end of each region in the list.
     ends: Vec<usize>,
-    /// Bytes that were given, those given twice counted once.
+    /// The number of bytes in the memories; overlaps count once.
     pub(super) bytes: u64,
-    /// The regions in this process's address space.
+    /// The regions in the address space of this process.
     pub(super) ranges: Arc<[DeviceRange]>,
-    /// The regions as a descriptor states them.
+    /// The regions in the form of a descriptor.
     pub(super) described: Arc<DescribedRegions>,
 }
 
-/// Where a piece of memory lies.
+/// The place of a memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) part: usize,
     pub(super) region: usize,
-    /// From the start of the region's first allocation, in bytes.
+    /// The offset from the start of the region's first allocation, in bytes.
     pub(super) offset: u64,
 }
 
@@ -52,7 +52,7 @@ impl GatheredPart {
         self.ends.len()
     }
 
-    /// The region that an allocation is of, by its position among all of them.
+    /// Returns the region of an allocation.
     pub(super) fn region_of(&self, allocation: usize) -> usize {
         self.ends.partition_point(|end| *end <= allocation)
     }
@@ -62,7 +62,7 @@ impl GatheredPart {
         Self { device, allocations, ends, bytes: 0, ranges, described: Arc::default() }
     }
 
-    /// Describes the regions, once all of them are there: for all bundles of the same memory.
+    /// Converts the regions to the form of a descriptor, once for all exports of the same memory.
     fn describe(&mut self) {
         let regions = (0..self.regions()).map(|region| self.region(region));
         let ranges = regions.clone().map(whole).collect();
@@ -81,13 +81,13 @@ impl GatheredPart {
 }
 
 impl Gathered {
-    /// Do the pieces of memory lie at the same places in the same regions?
+    /// Returns whether the memories have the same places in the same regions.
     pub(super) fn lies_as(&self, other: &Self) -> bool {
         let regions = |gathered: &Self| gathered.parts.iter().map(GatheredPart::regions).collect::<Vec<_>>();
         self.places == other.places && regions(self) == regions(other)
     }
 
-    /// The allocations that a piece of memory lies in.
+    /// Returns the allocations of a memory.
     pub(super) fn extents_of(&self, memory: usize, range: DeviceRange) -> Vec<Extent> {
         let Place { part, region, .. } = self.places[memory];
         let extents = self.parts[part].region(region).iter();
@@ -99,7 +99,7 @@ impl Gathered {
         extents.filter(lies_in).copied().collect()
     }
 
-    /// The region that a piece of memory lies in, counted through all parts.
+    /// Returns the region of a memory, numbered over all parts.
     pub(super) fn regions(&self) -> Vec<u32> {
         let mut before = Vec::with_capacity(self.parts.len());
         let mut regions = 0;
@@ -111,8 +111,8 @@ impl Gathered {
     }
 }
 
-/// Asks the driver for the allocations and their handles, once for each that no export keeps, and for all of a device
-/// together; an error comes with the position of the memory that it concerns.
+/// Asks the driver for the allocations and their handles: once for each allocation that no export keeps, and in one device
+/// context for all of a device. An error contains the index of the memory concerned.
 pub(super) fn gather(
     backend: &Arc<dyn DeviceIpc>,
     memories: &[Region],
@@ -153,16 +153,15 @@ struct Gathering<'a> {
     runtime: &'a Runtime,
     backend: &'a Arc<dyn DeviceIpc>,
     parts: Vec<GatheredPart>,
-    /// Of each part.
+    /// For each part.
     handles: Vec<Vec<Arc<Allocation>>>,
-    /// The end of the memory that has been counted in the last part.
+    /// The end of the memory that is counted already in the last part.
     given_until: DevicePtr,
     allocations: usize,
 }
 
 impl Gathering<'_> {
-    /// Adds a piece of memory that begins behind the start of the last one; `kept` is the allocation that it lies in, where
-    /// an export keeps that.
+    /// Adds a memory that begins after the start of the last one; `kept` is its allocation, if an export keeps that.
     fn add(&mut self, memory: &Region, kept: Option<Arc<Allocation>>) -> Result<Place> {
         check_region(self.backend.info().name, memory)?;
         let range = memory.range;
@@ -172,7 +171,7 @@ impl Gathering<'_> {
             self.given_until = DevicePtr::NULL;
         }
         let part = self.parts.len() - 1;
-        // What lies in an allocation that is known needs no further question.
+        // Memory in a known allocation needs no call of the driver.
         if !self.parts[part].last_region().is_some_and(|last| whole(last).contains(&range)) {
             let stated = |extent: &Extent| memory.allocation.is_none_or(|stated| stated == extent.allocation);
             match kept.filter(|kept| stated(kept.extent())) {
@@ -194,7 +193,7 @@ impl Gathering<'_> {
         Ok(Place { part, region: gathered.regions() - 1, offset })
     }
 
-    /// Adds those that are not there yet; `kept` is the only one, where it has its handle.
+    /// Adds allocations that are new; `kept` is the only one if it has a handle already.
     fn add_allocations(&mut self, extents: &[Extent], kept: Option<Arc<Allocation>>) -> Result<()> {
         let part = self.parts.last_mut().expect("one was added");
         let overlapped = part
@@ -235,7 +234,7 @@ impl Gathering<'_> {
     }
 }
 
-/// Refuses more allocations than a region, or than a bundle, may have.
+/// Checks the number of allocations of a region, and of all regions.
 fn check_counts(of_a_region: usize, of_the_set: usize) -> Result<()> {
     if of_a_region <= MAX_EXTENTS && of_the_set <= MAX_REGIONS_ALLOCATIONS {
         return Ok(());
@@ -246,7 +245,7 @@ fn check_counts(of_a_region: usize, of_the_set: usize) -> Result<()> {
     )))
 }
 
-/// All bytes of allocations that lie side by side.
+/// Returns the range of adjacent allocations.
 fn whole(region: &[Extent]) -> DeviceRange {
     let len = region.iter().map(|extent| extent.allocation.len).fold(0, u64::saturating_add);
     DeviceRange { len, ..region[0].allocation }

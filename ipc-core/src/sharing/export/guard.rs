@@ -1,4 +1,4 @@
-//! The sender's guard.
+//! The exporter's guard.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, OnceLock};
@@ -19,13 +19,12 @@ use crate::transport::Deadline;
 use crate::transport::check_may_wait;
 use crate::wire::descriptor::{Descriptor, ExportId};
 
-/// An export: while it lives, importers may open it. It owns what keeps the memory allocated, until the last importer
-/// has let go.
+/// An export, which importers can open as long as it lives. It keeps the memory allocated until the last importer has released
+/// its lease.
 ///
-/// Dropping it does not wait: from that moment new opens fail with
-/// [`Error::ExportDropped`], live mappings go on, and the owner is dropped after the last of them. Use
-/// [`close`](Self::close) to wait for that, or [`wait_released`](Self::wait_released) to keep it open until the readers
-/// are done.
+/// Dropping it does not wait: further opens fail with [`Error::ExportDropped`], existing mappings remain valid, and the owner
+/// is dropped after the last lease. [`close`](Self::close) waits for that; [`wait_released`](Self::wait_released) waits for the
+/// importers and keeps the export open.
 ///
 /// # Examples
 ///
@@ -54,11 +53,11 @@ pub struct Export {
     changes: OnceLock<ExportChanges>,
 }
 
-/// The memory that device work of importers reaches.
+/// The memory that device work of importers can access.
 #[derive(Debug)]
 pub(super) enum Reach {
     Known(Exposure),
-    /// Computed when it is asked for, as the vendor may have to be asked for each allocation.
+    /// Computed on request, because the vendor may have to be called for each allocation.
     Later(Box<LaterReach>),
 }
 
@@ -90,12 +89,12 @@ impl Export {
         Self { descriptor, reach, parts, changes: OnceLock::new() }
     }
 
-    /// What importers' device work can reach; see [`ShareBuilder::exposure`](crate::ShareBuilder::exposure).
+    /// Returns the memory that importers can access; see [`ShareBuilder::exposure`](crate::ShareBuilder::exposure).
     pub fn exposure(&self) -> Exposure {
         self.reach.exposure()
     }
 
-    /// What an importer needs; send it by any road.
+    /// Returns the descriptor, which importers need. Send it over any transport.
     pub const fn descriptor(&self) -> &Descriptor {
         &self.descriptor
     }
@@ -125,9 +124,8 @@ impl Export {
         holders
     }
 
-    /// The timelines of those importers that have asked for one ([`Mapping::timeline`](crate::Mapping::timeline)), in the
-    /// order in which they opened the export; waits until there are at least `count`. A timeline whose importer has let go
-    /// is no longer among them.
+    /// Waits until `count` importers have requested a [timeline](crate::Mapping::timeline), and returns these timelines in the
+    /// order in which the importers opened the export. The timeline of a released lease is not among them.
     ///
     /// # Errors
     ///
@@ -229,8 +227,8 @@ impl Export {
         ExportChanges::of(self.parts.iter().map(|part| part.export), self.parts[0].owner)
     }
 
-    /// Waits until the export has been opened `count` times, by whomever, since it was made. An importer that opens it again
-    /// while it has it open is counted once.
+    /// Waits until the export has been opened `count` times since its creation. An importer that opens it while it has it open
+    /// already counts once.
     ///
     /// # Errors
     ///
@@ -281,7 +279,7 @@ impl Export {
         self.close_with(timeout, HolderPolicy::Keep)
     }
 
-    /// As [`close`](Self::close), with a choice of what becomes of the memory when somebody still holds it.
+    /// Closes the export as [`close`](Self::close) does, with a policy for memory that importers still hold after the timeout.
     ///
     /// # Errors
     ///
@@ -306,7 +304,7 @@ impl AsRawFd for Export {
     }
 }
 
-/// An export in the table, until this is dropped; an [`Export`] has one for each home device.
+/// An entry of the table, removed on drop; an [`Export`] has one for each home device.
 #[derive(Debug)]
 pub(crate) struct Published {
     export: ExportId,
@@ -322,7 +320,7 @@ impl Published {
         Runtime::of_guard(&self.owner).map(|runtime| runtime.exports.holders(self.export)).unwrap_or_default()
     }
 
-    /// Waits until somebody has opened it and nobody holds it any longer; else who does.
+    /// Waits until the export has been opened and has no holder; the error lists the holders.
     fn wait_released(&self, deadline: Deadline) -> Result<Result<(), Holders>> {
         self.owner.check()?;
         Ok(Runtime::get()?.exports.wait_released(self.export, deadline.at))
@@ -337,7 +335,7 @@ impl Drop for Published {
     }
 }
 
-/// Ends exports, all at once, and waits until nobody holds them and their owners have been dropped.
+/// Ends exports together, and waits until they have no holder and their owners have been dropped.
 fn close_all(published: &OneOrMany<Published>, timeout: Duration, policy: HolderPolicy) -> Result<()> {
     let deadline = Deadline::after(timeout);
     check_may_wait("closing an export", timeout)?;
@@ -369,7 +367,7 @@ pub(crate) fn still_held(after: Duration, holders: Holders) -> Error {
         if let Some(runtime) = Runtime::existing() {
             runtime.metrics.still_held_total.add(1);
         }
-        // A caller may ask repeatedly without waiting.
+        // A caller may call this repeatedly without waiting.
         if let Some(count) = WARNINGS.count() {
             tracing::warn!(target: crate::os::log::EXPORT, %holders, after_ms = after.as_millis() as u64, count, "an export is still held");
         }
@@ -384,7 +382,7 @@ pub(crate) fn still_held(after: Duration, holders: Holders) -> Error {
     }
 }
 
-/// What becomes of memory that somebody still holds when the time is over.
+/// The policy for memory that importers still hold after the timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HolderPolicy {

@@ -1,4 +1,4 @@
-//! The exporter's side: the guard, how it is made, and the table that the broker answers from.
+//! The exporter's side: guard, builder, and the table that the broker uses.
 
 mod borrowed;
 mod changes;

@@ -1,4 +1,4 @@
-//! What keeps the memory of a bundle allocated.
+//! The owners of the memory of named tensors.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use crate::backend::interop::Region;
 use crate::backend::{DeviceBound, DeviceIpc};
 use crate::model::device::DeviceOrdinal;
 
-/// The owners of memory, by its device; those of one type in one list, so that each needs no allocation of its own, and the
-/// device's context is entered once for the drops of all of them.
+/// The owners by device; owners of one type are in one list, so that they need no allocation each and are dropped in one device
+/// context.
 pub(super) struct Owners {
     backend: Arc<dyn DeviceIpc>,
     lists: Vec<DeviceBound<Box<dyn Any + Send>>>,

@@ -1,4 +1,4 @@
-//! How an export is made.
+//! The builder of an export.
 
 #![allow(unsafe_code, reason = "copies memory while its owner and the new buffer keep both ranges")]
 
@@ -49,7 +49,7 @@ use crate::wire::descriptor::{
 pub struct ShareBuilder<'a, O> {
     pub(super) session: &'a Session,
     pub(super) owner: DeviceBound<O>,
-    /// Of no bytes for a set of tensors.
+    /// The region; empty for named tensors.
     region: Region,
     start: fn(Self) -> Result<Export, ErrorWith<O>>,
     dtype: Option<Dtype>,
@@ -57,7 +57,7 @@ pub struct ShareBuilder<'a, O> {
     strides: Option<Vec<u64>>,
     offset: u64,
     pub(super) access: Access,
-    /// At most one for each device.
+    /// At most one stream for each device.
     pub(super) ready: OneOrMany<BorrowedStream<'a>>,
     borrowed: bool,
     pub(super) exposing: ExposurePolicy,
@@ -70,7 +70,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         Self { dtype, ..Self::with(session, owner, region, Self::start_region) }
     }
 
-    /// For an owner of memory at more than one place.
+    /// Creates the builder for an owner of several memories.
     pub(super) fn unplaced(
         session: &'a Session,
         owner: O,
@@ -103,36 +103,36 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         }
     }
 
-    /// Returns whether a layout was stated for all of the memory.
+    /// Returns whether a layout was stated.
     pub(super) const fn states_layout(&self) -> bool {
         self.dtype.is_some() || self.shape.is_some() || self.strides.is_some() || self.offset != 0
     }
 
-    /// The stream that writes the memory on this device.
+    /// Returns the stream that writes the memory on this device.
     pub(super) fn ready_stream(&self, device: DeviceOrdinal) -> Option<BorrowedStream<'a>> {
         let of_the_device = self.ready.iter().find(|stream| stream.device() == device);
         of_the_device.or(self.ready.first()).copied()
     }
 
-    /// The owner does not keep the memory.
+    /// Shares memory that the owner does not keep allocated.
     pub(crate) const fn borrowed(mut self) -> Self {
         self.borrowed = true;
         self
     }
 
-    /// The shape of the tensor, in elements; row-major unless [`strides`](Self::strides) says otherwise.
+    /// Sets the shape of the tensor in elements; row-major unless [`strides`](Self::strides) are set.
     pub fn shape(mut self, shape: impl Into<Vec<u64>>) -> Self {
         self.shape = Some(shape.into());
         self
     }
 
-    /// The distance between neighbours in each dimension, in elements.
+    /// Sets the stride of each dimension in elements.
     pub fn strides(mut self, strides: impl Into<Vec<u64>>) -> Self {
         self.strides = Some(strides.into());
         self
     }
 
-    /// Where the tensor's first element lies, in elements from the start of the region; 0 unless said otherwise.
+    /// Sets the offset of the tensor's first element from the start of the region in elements, by default 0.
     pub const fn offset(mut self, elements: u64) -> Self {
         self.offset = elements;
         self
@@ -146,28 +146,27 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         self
     }
 
-    /// What importers may do. Read-write unless said otherwise; read-only is enforced by the hardware where the kind of
-    /// handle allows it, and [`start`](Self::start) refuses where it does not.
+    /// Sets the access of importers, by default read-write. The hardware enforces read-only access; [`start`](Self::start)
+    /// fails for kinds of handles that cannot be mapped read-only.
     pub const fn access(mut self, access: Access) -> Self {
         self.access = access;
         self
     }
 
-    /// What to do where importers could reach more of this process's memory than the region: the rest of its
-    /// allocation, or other blocks in the same pages. Shared all the same unless said otherwise.
+    /// Sets the policy for regions whose importers could access more than the region: the rest of its allocation, or other
+    /// allocations in the same pages. By default the region is shared.
     pub const fn exposure(mut self, exposing: ExposurePolicy) -> Self {
         self.exposing = exposing;
         self
     }
 
-    /// The bytes are written by what has been submitted to this stream before [`start`](Self::start): importers wait for
-    /// it, on their stream where they name one.
+    /// Makes importers wait until the stream has completed the work that was submitted to it before [`start`](Self::start),
+    /// which writes the bytes. They wait on a stream if they open the memory on one.
     ///
-    /// May be called once for each device whose memory is written by a stream of its own: memory on a device is ready when the
-    /// stream of that device reaches this point, and on a device of which none was named, when the first stream does. A later
-    /// stream of the same device replaces the earlier one.
+    /// May be called once for each device with a stream of its own: memory is ready when the stream of its device reaches this
+    /// point, or the first stream if there is none for its device. A later stream of the same device replaces the earlier one.
     ///
-    /// Where the device has no events that processes share, `start` waits for the stream on the host instead.
+    /// If the device has no events that processes share, `start` waits for the stream on the host.
     pub fn ready_on<M>(mut self, stream: &'a impl AsStream<M>) -> Self {
         let stream = stream.as_stream();
         match self.ready.iter_mut().find(|known| known.device() == stream.device()) {
@@ -177,16 +176,15 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         self
     }
 
-    /// Makes the export.
+    /// Shares the memory.
     ///
-    /// A tensor without elements needs no memory: where its owner has no bytes, the export is of one byte of the library's own.
+    /// A tensor without elements needs no memory: if its owner has no bytes, the export contains one byte of the library.
     ///
     /// # Errors
     ///
-    /// [`ErrorWith`], which holds the owner and the reason: memory that cannot be shared
-    /// ([`Error::NotShareable`], with the remedy), a layout that does not fit, a region that does not begin at a multiple of
-    /// the element size ([`LayoutError::Unaligned`]), memory that was itself opened from another
-    /// process ([`Error::SharedOn`]), or what the vendor says.
+    /// [`ErrorWith`], which contains the owner and the reason: memory that cannot be shared ([`Error::NotShareable`], with the
+    /// remedy), a layout that does not fit, a region that does not begin at a multiple of the element size
+    /// ([`LayoutError::Unaligned`]), memory that was opened from another process ([`Error::SharedOn`]), or the vendor's error.
     pub fn start(self) -> Result<Export, ErrorWith<O>> {
         (self.start)(self)
     }
@@ -200,7 +198,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             Err(Error::Exposes { .. }) if self.exposing == ExposurePolicy::Copy => {
                 match self.prepare_copy() {
                     Ok((prepared, copy)) => {
-                        // The copy has been made: nobody needs the original.
+                        // The copy replaces the original.
                         drop(self.owner);
                         prepared.finish(Box::new(copy))
                     }
@@ -212,7 +210,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
     }
 
     fn start_without_bytes(mut self) -> Result<Export, ErrorWith<O>> {
-        // What is shared is the library's own.
+        // The shared byte belongs to the library.
         self.borrowed = false;
         match self.prepare_without_bytes() {
             Ok((prepared, stand_in)) => prepared.finish(Box::new((Mutex::new(self.owner), stand_in))),
@@ -230,12 +228,12 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         Ok((self.prepare(stand_in.region())?, stand_in))
     }
 
-    /// Makes no export, for this reason.
+    /// Returns the error of an export that cannot be made.
     pub(crate) fn refuse(self, error: Error) -> ErrorWith<O> {
         ErrorWith::bound(error, self.owner)
     }
 
-    /// The export of a copy that importers reach alone.
+    /// Prepares the export of an isolated copy.
     fn prepare_copy(&self) -> Result<(Prepared, Buffer)> {
         let copy = isolated_copy(self.session, self.region, self.ready_stream(self.region.range.device))?;
         let region = Region { range: copy.range(), allocation: Some(copy.range()), ..self.region };
@@ -334,7 +332,7 @@ impl<O> fmt::Debug for ShareBuilder<'_, O> {
     }
 }
 
-/// All that can fail has been done.
+/// A prepared export: nothing can fail after this.
 struct Prepared {
     runtime: &'static Runtime,
     contents: Contents,
@@ -361,8 +359,8 @@ fn no_bytes() -> Error {
     )
 }
 
-/// One byte that stands in for the memory of a tensor without elements, in memory of a kind that permits this access. `alone`
-/// asks for a kind whose handles give access to nothing else, where there is one.
+/// Returns one byte that represents the memory of a tensor without elements, of a kind that permits this access. `alone`
+/// requests an isolated kind, if there is one.
 pub(crate) fn stand_in(
     session: &Session,
     device: DeviceOrdinal,
@@ -373,7 +371,7 @@ pub(crate) fn stand_in(
         if access.is_writable() { MemoryUse::new() } else { MemoryUse::new().read_only_importers() };
     let wanted = if alone { with_access.isolated() } else { with_access };
     match Buffer::allocate(Arc::clone(session.backend()), device, 1, wanted) {
-        // The share reports what this memory cannot do.
+        // The share reports the limits of this memory.
         Err(Error::Unsupported { .. }) => {
             Buffer::allocate(Arc::clone(session.backend()), device, 1, MemoryUse::new())
         }
@@ -381,7 +379,7 @@ pub(crate) fn stand_in(
     }
 }
 
-/// Is it memory at all, before the driver is asked?
+/// Checks the region before the driver is called.
 pub(crate) fn check_region(backend: &str, region: &Region) -> Result<()> {
     let range = region.range;
     check_backend("the memory", region.backend, backend)?;
@@ -400,13 +398,13 @@ pub(crate) fn check_region(backend: &str, region: &Region) -> Result<()> {
     Ok(())
 }
 
-/// The allocation that the region lies in, where it is known to be still that one.
+/// Returns the allocation of the region, if an export keeps it.
 fn kept_extent(runtime: &Runtime, backend: &Arc<dyn DeviceIpc>, region: &Region) -> Option<Extent> {
     let kept = runtime.exports.kept_extent(backend, region.range);
     kept.filter(|extent| region.allocation.is_none_or(|stated| stated == extent.allocation))
 }
 
-/// The allocations as the driver tells them, with their handles.
+/// Asks the driver for the allocations, and for their handles.
 fn asked_for(
     runtime: &Runtime,
     backend: &Arc<dyn DeviceIpc>,
@@ -430,7 +428,7 @@ fn with_allocations(
     Ok((extents, allocations))
 }
 
-/// The allocations as the driver tells them.
+/// Asks the driver for the allocations.
 pub(crate) fn extents_by_driver(
     runtime: &Runtime,
     backend: &Arc<dyn DeviceIpc>,
@@ -445,7 +443,7 @@ pub(crate) fn extents_by_driver(
     Ok(extents)
 }
 
-/// The event that importers wait for, or `None` where the stream has been waited for on the host.
+/// Returns the event that importers wait for; `None` if the host has waited for the stream.
 pub(crate) fn ready_event(session: &Session, stream: BorrowedStream<'_>) -> Result<Option<ReadyEvent>> {
     let backend = session.backend();
     check_backend("the stream", stream.backend(), backend.info().name)?;
@@ -459,7 +457,7 @@ pub(crate) fn ready_event(session: &Session, stream: BorrowedStream<'_>) -> Resu
     Ok(Some(ReadyEvent { event, handle }))
 }
 
-/// Read-only is a promise that the hardware keeps, or none.
+/// Checks that the hardware enforces read-only access.
 pub(crate) fn check_read_only(backend: &'static str, allocations: &[Arc<Allocation>]) -> Result<()> {
     let writable = allocations.iter().map(|allocation| allocation.kind()).find(|kind| !kind.read_only);
     let Some(kind) = writable else { return Ok(()) };
@@ -474,8 +472,8 @@ pub(crate) fn check_read_only(backend: &'static str, allocations: &[Arc<Allocati
     })
 }
 
-/// A copy of the region in memory that importers reach alone: as long as the region, so that nothing lies beside it. Waits
-/// until it has been made, behind what the stream has to do before.
+/// Returns an isolated copy of the region, of the same length, so that no other memory is beside it. Waits until the copy is
+/// complete, after the work that `after` has to complete first.
 pub(super) fn isolated_copy(
     session: &Session,
     region: Region,
@@ -488,7 +486,7 @@ pub(super) fn isolated_copy(
     Ok(copy)
 }
 
-/// What an allocation was rounded up by may hold what was there before.
+/// Clears the padding of an allocation, which may contain earlier data.
 fn clear_behind(session: &Session, range: DeviceRange) -> Result<()> {
     let memory = session.backend().memory();
     let extents = session.backend().extents_of(range, None)?;
@@ -502,7 +500,7 @@ fn clear_behind(session: &Session, range: DeviceRange) -> Result<()> {
     filled
 }
 
-/// Copies on the stream, or on one of its own, and waits on the host.
+/// Copies on the stream, or on a new one, and waits on the host.
 pub(crate) fn copy_and_wait(
     session: &Session,
     dst: DeviceRange,
@@ -519,7 +517,7 @@ pub(crate) fn copy_and_wait(
     copied
 }
 
-/// The offset of the region in its first allocation, once the backend's answer has been checked.
+/// Returns the offset of the region in its first allocation, and checks the driver's answer.
 pub(crate) fn offset_in(range: DeviceRange, extents: &[Extent]) -> Result<u64> {
     let misfit =
         || Error::InvalidRegion(format!("{} bytes at {} leave their allocations", range.len, range.ptr));

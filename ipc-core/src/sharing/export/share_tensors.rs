@@ -1,4 +1,4 @@
-//! How named tensors are shared.
+//! Sharing of named tensors.
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex};
@@ -73,7 +73,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
             export.borrowed = given.borrowed_on(backend, part.device, &gathered, &memories)?;
             parts.push(Part {
                 home: session.identity_of(part.device)?,
-                // Given when it is put into the table; a placeholder that differs from the others'.
+                // The table assigns the number; the placeholders of the parts differ.
                 export: ExportId(index as u64),
                 token: export.token,
                 ready: export.shared.ready.is_some(),
@@ -87,7 +87,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
             broker: runtime.poller.listen(session.socket_directory())?,
             access: self.access,
             parts,
-            // Replaced once nothing can fail any more.
+            // Replaced after the last step that can fail.
             memory: Memory::Tensors(Arc::default()),
             ring: None,
         };
@@ -108,7 +108,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
         })
     }
 
-    /// What importers reach, once that is permitted. It is computed when it is asked for, unless the policy depends on it.
+    /// Returns the exposure if the policy permits it. It is computed on request, unless the policy needs it.
     fn reach(&self, given: &Memories, gathered: &Gathered, handles: &[Handles]) -> Result<Reach> {
         let bytes = gathered.parts.iter().map(|part| part.bytes).sum();
         if self.exposing == ExposurePolicy::Allow {
@@ -120,7 +120,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
         Ok(Reach::Known(exposure))
     }
 
-    /// The memories. One without bytes has a byte that stands in for it: of other memory on its device, or of an allocation
+    /// Returns the memories. A byte represents each memory without bytes: of other memory on its device, or of an allocation
     /// that is made for this export.
     fn with_stand_ins<'m>(&self, given: &'m [Region]) -> Result<(Cow<'m, [Region]>, Vec<Buffer>)> {
         let has_bytes = |memory: &&Region| memory.range.len > 0;
@@ -148,7 +148,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
         Ok((Cow::Owned(memories), stand_ins))
     }
 
-    /// Copies of all memories, each in an allocation that importers reach alone.
+    /// Returns isolated copies of all memories.
     fn copies(&self, set: &TensorSet) -> Result<(Memories, Vec<Buffer>)> {
         let mut copies = Vec::new();
         let mut regions = Vec::with_capacity(set.memories().regions.len());
@@ -164,7 +164,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
         Ok((Memories::owned(regions), copies))
     }
 
-    /// `blame` adds to an error the tensor that it concerns, by its region or for the whole part.
+    /// `blame` adds the name of the tensor concerned to an error, by region or for the whole part.
     fn prepare_part(
         &self,
         part: &GatheredPart,
@@ -202,7 +202,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
 }
 
 impl Memories {
-    /// The borrowed memories on a device, as they are now.
+    /// Returns the borrowed memories on a device in their current state.
     fn borrowed_on(
         &self,
         backend: &Arc<dyn crate::backend::DeviceIpc>,
@@ -225,18 +225,18 @@ impl Memories {
     }
 }
 
-/// All that can fail has been done.
+/// A prepared export: nothing can fail after this.
 struct Prepared {
     runtime: &'static Runtime,
     contents: Contents,
     exports: Vec<NewExport>,
     gathered: Arc<Gathered>,
     handles: Vec<Handles>,
-    /// Memory of this export alone.
+    /// Memory that only this export uses.
     stand_ins: Vec<Buffer>,
     reach: Reach,
     is_remembered: bool,
-    /// What is shared instead of the memories, which are dropped.
+    /// The copies that are shared instead of the memories, which are dropped.
     copies: Option<Vec<Buffer>>,
 }
 

@@ -1,4 +1,4 @@
-//! What an export keeps alive: the owner of the memory, the handles, the event that says when the bytes are written.
+//! The resources of an export: the owner of the memory, the handles, and the ready event.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,45 +11,45 @@ use crate::model::error::{Error, Result};
 use crate::sharing::Runtime;
 use crate::wire::AllocationId;
 
-/// What an export keeps alive. Fields are dropped in this order: the memory goes last.
+/// The resources of an export. Fields are dropped in this order: the memory last.
 pub(crate) struct Shared {
     pub(crate) ready: Option<ReadyEvent>,
-    /// Those of all regions, one region after the other.
+    /// The allocations of all regions, in order.
     pub(crate) allocations: Handles,
-    /// The regions in this process's address space.
+    /// The regions in the address space of this process.
     pub(crate) regions: Arc<[DeviceRange]>,
     #[allow(dead_code, reason = "keeps the memory allocated")]
     pub(crate) owner: Option<Box<dyn std::any::Any + Send + Sync>>,
-    /// Are the allocations counted as kept?
+    /// Whether the allocations are counted as kept.
     pub(crate) keeps: bool,
 }
 
 /// The handles of several allocations.
 pub(crate) type Handles = Arc<[Arc<Allocation>]>;
 
-/// The event that says when the bytes have been written.
+/// The ready event.
 pub(crate) struct ReadyEvent {
     pub(crate) event: Box<dyn DeviceEvent>,
     pub(crate) handle: HandleBytes,
 }
 
-/// An allocation that has a handle; shared by all exports of regions in it.
+/// An allocation with a handle, which all exports of regions in it share.
 pub(crate) struct Allocation {
     id: AllocationId,
     key: AllocationKey,
     backend: Arc<dyn DeviceIpc>,
     extent: Extent,
     kind: HandleKindInfo,
-    /// How many exports keep it allocated, by an owner.
+    /// The number of exports whose owner keeps it allocated.
     kept: AtomicUsize,
-    /// The handles: one, and further ones where a process may open each on one device only. The poller reads them, so the lock is
-    /// not held over a call of the driver.
+    /// The handles: one, or several if each importer may open a handle on one device only. The poller reads them, so the lock
+    /// is never held during a call of the driver.
     handles: RwLock<Vec<Arc<Exported>>>,
-    /// Held while the driver makes a further handle, so that each is made once.
+    /// Held while the driver creates a further handle, so that each is created once.
     exporting: Mutex<()>,
 }
 
-/// Tells allocations apart; two instances of a backend share nothing.
+/// Distinguishes allocations of different instances of a backend.
 pub(super) type AllocationKey = (usize, DeviceRange, Option<u64>);
 
 pub(super) fn allocation_key(backend: &Arc<dyn DeviceIpc>, extent: &Extent) -> AllocationKey {
@@ -58,7 +58,7 @@ pub(super) fn allocation_key(backend: &Arc<dyn DeviceIpc>, extent: &Extent) -> A
 }
 
 impl Allocation {
-    /// Has the backend make a handle.
+    /// Asks the backend for a handle.
     pub(super) fn export(id: AllocationId, backend: &Arc<dyn DeviceIpc>, extent: &Extent) -> Result<Self> {
         let exported = backend.export(extent, None)?;
         let kind = kind_info(backend, exported.kind)?;
@@ -82,17 +82,17 @@ impl Allocation {
         self.id
     }
 
-    /// What is true of the handles.
+    /// Returns the properties of the handles.
     pub(crate) fn kind(&self) -> &HandleKindInfo {
         &self.kind
     }
 
-    /// Does an export keep it allocated? What lies there and is allocated now lies in it, then.
+    /// Returns whether an export keeps it allocated. Memory at these addresses is then in this allocation.
     pub(crate) fn is_kept(&self) -> bool {
         self.kept.load(Ordering::Acquire) > 0
     }
 
-    /// Does this memory lie in it, and an export keep it allocated?
+    /// Returns whether it contains this memory, and an export keeps it allocated.
     pub(super) fn keeps(&self, range: DeviceRange) -> bool {
         self.is_kept() && self.extent.allocation.contains(&range)
     }
@@ -101,7 +101,7 @@ impl Allocation {
         &self.extent
     }
 
-    /// Is it memory of this instance of a backend?
+    /// Returns whether it belongs to this instance of a backend.
     pub(crate) fn is_of(&self, backend: &Arc<dyn DeviceIpc>) -> bool {
         self.key == allocation_key(backend, &self.extent)
     }
@@ -110,24 +110,24 @@ impl Allocation {
         self.extent.allocation.len
     }
 
-    /// What device work of importers can reach, where that can be told.
+    /// Returns the range that device work of importers can access, if it is known.
     pub(super) fn reach(&self) -> Option<DeviceRange> {
         self.handle(0).and_then(|handle| self.backend.reach(&handle))
     }
 
-    /// The handle for an importer's first, second, … device, once it has been made.
+    /// Returns the handle for the nth device of an importer, if it exists.
     pub(crate) fn handle(&self, device: usize) -> Option<Arc<Exported>> {
         let index = if self.kind.one_open_per_process { device } else { 0 };
         self.handles.read().unwrap_or_else(PoisonError::into_inner).get(index).cloned()
     }
 
-    /// Makes the handles up to that of the importer's device, and has the vendor let the importer in. Calls the driver.
+    /// Creates the handles up to that of the importer's device, and permits the importer with the vendor. Calls the driver.
     pub(crate) fn prepare(&self, device: usize, peer: &[u8]) -> Result<()> {
         let handle = self.handle(device).map_or_else(|| self.export_for(device), Ok)?;
         if self.kind.whitelist { self.backend.authorize(&handle, peer) } else { Ok(()) }
     }
 
-    /// Has the driver make the handles up to that of the importer's device.
+    /// Asks the driver for the handles up to that of the importer's device.
     fn export_for(&self, device: usize) -> Result<Arc<Exported>> {
         let _exporting = self.exporting.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -147,7 +147,7 @@ impl Shared {
         Some((&allocation.backend, allocation.extent.allocation.device))
     }
 
-    /// From now on, until this is dropped, the owner keeps the allocations.
+    /// Counts the allocations as kept until this is dropped.
     pub(super) fn keep(&mut self) {
         self.keeps = true;
         for allocation in self.allocations.iter() {
@@ -156,7 +156,7 @@ impl Shared {
     }
 }
 
-/// Before the owner is dropped.
+/// Runs before the owner is dropped.
 impl Drop for Shared {
     fn drop(&mut self) {
         if self.keeps {
@@ -178,7 +178,7 @@ fn kind_info(backend: &Arc<dyn DeviceIpc>, kind: HandleKind) -> Result<HandleKin
 impl Drop for Allocation {
     fn drop(&mut self) {
         for handle in self.handles.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // Nobody else has it: it is lent while an answer is written, by those who hold the allocation.
+            // The last reference: others are borrowed from holders of the allocation while a reply is written.
             let Some(exported) = Arc::into_inner(handle) else { continue };
             if let Err(error) = self.backend.unexport(exported) {
                 tracing::warn!(target: crate::os::log::EXPORT, %error, "an export could not be taken back");

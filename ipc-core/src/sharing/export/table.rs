@@ -34,12 +34,12 @@ pub(crate) use leases::{Granted, Importer, LocalGrant, OpenRequest, TimelineObse
 use tokens::Tokens;
 use watching::Watcher;
 
-/// Time that importers have to close the memory of a reclaimed lease before it is freed. A running importer takes about a
-/// millisecond, and up to about 60 ms for a thousand allocations; one that is stopped takes for ever. Its mappings then refer to
-/// freed memory, which it does not use: it opens the export again.
+/// Time for importers to close the memory of a reclaimed lease before it is freed. A running importer takes about 1 ms, and up
+/// to about 60 ms for a thousand allocations; a stopped one does not close it. Its mappings then refer to freed memory, which
+/// it does not use: it opens the export again.
 const CLOSING_TIME: Duration = Duration::from_millis(250);
 
-/// Interval between two looks at the states of leases, by a thread that waits for their end.
+/// Interval between two checks of lease states by a thread that waits for their end.
 const LOOK_AT_STATES: Duration = Duration::from_millis(50);
 
 /// All exports of the process.
@@ -47,7 +47,7 @@ const LOOK_AT_STATES: Duration = Duration::from_millis(50);
 pub(crate) struct ExportTable {
     state: Mutex<State>,
     changed: Condvar,
-    /// `None` inside where the system has none: importers then ask at every open.
+    /// `None` if the system could not create it: importers then ask at every open.
     epoch: OnceLock<Option<Epoch>>,
 }
 
@@ -55,38 +55,38 @@ pub(crate) struct ExportTable {
 struct State {
     exports: BTreeMap<ExportId, Box<Entry>>,
     allocations: HashMap<AllocationKey, Weak<Allocation>>,
-    /// The newest allocation that begins at each address.
+    /// The newest allocation at each address.
     by_address: BTreeMap<Address, Weak<Allocation>>,
     last_export: u64,
     last_lease: u64,
     last_allocation: u64,
-    /// The users that any export has allowed so far. A user whose exports have all been dropped still receives that reply.
+    /// The users that any export has allowed so far. A user whose exports have all been dropped still receives that answer.
     allowed: AllowList,
     in_flight: HashMap<ChannelId, InFlight>,
     tokens: Tokens,
 }
 
-/// An export, from its making to the drop of its owner.
+/// An export, from its creation to the drop of its owner.
 #[derive(Debug)]
 struct Entry {
     token: Token,
     backend: &'static str,
     since: Instant,
-    /// Of all its regions.
+    /// The size of all regions in bytes.
     bytes: u64,
     access: Access,
     allow: AllowList,
     leases: HashMap<LeaseId, Lease>,
-    /// Leases that this process has ended while they were idle, and since when, until their importers have closed the memory.
+    /// The time at which idle leases were reclaimed whose importers have not closed the memory yet.
     reclaimed: HashMap<LeaseId, Instant>,
-    /// The poller retires the export at a time.
+    /// Whether the poller retires the export at a fixed time.
     retires_at: Option<Instant>,
     grants: Grants,
     opened: u64,
     dropped: bool,
     /// Set once idle leases have been recalled: importers keep no idle lease.
     recalled: bool,
-    /// For memory that is not owned here. Boxed, as few exports have it.
+    /// Present for borrowed memory. Boxed, because few exports have it.
     borrowed: Option<Box<BorrowedMemory>>,
     /// `None` once the worker has been asked to drop it.
     shared: Option<Arc<Shared>>,
@@ -98,11 +98,11 @@ struct Entry {
     readiness: Vec<Weak<Readiness>>,
 }
 
-/// The parts of a new export.
+/// The data of a new export.
 pub(crate) struct NewExport {
     pub(crate) borrowed: Option<BorrowedMemory>,
     pub(crate) backend: &'static str,
-    /// Of all its regions.
+    /// The size of all regions in bytes.
     pub(crate) bytes: u64,
     pub(crate) access: Access,
     pub(crate) allow: AllowList,
@@ -170,7 +170,7 @@ impl ExportTable {
         self.lock().exports.get(&export)?.borrowed.as_deref().cloned()
     }
 
-    /// Drops an export: there are no new leases from now on.
+    /// Drops an export: it refuses new leases from now on.
     pub(crate) fn drop_export(&self, export: ExportId) {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return };
@@ -191,8 +191,8 @@ impl ExportTable {
         }
     }
 
-    /// Drops the owner of an export without leases on the worker, as the owner's drop and the vendor's calls may block; once no
-    /// other thread refers to it, as the poller may be answering from it.
+    /// Drops the owner of an export without leases on the worker, because the drop and the vendor's calls may block; after the
+    /// last other reference, as the poller may be using it.
     fn retire_if_free(&self, state: &mut State, export: ExportId) {
         let Some(entry) = state.exports.get_mut(&export) else { return };
         if !entry.dropped || !entry.leases.is_empty() || !entry.grants.is_empty() {
@@ -250,7 +250,7 @@ impl ExportTable {
         }
     }
 
-    /// Ends the idle leases of an export that is to be returned. One that has become idle after the recall is ended here if its
+    /// Ends the idle leases of an export that is to be returned, also a lease that has become idle after the recall and whose
     /// importer does not answer.
     fn reclaim_idle(&self, state: &mut State, export: ExportId) {
         let Some(entry) = state.exports.get_mut(&export) else { return };
@@ -260,8 +260,8 @@ impl ExportTable {
         }
     }
 
-    /// Waits for a change of the table. While there are leases it returns early, for a look at their states: an importer that was
-    /// stopped right after it had released its last mapping sends no notification.
+    /// Waits for a change of the table. While there are leases it returns early to check their states: an importer that was
+    /// stopped right after the release of its last mapping sends no notification.
     fn wait_for_change<'a>(
         &'a self,
         state: MutexGuard<'a, State>,
@@ -272,7 +272,7 @@ impl ExportTable {
         self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Waits until the export has been opened at least once and has no lease any longer.
+    /// Waits until the export has been opened at least once and has no lease.
     pub(crate) fn wait_released(&self, export: ExportId, until: Instant) -> Result<(), Holders> {
         self.recall(export);
         self.wait(export, until, |entry| {

@@ -1,4 +1,4 @@
-//! Named tensors that are to be shared, and what is remembered of the last ones.
+//! Sets of named tensors to be shared, and the remembered last ones.
 
 use std::any::Any;
 use std::fmt;
@@ -39,7 +39,7 @@ use crate::wire::descriptor::{MOST_REMEMBERED_BYTES, Tensors, encoded_tensor_byt
 /// # }
 /// ```
 pub struct TensorSet {
-    /// Tells the memories of one set from another's.
+    /// Distinguishes the memories of this set from those of others.
     number: u64,
     memories: Memories,
     owners: Owners,
@@ -53,11 +53,11 @@ pub struct MemoryId {
     index: usize,
 }
 
-/// The memories that tensors lie in.
+/// The memories of the tensors.
 #[derive(Debug, Default)]
 pub(super) struct Memories {
     pub(super) regions: Vec<Region>,
-    /// The positions of those that the library does not keep, in ascending order.
+    /// The indices of borrowed memories, in ascending order.
     borrowed: Vec<usize>,
 }
 
@@ -74,7 +74,7 @@ impl Memories {
         self.borrowed.binary_search(&index).is_ok()
     }
 
-    /// The allocations that their owners gave as a whole: what the vendor rounds them up by belongs to no other block.
+    /// Returns the allocations that their owners passed as a whole: the vendor's padding belongs to no other memory.
     pub(super) fn owned_whole(&self) -> Vec<DeviceRange> {
         let whole = |region: &&Region| region.allocation == Some(region.range);
         self.regions.iter().filter(whole).map(|region| region.range).collect()
@@ -86,31 +86,31 @@ pub(super) struct Remembered<'a> {
     pub(super) allocations: &'a [Handles],
 }
 
-/// The tensors that were put in so far, and the memory that each of them lies in.
+/// The tensors that were added so far, with the memory of each.
 enum List {
-    /// As many as were put in are the first ones of an earlier bundle.
+    /// The tensors added so far are the first ones of an earlier set.
     AsBefore(Arc<RememberedSet>, usize),
-    /// Their places count from the start of their memory.
+    /// The offsets count from the start of each memory.
     Anew(TensorTable, Vec<u32>),
 }
 
-/// What is remembered of a bundle that was made. It keeps nothing of the memory.
+/// The remembered data of a shared set. It keeps no memory allocated.
 #[derive(Debug)]
 struct RememberedSet {
     memories: Vec<Region>,
     gathered: Arc<Gathered>,
-    /// Those of each part, as long as an export has them.
+    /// The allocations of each part, as long as an export has them.
     allocations: Vec<Weak<[Arc<Allocation>]>>,
     tensors: Arc<Tensors>,
-    /// The memory that each of them lies in.
+    /// The memory of each tensor.
     lie_in: Vec<u32>,
 }
 
-/// What was made last. Whoever hands the same tensors over again, with other numbers in them, has them described already.
+/// The last shared sets. A caller that shares the same tensors with new contents has their descriptions already.
 static REMEMBERED: Recent<RememberedSet> = Recent::new();
 
 impl RememberedSet {
-    /// Remembers it, in the place of one of the same tensors.
+    /// Remembers a set, in place of one with the same tensors.
     fn remember(self) {
         if self.tensors.bytes().len() <= MOST_REMEMBERED_BYTES {
             let tensors = Arc::clone(&self.tensors);
@@ -118,8 +118,8 @@ impl RememberedSet {
         }
     }
 
-    /// Where these memories lie, and the handles of their allocations, by a bundle that was made of the same ones, while
-    /// exports keep all of them allocated: what lies there and is allocated now lies in them, then.
+    /// Returns the places and the handles of these memories from a set of the same memories, if exports keep all of its
+    /// allocations: allocated memory at these addresses is then in them.
     fn of_the_same(
         backend: &Arc<dyn DeviceIpc>,
         memories: &[Region],
@@ -132,7 +132,7 @@ impl RememberedSet {
         kept.then(|| (Arc::clone(&known.gathered), allocations))
     }
 
-    /// Is the tensor at this position that one?
+    /// Returns whether the tensor at this position is this one.
     fn has(&self, position: usize, memory: usize, tensor: NamedTensor<'_>) -> bool {
         if self.lie_in.get(position) != Some(&(memory as u32)) {
             return false;
@@ -145,7 +145,7 @@ impl RememberedSet {
 }
 
 impl List {
-    /// Adds a tensor, unless its name is another one's.
+    /// Adds a tensor, unless its name is used already.
     fn add(&mut self, memory: usize, tensor: NamedTensor<'_>) -> Result<()> {
         if self.len() == 0 {
             let before = REMEMBERED.find(|known| known.has(0, memory, tensor));
@@ -163,7 +163,7 @@ impl List {
         Ok(())
     }
 
-    /// The list, which is no longer that of an earlier bundle.
+    /// Returns the list for changes; it is no longer that of an earlier set.
     fn anew(&mut self) -> (&mut TensorTable, &mut Vec<u32>) {
         if let Self::AsBefore(before, count) = self {
             let in_memory =
@@ -178,11 +178,11 @@ impl List {
         }
     }
 
-    /// The tensors with their places in the regions, and the memory that each of them lies in.
+    /// Returns the tensors with their places in the regions, and the memory of each.
     fn placed(&mut self, gathered: &Gathered) -> (Arc<Tensors>, Vec<u32>) {
         let (table, lie_in) = self.anew();
         let (mut table, lie_in) = (std::mem::take(table), std::mem::take(lie_in));
-        // Each fits its memory, which fits its region.
+        // Each tensor fits its memory, which fits its region.
         table.move_each(|position| gathered.places[lie_in[position] as usize].offset);
         let of_memories = gathered.regions();
         let regions = lie_in.iter().map(|memory| of_memories[*memory as usize]).collect();
@@ -228,20 +228,19 @@ impl TensorSet {
         }
     }
 
-    /// Adds memory for tensors to lie in. The owner is kept until the last importer has released it.
+    /// Adds memory for tensors. The owner is dropped after the last importer has released the export.
     ///
-    /// Memory on several devices may be added, and memory that overlaps or lies in the same allocations: importers open each
-    /// allocation once.
+    /// Memories may be on several devices, overlap, or share allocations: importers open each allocation once.
     pub fn memory<M, O: DeviceOwner<M>>(&mut self, owner: O) -> MemoryId {
         let region = owner.region();
         self.add_memory(region, owner)
     }
 
-    /// Adds memory whose owner the library cannot keep; see [`Ipc::share_borrowed`](crate::Ipc::share_borrowed).
+    /// Adds memory without an owner; see [`Ipc::share_borrowed`](crate::Ipc::share_borrowed).
     ///
     /// # Safety
     ///
-    /// The region stays allocated, and is not given to any other owner, until the export has been closed
+    /// The region must stay allocated, and must not be given to another owner, until the export has been closed
     /// ([`Export::close`](crate::Export::close) returned without an error).
     #[allow(unsafe_code, reason = "takes memory on trust that it does not own")]
     pub unsafe fn memory_borrowed(&mut self, region: Region) -> MemoryId {
@@ -249,14 +248,13 @@ impl TensorSet {
         self.add_memory(region, ())
     }
 
-    /// Adds a tensor: its region begins `offset_bytes` behind the start of that memory, and its layout's own offset counts
-    /// from there. Tensors may overlap.
+    /// Adds a tensor whose layout counts from `offset_bytes` after the start of the memory. Tensors may overlap.
     ///
     /// # Errors
     ///
-    /// [`Error::Descriptor`] that names the tensor: a name that is empty, longer than 1024 bytes or given twice, a layout that
-    /// does not fit the memory, or a first element at no multiple of the element size; [`Error::InvalidRegion`] for memory of
-    /// another set, or more tensors than a set has. The set stays as it was.
+    /// [`Error::Descriptor`], which names the tensor: for a name that is empty, longer than 1024 bytes or used already, a
+    /// layout that does not fit the memory, or a first element that is not at a multiple of the element size;
+    /// [`Error::InvalidRegion`] for memory of another set, or too many tensors. The set is unchanged.
     pub fn tensor(
         &mut self,
         name: impl AsRef<str>,
@@ -267,7 +265,7 @@ impl TensorSet {
         self.add_in(memory, NamedTensor { name: name.as_ref(), offset: offset_bytes, layout: &layout })
     }
 
-    /// Adds memory that is one tensor: of this layout, or of the owner's element type and one dimension.
+    /// Adds memory with one tensor: of this layout, or of the owner's element type and one dimension.
     ///
     /// # Errors
     ///
@@ -324,8 +322,8 @@ impl TensorSet {
         MemoryId { set: self.number, index: self.memories.regions.len() - 1 }
     }
 
-    /// Where the memories lie, and the handles of each part's allocations: those of an earlier set of the same memories, where
-    /// that `may_be_remembered`, else found again.
+    /// Returns the places of the memories and the handles of each part's allocations: remembered ones if `may_be_remembered`,
+    /// otherwise from the driver.
     pub(super) fn gathered(
         &self,
         backend: &Arc<dyn DeviceIpc>,
@@ -341,7 +339,7 @@ impl TensorSet {
         Ok((Arc::new(gathered), handles))
     }
 
-    /// Adds a tensor in memory that was put in.
+    /// Adds a tensor in a memory of this set.
     fn add_in(&mut self, memory: MemoryId, tensor: NamedTensor<'_>) -> Result<()> {
         let known = if memory.set == self.number { self.memories.regions.get(memory.index) } else { None };
         let region = known.ok_or_else(|| {
@@ -351,7 +349,7 @@ impl TensorSet {
         self.add(memory.index, range, tensor)
     }
 
-    /// Adds a tensor in the memory of this number and range.
+    /// Adds a tensor in the memory with this index and range.
     fn add(&mut self, memory: usize, range: DeviceRange, tensor: NamedTensor<'_>) -> Result<()> {
         check_name(tensor.name)?;
         if self.list.len() >= MAX_TENSORS {
@@ -365,16 +363,16 @@ impl TensorSet {
         self.list.add(memory, tensor)
     }
 
-    /// The bytes of the tensors in the descriptor.
+    /// Returns the size of the tensors in the descriptor in bytes.
     pub(super) fn encoded_bytes(&self) -> usize {
         match &self.list {
-            // Or fewer, and far below the limit either way.
+            // An upper bound, far below the limit.
             List::AsBefore(before, _) => before.tensors.bytes().len() + size_of::<u32>(),
             List::Anew(table, _) => encoded_tensor_bytes(table),
         }
     }
 
-    /// The tensors with their places in the regions. The set is remembered unless it has memory of its own.
+    /// Returns the tensors with their places in the regions. Remembers the set unless it has memory that only this export uses.
     pub(super) fn into_tensors(
         mut self,
         gathered: Arc<Gathered>,
@@ -398,12 +396,12 @@ impl TensorSet {
         tensors
     }
 
-    /// The same error, about the first tensor in that memory.
+    /// Adds the name of the first tensor in that memory to an error.
     pub(super) fn blame(&self, memory: usize, error: Error) -> Error {
         self.blame_first(|lies_in| lies_in == memory, error)
     }
 
-    /// The same error, about the first tensor in that region of that part.
+    /// Adds the name of the first tensor in that region of that part to an error.
     pub(super) fn blame_part(
         &self,
         gathered: &Gathered,
@@ -417,7 +415,7 @@ impl TensorSet {
         self.blame_first(lies_there, error)
     }
 
-    /// The same error, about the first tensor in such memory.
+    /// Adds the name of the first tensor in such a memory to an error.
     fn blame_first(&self, is_it: impl Fn(usize) -> bool, error: Error) -> Error {
         match self.list.lie_in().iter().position(|memory| is_it(*memory as usize)) {
             Some(position) => error.of_tensor(self.list.table().at(position).name),

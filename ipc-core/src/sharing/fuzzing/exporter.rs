@@ -1,4 +1,4 @@
-//! The exporter's side: a real [`BrokerSession`] with a real [`ExportTable`], beside a model of what `docs/spec/protocol.md` says.
+//! The exporter's side: a real [`BrokerSession`] with a real [`ExportTable`], compared with a model of `docs/spec/protocol.md`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,27 +21,27 @@ use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
 use crate::wire::protocol::{MAX_SPANS, PROTOCOL_VERSION, Refusal, Reply, Request, Span, decode};
 
-/// What a step does, beside [`SEND`].
+/// The kinds of steps, except [`SEND`].
 pub(super) const SEND: u8 = 0;
 pub(super) const SEND_WITH_DESCRIPTORS: u8 = 1;
 pub(super) const READ_ANSWERS: u8 = 2;
-/// The export whose number is the packet's first byte.
+/// Drops the export whose number is the packet's first byte.
 pub(super) const DROP_EXPORT: u8 = 3;
 
-/// The exports: for reading and writing; for reading; of a user who allows the stranger as well.
+/// The exports: read-write; read-only; of a user who also permits the stranger.
 const EXPORTS: [(Access, bool); 3] =
     [(Access::ReadWrite, false), (Access::ReadOnly, false), (Access::ReadWrite, true)];
 
 const CONNECTION: ConnectionId = ConnectionId(7);
 
-/// A script sends no more than this in all: enough for a peer that does not read, few enough to be quick.
+/// Maximum number of packets of a script: enough for a peer that does not read, few enough to be quick.
 const MOST_PACKETS: usize = 1300;
 
-/// How many messages are kept for a peer that does not read, and how many tokens it may guess.
+/// Maximum number of queued messages for a peer that does not read, and of wrong tokens.
 const KEPT_MESSAGES: usize = 1024;
 const GUESSES: usize = 16;
 
-/// How many devices a peer may use, and how many bytes its name on a whitelist may have.
+/// Maximum number of devices of a peer, and of bytes of its name on a whitelist.
 const MOST_DEVICES: usize = 64;
 const LONGEST_PEER: usize = 64;
 
@@ -50,16 +50,16 @@ pub(super) fn token(export: u64) -> Token {
     Token::from_bytes([export as u8; 16])
 }
 
-/// An exporting process that serves one connection after the other.
+/// An exporting process that serves one connection after another.
 #[derive(Debug)]
 pub struct Exporter {
     range: DeviceRange,
     shared: Shared,
-    /// Kept from script to script, as they are large: the exporter's and the importer's.
+    /// The sockets of exporter and importer. Kept from script to script, as they are large.
     buffers: Mutex<[Vec<u8>; 2]>,
 }
 
-/// What must be answered next.
+/// An expected reply.
 #[derive(Debug)]
 enum Expected {
     Hello,
@@ -90,17 +90,17 @@ enum Expected {
     },
 }
 
-/// The connection as the specification has it.
+/// The state of the connection by the specification.
 #[derive(Default)]
 struct Model {
     stranger: bool,
-    /// Without any there is nothing that a timeline would be of.
+    /// Without a lease there is no timeline.
     has_allocations: bool,
     region_bytes: u64,
     devices: BTreeSet<u32>,
     said_hello: bool,
     leases: BTreeMap<u64, u64>,
-    /// Those of them under which bytes are copied: no handles came with them.
+    /// The leases of copies, which come without handles.
     staged: BTreeSet<u64>,
     opened: [u64; 3],
     granted: u64,
@@ -115,9 +115,9 @@ impl Exporter {
     ///
     /// # Panics
     ///
-    /// Where the backend does not export them.
+    /// If the backend does not export them.
     pub fn new(backend: &Arc<dyn DeviceIpc>, extents: &[Extent]) -> Self {
-        // Its counters are to be there from the first lease on.
+        // Its counters must exist from the first lease on.
         Runtime::get().expect("this process has an identity");
         let table = ExportTable::default();
         let export = |extent| table.allocation(backend, extent).expect("the backend exports it");
@@ -126,12 +126,11 @@ impl Exporter {
         Self { range: extents[0].allocation, shared, buffers: Mutex::default() }
     }
 
-    /// Plays the importer that a script describes: its first byte says whether it is a user whom one export alone
-    /// allows.
+    /// Runs the importer that a script describes: its first byte states whether it is a user whom only one export permits.
     ///
     /// # Panics
     ///
-    /// Where the connection does otherwise than the specification says.
+    /// If the connection differs from the specification.
     pub fn serve(&self, input: &[u8]) {
         let [peer, script @ ..] = input else { return };
         let mut buffers = self.buffers.lock().expect("a script that fails is the last");
@@ -229,14 +228,14 @@ impl Exporter {
 }
 
 impl Model {
-    /// Was it right to go on, or to close, after this packet?
+    /// Checks that the connection was rightly continued or closed after this packet.
     fn check(&mut self, packet: &[u8], brought_fds: bool, next: Next) {
         let expected = match decode::<Request>(packet) {
             _ if brought_fds => Next::Close,
             Ok(request) => self.answer(request),
             Err(_) => Next::Close,
         };
-        // How many messages the kernel keeps is not ours to know.
+        // The number of messages that the kernel queues is unknown.
         let does_not_read = next == Next::Close && self.answers.len() > KEPT_MESSAGES;
         assert!(next == expected || does_not_read, "{next:?}, not {expected:?}, after {packet:02x?}");
     }
@@ -272,7 +271,7 @@ impl Model {
                     None => {
                         self.granted += 1;
                         self.opened[export.0 as usize - 1] += 1;
-                        // All exports here are of the same memory.
+                        // All exports have the same memory.
                         let held = |lease: LeaseId| {
                             self.leases.contains_key(&lease.0) && !self.staged.contains(&lease.0)
                         };
@@ -306,7 +305,7 @@ impl Model {
                 if !self.leases.contains_key(&lease.0) {
                     return Next::Close;
                 }
-                // No export here has an event that says when it is ready, so the driver is not asked.
+                // No export has a ready event, so the driver is not called.
                 self.answers.push_back(if self.has_allocations {
                     Expected::Timeline { request: request.0 }
                 } else {
@@ -338,7 +337,7 @@ impl Model {
                         }
                         self.answers.push_back(Expected::Refused { request: request.0, refusal });
                     }
-                    // The answer is the worker's, which serves the exports of the process and not these.
+                    // The worker replies, which serves the exports of the process and not these.
                     None => {
                         self.leases.insert(self.granted, export.0);
                         self.staged.insert(self.granted);
@@ -346,9 +345,9 @@ impl Model {
                 }
                 Next::Keep
             }
-            // Nobody has been told to ask.
+            // The exporter watches no lease.
             Request::StageNext { .. } => Next::Close,
-            // None of these exports has been sent by a channel.
+            // No export was sent by a channel.
             Request::EndGrants { .. } | Request::Exit => Next::Keep,
             Request::List { request, .. } => {
                 self.answers.push_back(Expected::Listing { request: request.0 });
@@ -357,7 +356,7 @@ impl Model {
         }
     }
 
-    /// Are these bytes of the only region, in order and each once?
+    /// Checks that these are the bytes of the only region, in order and each once.
     fn has(&self, spans: &[Span]) -> bool {
         let mut free = 0..u128::from(self.region_bytes);
         spans.iter().all(|span| {
@@ -399,7 +398,7 @@ impl Model {
         }
         let export = ExportId(number);
         table.drop_export(export);
-        // The poller tells the connections that hold it.
+        // The poller notifies the connections that hold it.
         if !self.leases.values().any(|held| *held == number) {
             return Next::Keep;
         }
@@ -411,7 +410,7 @@ impl Model {
         next
     }
 
-    /// Reads all answers, those that had to wait too.
+    /// Receives all replies, including those that had to wait.
     fn read_answers(&mut self, far: &OwnedFd, served: &mut Served<BrokerSession<'_>>) {
         loop {
             let read = self.read_sent(far);
@@ -423,7 +422,7 @@ impl Model {
         assert!(self.answers.is_empty(), "not answered: {:?}", self.answers);
     }
 
-    /// Reads what has been sent, and says how many messages that were.
+    /// Receives the packets that were sent, and returns their number.
     fn read_sent(&mut self, far: &OwnedFd) -> usize {
         for read in 0.. {
             match socket::receive(far.as_fd(), &mut self.buffer) {
@@ -478,20 +477,20 @@ impl Model {
         assert!(fits, "{reply:?}, not {expected:?}");
         let most = match reply {
             Reply::Opened(_) => fds,
-            // The page that counts drops, and that of lease states.
+            // The page of drop counts, and that of lease states.
             Reply::Hello { .. } => 2,
-            // The page of words.
+            // The counter page.
             Reply::Timeline { .. } => 1,
             _ => 0,
         };
         assert!(fds <= most, "{fds} descriptors came with {reply:?}");
     }
 
-    /// The connection holds what the model says, and its end takes back everything.
+    /// Checks that the connection holds the leases of the model, and that its end releases everything.
     fn close(self, served: Served<BrokerSession<'_>>, table: &ExportTable) {
         let leases = served.session.into_leases();
         let held: BTreeMap<u64, u64> = leases.iter().map(|(lease, export)| (lease.0, export.0)).collect();
-        // A grant that could not be sent has begun all the same, and ends here.
+        // A lease whose reply could not be sent has begun all the same, and ends here.
         assert_eq!(held, self.leases);
         for (number, opened) in (1..).zip(self.opened) {
             let holders = table.holders(ExportId(number));
@@ -514,8 +513,8 @@ mod tests {
     use crate::model::device::DeviceOrdinal;
 
     #[test]
-    fn every_seed_is_a_conversation_that_goes_as_specified() {
-        // The fuzz target has a backend, and so handles in its grants.
+    fn seeds_are_conversations_as_specified() {
+        // The fuzz target has a backend, so replies have handles.
         let range = DeviceRange::new(DeviceOrdinal::new(0), DevicePtr::new(4096), 4096);
         let shared =
             Shared { ready: None, allocations: [].into(), regions: [].into(), owner: None, keeps: false };

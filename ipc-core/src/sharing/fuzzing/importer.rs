@@ -1,4 +1,4 @@
-//! The importer's side: a real [`Link`] that connects to an exporter who answers what a script says.
+//! The importer's side: a real [`Link`] to an exporter that replies as a script describes.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,30 +19,30 @@ use crate::wire::BrokerAddress;
 use crate::wire::descriptor::Descriptor;
 use crate::wire::protocol::{PROTOCOL_VERSION, Reply, Request, decode, encode};
 
-/// What a step does, beside [`SEND`].
+/// The kinds of steps, except [`SEND`].
 pub(super) const SEND: u8 = 0;
 pub(super) const SEND_WITH_DESCRIPTORS: u8 = 1;
 
-/// The first byte of a script: the importer gives up its first request and then asks again.
+/// The first byte of a script: the importer abandons its first request and sends another one.
 pub(super) const GIVE_UP_FIRST: u8 = 1;
-/// The exporter says another hello than it should: the first packet of the script.
+/// The first byte of a script: the first packet of the script replaces the exporter's hello.
 pub(super) const OWN_HELLO: u8 = 2;
 
-/// Nothing takes as long; what does has gone wrong.
+/// A timeout that no correct run reaches.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How many packets a script sends at most: fewer than a socket keeps.
+/// Maximum number of packets of a script: fewer than a socket queues.
 const MOST_PACKETS: usize = 100;
 
-/// How many requests there were, and the connection, shut down for writing.
+/// The number of requests, and the connection, shut down for writing.
 type Played = (usize, OwnedFd);
 
-/// An importing process, and the exporter it is connected to.
+/// An importing process, and its exporter.
 #[derive(Debug)]
 pub struct Importer {
     descriptor: Descriptor,
     scripts: Sender<Vec<u8>>,
-    /// What the exporter has seen and its end of the connection, once it has sent everything.
+    /// The exporter's end of the connection and the number of requests, after it has sent everything.
     done: Receiver<Played>,
 }
 
@@ -51,11 +51,11 @@ impl Importer {
     ///
     /// # Panics
     ///
-    /// Where this process may have no socket or thread.
+    /// If this process cannot create a socket or thread.
     pub fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        // Not as brokers are called: those who list the exports of this machine would come in.
+        // Not a broker's name, which processes that list the exports of this host would connect to.
         let name = format!("fuzzing-device-ipc-{}-{number}", std::process::id());
         let broker = BrokerAddress::Abstract(name.into_bytes());
         let listener = socket::new_socket().expect("this process may have a socket");
@@ -74,11 +74,11 @@ impl Importer {
         Self { descriptor, scripts, done }
     }
 
-    /// Opens over a connection to the exporter that the script describes, and reads what it sends unasked.
+    /// Opens an export over a connection to the exporter of the script, and receives its further packets.
     ///
     /// # Panics
     ///
-    /// Where the importer takes an answer for one that it is not, or goes on with an exporter that has gone.
+    /// If the importer accepts a wrong reply, or continues after the exporter has terminated.
     pub fn open(&self, input: &[u8]) {
         let [mode, ..] = input else { return };
         self.scripts.send(input.to_vec()).expect("the exporter's thread runs");
@@ -96,7 +96,7 @@ impl Importer {
             Ok(link) => link,
             Err(error) => {
                 assert!(mode & OWN_HELLO != 0, "the hello was right: {error}");
-                // An exporter may also say that it does not allow this user.
+                // An exporter may also refuse this user.
                 let expected =
                     matches!(error, Error::Protocol(_) | Error::ExporterGone { .. } | Error::NotPermitted(_));
                 assert!(expected, "{error:?}");
@@ -128,7 +128,7 @@ impl Importer {
         }
         let (seen, connection) = self.done.recv_timeout(PATIENCE).expect("the exporter has sent everything");
         assert_eq!(seen as u64, request, "requests that the exporter got");
-        // What is left is read by the poller; all of it, and then the end.
+        // The poller receives the remaining packets, and then the end.
         assert!(link.is_gone() || link.on_readable(), "nobody else reads");
         assert!(link.is_gone(), "the exporter has shut down its end");
         let late = open(Deadline::after(PATIENCE));
@@ -149,7 +149,7 @@ impl Default for Importer {
     }
 }
 
-/// Takes one importer in, waits for its requests, sends the script's packets and shuts its end down.
+/// Accepts one importer, waits for its requests, sends the script's packets and shuts the connection down.
 fn play(listener: &OwnedFd, input: &[u8]) -> Played {
     let [mode, script @ ..] = input else { unreachable!("it has a first byte") };
     let patience = Instant::now() + PATIENCE;
@@ -178,7 +178,7 @@ fn play(listener: &OwnedFd, input: &[u8]) -> Played {
     let _ = socket::send(connection.as_fd(), &hello, &[]);
     let wanted = if mode & GIVE_UP_FIRST == 0 { 1 } else { 2 };
     for seen in 0..wanted {
-        // An importer that does not like the hello hangs up.
+        // An importer that refuses the hello closes the connection.
         if !matches!(receive(), Some(Request::Open { .. })) {
             return (seen, connection);
         }
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_seed_is_a_conversation_that_goes_as_specified() {
+    fn seeds_are_conversations_as_specified() {
         let importer = Importer::new();
         for (name, seed) in super::super::reply_seeds() {
             eprintln!("{name}");

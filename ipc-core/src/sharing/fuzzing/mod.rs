@@ -1,7 +1,6 @@
-//! Fuzzing of the protocol: single messages, and whole conversations with the exporter's and the importer's side.
+//! Fuzzing of the protocol: single messages, and conversations of the exporter's and of the importer's side.
 //!
-//! A conversation's input is a script, so that chance finds its way through the states: steps of two bytes and a packet,
-//! one after the other.
+//! The input of a conversation is a script, so that random changes reach many states: steps of two bytes and a packet.
 
 mod exporter;
 mod importer;
@@ -21,18 +20,17 @@ pub use pages::{ForeignHandle, HostileExporter};
 pub(crate) use pages::seeds as page_seeds;
 pub(crate) use seeds::{reply_seeds, request_seeds};
 
-/// A single message from an importer.
+/// Decodes a single message of an importer.
 pub fn request(bytes: &[u8]) {
     message::<Request>(bytes);
 }
 
-/// A single message from an exporter.
+/// Decodes a single message of an exporter.
 pub fn reply(bytes: &[u8]) {
     message::<Reply>(bytes);
 }
 
-/// What can be read is written so that it reads the same, and no longer than it came (postcard passes over zeros at the
-/// end of a number).
+/// Checks that a decoded message encodes to an equal one that is not longer (postcard permits padded numbers).
 fn message<T: Serialize + DeserializeOwned>(bytes: &[u8]) {
     let Ok(read) = decode::<T>(bytes) else { return };
     let written = encode(&read).expect("it was read from as many bytes");

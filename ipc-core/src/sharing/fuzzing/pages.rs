@@ -1,5 +1,5 @@
-//! An exporter whose messages fit and whose pages hold anything: pages of words, of drops and of copies, of any size, sealed or
-//! not, that change while they are read. The importer is the whole library: it opens, takes timelines, joins a ring, and copies.
+//! An exporter with correct messages and arbitrary pages: counter pages, drop counts and copies of any size, sealed or not,
+//! that change while they are read. The importer is the whole library: it opens, takes timelines, opens a ring, and copies.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,36 +30,36 @@ use crate::wire::protocol::{
 };
 use crate::wire::ring::RingSlots;
 
-/// What the importer does, by the first byte of an input.
+/// The importer's action, by the first byte of an input.
 pub(super) const TIMELINE: u8 = 1;
 pub(super) const RING: u8 = 2;
 pub(super) const COPY: u8 = 4;
 
-/// How long the importer waits for words.
+/// Timeout of the importer's waits for counters.
 const PATIENCE: Duration = Duration::from_millis(10);
 
-/// How long it waits for answers, which always come.
+/// Timeout of the importer's requests, which are always answered.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Bytes of a page of words, of its slots, and where their words lie (`docs/spec/protocol.md`).
+/// The sizes of a counter page and its slots, and the offsets of the words (`docs/spec/protocol.md`).
 const WORD_PAGE: u64 = 65536;
 const SLOT: usize = 256;
 const WORDS: [usize; 5] = [0, 64, 128, 192, 200];
 
-/// A handle that another process has made of one of its allocations: memory that can be opened.
+/// A handle of another process for one of its allocations, which can be opened.
 #[derive(Clone, Debug)]
 pub struct ForeignHandle {
-    /// Its kind.
+    /// The kind of the handle.
     pub kind: u16,
     /// The vendor's bytes.
     pub bytes: Vec<u8>,
-    /// Bytes of the allocation.
+    /// The size of the allocation in bytes.
     pub size: u64,
-    /// The allocation's generation; 0 where it has none.
+    /// The allocation's generation, or 0.
     pub generation: u64,
 }
 
-/// An importing process, and the exporter that it is connected to.
+/// An importing process, and its exporter.
 #[derive(Debug)]
 pub struct HostileExporter {
     ipc: Ipc,
@@ -69,11 +69,11 @@ pub struct HostileExporter {
 }
 
 impl HostileExporter {
-    /// Starts the exporter's thread. The handle stays good as long as the process that has made it.
+    /// Starts the exporter's thread. The handle is valid as long as the process that created it runs.
     ///
     /// # Panics
     ///
-    /// Where this process may have no socket or thread, or the handle is too small for a ring.
+    /// If this process cannot create a socket or thread, or the handle is too small for a ring.
     pub fn new(backend: Arc<dyn DeviceIpc>, handle: ForeignHandle) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -84,7 +84,7 @@ impl HostileExporter {
         listen(&listener, 8).expect("the socket is bound");
         let ipc = Ipc::with_backend(backend);
         let own = ProcessIdentity::current().expect("this process has an identity");
-        // Of another pid namespace, so that it is not known to be this very process.
+        // Of another pid namespace, so that it is not identified as this process.
         let exporter = ProcessIdentity { pid_namespace: own.pid_namespace ^ 1, pid: 4711, ..own };
         let extents = vec![DescribedExtent { size: handle.size, generation: handle.generation }];
         let home = ipc.devices().expect("the machine has devices")[0].identity;
@@ -117,11 +117,11 @@ impl HostileExporter {
         Self { ipc, memory, ring, script }
     }
 
-    /// Opens, joins or copies, while the exporter's pages hold what the input says.
+    /// Opens, reads a ring or copies, while the exporter's pages have the contents of the input.
     ///
     /// # Panics
     ///
-    /// Where something of it is left behind.
+    /// If resources are left behind.
     pub fn run(&self, input: &[u8]) {
         let [mode, script @ ..] = input else { return };
         *self.script.lock().unwrap_or_else(PoisonError::into_inner) = script.to_vec();
@@ -135,7 +135,7 @@ impl HostileExporter {
             let _ = self.ipc.open(&self.memory).timeout(TIMEOUT).staged().on_device(0);
         }
         close_unused(TIMEOUT).expect("nothing hangs");
-        // What streams still had to do with it ends a little later.
+        // Work of streams ends a little later.
         let until = Instant::now() + TIMEOUT;
         while counters().mapped_bytes > 0 {
             assert!(Instant::now() < until, "memory of the exporter stays mapped");
@@ -148,21 +148,21 @@ impl HostileExporter {
         let Ok(timeline) = mapping.timeline() else { return };
         let _ = (timeline.check(), timeline.wait_now(3, PATIENCE), timeline.signal_now(3));
         let Ok(stream) = self.ipc.create_stream(0) else { return };
-        // No stream waits for a word here: the exporter can write it back after it has ended, and then waits alone would tell.
+        // No stream waits for a word here: the exporter can write it back after the end, which only waits would show.
         let _ = timeline.signal(7, &stream);
         let _ = timeline.value();
         drop((timeline, mapping));
         stream.synchronize().expect("what it was told to do is done");
     }
 
-    /// Slots are not taken: what releases them waits by streams for the exporter's words.
+    /// Slots are not taken: their release would make streams wait for the exporter's words.
     fn join(&self) {
         let Ok(reader) = self.ipc.open_ring(&self.ring).timeout(TIMEOUT).at_home() else { return };
         let _ = (reader.sequence(), reader.device(), reader.access());
     }
 }
 
-/// One connection, seen from the exporter.
+/// One connection of the exporter.
 struct Served {
     connection: OwnedFd,
     exporter: ProcessIdentity,
@@ -171,7 +171,7 @@ struct Served {
     scripts: Arc<Mutex<Vec<u8>>>,
 }
 
-/// Choices, out of the bytes of an input again and again.
+/// Choices from the bytes of an input, repeated.
 struct Choices {
     script: Vec<u8>,
     at: usize,
@@ -188,7 +188,7 @@ impl Choices {
         u64::from_le_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    /// Mostly this, sometimes anything.
+    /// Returns the usual value mostly, and sometimes any.
     fn mostly(&mut self, usual: u64) -> u64 {
         match self.byte() {
             0xf0.. => self.long(),
@@ -197,7 +197,7 @@ impl Choices {
         }
     }
 
-    /// A memory file of mostly this size, mostly sealed, with words of the input in its slots.
+    /// Creates a memory file, usually of this size and sealed, with words of the input in its slots.
     fn page(&mut self, usual: u64) -> OwnedFd {
         let file = memfd_create("device-ipc-fuzzing", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
         let file = file.expect("this process may have a memory file");
@@ -215,7 +215,7 @@ impl Choices {
         let mut bytes = vec![0; usize::try_from(size).expect("it is small")];
         for slot in bytes.chunks_exact_mut(SLOT) {
             for at in WORDS {
-                // Small counters are likelier to mean something than any number.
+                // Small counters are more likely to be meaningful.
                 let word = if self.byte() < 0xc0 { u64::from(self.byte()) } else { self.long() };
                 slot[at..at + 8].copy_from_slice(&word.to_le_bytes());
             }
@@ -248,7 +248,7 @@ impl Served {
                     &Reply::Hello { protocol: PROTOCOL_VERSION, exporter: self.exporter },
                     &[page.as_fd(), states.as_fd()],
                 );
-                // And other states while the importer reads them.
+                // Other states while the importer reads them.
                 choices.write(&states, 4096);
             }
             Request::Open { request, .. } => {
@@ -279,7 +279,7 @@ impl Served {
                 let page = PageId(u32::from(choices.byte() & 3));
                 let file = choices.page(WORD_PAGE);
                 self.send(&Reply::Timeline { request, page, slot, base: 0 }, &[file.as_fd()]);
-                // And other words while the importer reads them.
+                // Other words while the importer reads them.
                 choices.write(&file, WORD_PAGE);
             }
             Request::Stage { request, .. } => {
@@ -303,15 +303,14 @@ impl Served {
         }
     }
 
-    /// An importer that does not like what it got has hung up.
+    /// An importer that rejected the reply has closed the connection.
     fn send(&self, reply: &Reply, fds: &[BorrowedFd<'_>]) {
         let bytes = encode(reply).expect("it is short");
         let _ = socket::send(self.connection.as_fd(), &bytes, fds);
     }
 }
 
-/// What the fuzzer starts from: a first byte, and choices that make everything as it should be, with counters that say that
-/// there are publications, and that there are none.
+/// Returns the seeds: a first byte, and choices that produce correct pages, with and without publications.
 pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let with = |mode: u8, choices: &[u8]| [&[mode], choices].concat();
     vec![

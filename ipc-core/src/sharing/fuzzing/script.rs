@@ -4,16 +4,16 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-/// One step: a byte that says what is done (its lower half) and how often (its upper half), a byte with the length of
-/// the packet, and the packet.
+/// A step: a byte with its kind (lower half) and its repetitions (upper half), a byte with the length of the packet, and the
+/// packet.
 pub(super) struct Step<'a> {
     pub(super) action: u8,
     pub(super) times: usize,
     pub(super) packet: &'a [u8],
 }
 
-/// How often a step is done, by the upper half of its first byte: mostly once; else more often than a peer may guess
-/// tokens, or more often than messages are kept for a peer that does not read.
+/// The repetitions of a step, by the upper half of its first byte: usually one; otherwise more than the limit of wrong tokens,
+/// or of queued messages.
 const TIMES: [usize; 16] = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 17, 1100];
 
 pub(super) struct Script<'a>(pub(super) &'a [u8]);
@@ -29,7 +29,7 @@ impl<'a> Iterator for Script<'a> {
     }
 }
 
-/// Writes a script, for seeds.
+/// Encodes a script, for seeds.
 #[derive(Default)]
 pub(super) struct Writer(pub(super) Vec<u8>);
 
@@ -43,7 +43,7 @@ impl Writer {
     }
 }
 
-/// Two ends of a connection like those of the broker.
+/// Returns two ends of a connection as the broker creates them.
 pub(super) fn connection() -> (OwnedFd, OwnedFd) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)

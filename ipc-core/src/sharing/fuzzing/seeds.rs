@@ -1,4 +1,4 @@
-//! Valid conversations, from which the fuzzer starts.
+//! Valid conversations, the seeds of the fuzzer.
 
 use super::exporter::{self, token};
 use super::importer;
@@ -60,7 +60,7 @@ fn list() -> Vec<u8> {
     encode(&Request::List { request: RequestId(9), after: ExportId(0) }).expect("a seed is short")
 }
 
-/// A conversation in which the importer sends these packets, each so often.
+/// A conversation in which the importer sends these packets, with their repetitions.
 fn importers(stranger: bool, packets: &[(usize, Vec<u8>)]) -> Vec<u8> {
     let mut script = Writer(vec![u8::from(stranger)]);
     for (times, packet) in packets {

@@ -1,12 +1,12 @@
-//! Where memory of others lies in this process's address space: asked for at every share.
+//! The address ranges of imported memory in this process, which every share checks.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::model::address::{DevicePtr, DeviceRange};
 
-/// Ranges by where they begin and end, each with how many times it is open: one allocation may be mapped at one place for
-/// two accesses. Two that differ do not overlap, as a driver maps whole allocations.
+/// Ranges by start and end, each with the number of times that it is open: one allocation may be mapped at one address with two
+/// accesses. Different ranges do not overlap, because a driver maps whole allocations.
 #[derive(Debug, Default)]
 pub(super) struct Addresses(Mutex<BTreeMap<(DevicePtr, DevicePtr), usize>>);
 
@@ -28,11 +28,11 @@ impl Addresses {
         }
     }
 
-    /// Does any of them share a byte with this one?
+    /// Returns whether any range overlaps this one.
     pub(super) fn overlap(&self, range: DeviceRange) -> bool {
         let Some(end) = range.end() else { return false };
         let ranges = self.lock();
-        // Of those that begin before its end, the last is the only one that can reach into it.
+        // Of the ranges that begin before its end, only the last can overlap it.
         let before = ranges.range(..(end, DevicePtr::new(0))).next_back();
         before.is_some_and(|((_, open_end), _)| range.ptr < *open_end)
     }
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_overlaps_what_it_shares_a_byte_with() {
+    fn ranges_with_a_common_byte_overlap() {
         let addresses = Addresses::default();
         assert!(!addresses.overlap(range(0x1000, 16)));
         addresses.add(range(0x1000, 0x1000));
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_twice_stays_until_both_are_closed() {
+    fn range_open_twice_stays_until_both_are_closed() {
         let addresses = Addresses::default();
         addresses.add(range(0x1000, 16));
         addresses.add(range(0x1000, 16));

@@ -1,4 +1,4 @@
-//! Things that are opened once, however many threads ask, kept for a while after the last has let go, and closed once.
+//! A cache of values that are opened once for any number of threads, kept idle after the last use, and closed once.
 //!
 //! ```text
 //!   (absent) --acquire--> Opening --opened--> Live --last release--> Idle --evicted, recalled--> Closing --> (absent)
@@ -7,8 +7,8 @@
 //!                                              +------- acquire -------+
 //! ```
 //!
-//! *Revoked* is not a place in the picture but a property of the thing ([`Cached::may_be_kept`] turns false): a live one
-//! goes on until it is let go and is then closed; an idle one is closed at once.
+//! *Revoked* is not a state but a property of the value ([`Cached::may_be_kept`] turns false): a live value is closed after its
+//! last use, and an idle one immediately.
 
 mod entry;
 #[cfg(test)]
@@ -20,7 +20,7 @@ use std::sync::{Arc, PoisonError};
 #[cfg(not(all(loom, test)))]
 use std::sync::{Mutex, MutexGuard};
 
-// The model checker decides who runs, and its waits have no timeout.
+// Under the model checker, waits have no timeout.
 #[cfg(all(loom, test))]
 use loom::sync::{Condvar, Mutex, MutexGuard};
 
@@ -32,37 +32,37 @@ use crate::model::error::Result;
 use crate::os::Condvar;
 use crate::transport::Deadline;
 
-/// What can be kept.
+/// A value that the cache can keep.
 pub(super) trait Cached {
-    /// May it stay open while nobody uses it, and be used again?
+    /// Returns whether it may be kept idle and used again.
     fn may_be_kept(&self) -> bool;
-    /// How many bytes it keeps mapped.
+    /// Returns the number of bytes that it keeps mapped.
     fn bytes(&self) -> u64;
     /// Called when the last reference to it has been released, under the cache's lock.
     fn rest(&self) {}
-    /// Called when an idle one is to be used again, under the cache's lock. Returns false where it has been taken back while it was
-    /// idle: it may only be closed then.
+    /// Called when an idle value is to be used again, under the cache's lock. Returns false if it was reclaimed while it was
+    /// idle: then it may only be closed.
     fn resume(&self) -> bool {
         true
     }
-    /// Would a close have to wait, so that it is better used again than closed, kept or not?
+    /// Returns whether a close would have to wait, so that using it again is better even if it is not kept.
     fn is_busy(&self) -> bool {
         false
     }
 }
 
-/// How much may stay open while nobody uses it.
+/// Limits of the idle mappings in the import cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheLimits {
-    /// How many mappings.
+    /// Maximum number of idle mappings.
     pub mappings: usize,
-    /// How many bytes in all of them, counted by their regions' allocations.
+    /// Maximum total size of their allocations in bytes.
     pub bytes: u64,
 }
 
 impl CacheLimits {
-    /// Nothing stays open.
+    /// Keeps nothing idle.
     pub const NONE: Self = Self { mappings: 0, bytes: 0 };
 
     /// Sets [`mappings`](Self::mappings).
@@ -88,12 +88,12 @@ impl Default for CacheLimits {
 #[cfg(not(all(loom, test)))]
 type Hashing = std::hash::RandomState;
 
-/// The model checker repeats what happened, so the order of the table is always the same.
+/// The model checker replays executions, so the order of the table must be the same each time.
 #[cfg(all(loom, test))]
 type Hashing = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
 
-/// A table of opened things. While one is being opened or closed, those who ask for it wait: some vendors cannot open a
-/// handle a second time, and none likes a close that races with an open.
+/// A table of opened values. Threads that request a value wait while another thread opens or closes it: some vendors cannot
+/// open a handle twice, and none supports a close that races with an open.
 #[derive(Debug)]
 pub(super) struct Cache<K, V> {
     state: Mutex<State<K, V>>,
@@ -107,7 +107,7 @@ struct State<K, V> {
     idle: usize,
     idle_bytes: u64,
     clock: u64,
-    /// How many holds were taken again, where what is held does not count them itself.
+    /// The number of references taken again, except those that the entries count.
     again: u64,
 }
 
@@ -122,12 +122,12 @@ impl<K, V> Default for Cache<K, V> {
 }
 
 impl<K: Eq + Hash, V: Cached> Cache<K, V> {
-    /// A hold on the thing, opened by `open` unless it is open already; and whether it was. `close` closes an idle thing
-    /// that may no longer be used.
+    /// Returns a reference to the value, which `open` opens unless it is open already; and whether it was open. `close` closes
+    /// an idle value that may no longer be used.
     ///
     /// # Errors
     ///
-    /// That of `open`, or a timeout where another thread is still opening or closing it.
+    /// The error of `open`, or a timeout while another thread opens or closes it.
     pub(super) fn acquire(
         &self,
         key: K,
@@ -168,14 +168,14 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
         Ok((opening, false))
     }
 
-    /// A hold on the thing where it is open and `usable`; opens, closes and waits for nothing.
+    /// Returns a reference to the value if it is open and `usable`. Never opens, closes or waits.
     pub(super) fn acquire_open(&self, key: &K, usable: impl Fn(&V) -> bool) -> Option<Arc<CacheEntry<K, V>>> {
         let mut state = self.lock();
         let known = state.get(key).filter(|known| known.is_open() && usable(known))?;
         state.hold_again(known)
     }
 
-    /// The same for one that had been open before. Where others hold it this meets no other thread.
+    /// Returns a reference to a known entry. Contends with no other thread if there are other references.
     pub(super) fn acquire_known(
         &self,
         known: Arc<CacheEntry<K, V>>,
@@ -190,8 +190,7 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
         self.lock().hold_again(known)
     }
 
-    /// A hold on one that had been open before, or is being opened, for who opens another thing: it does not count as an
-    /// open.
+    /// Returns a reference to a known entry for the open of another value. It does not count as an open.
     pub(super) fn hold_known(
         &self,
         known: Arc<CacheEntry<K, V>>,
@@ -202,8 +201,8 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
         held.then_some(known)
     }
 
-    /// Lets go of a hold where nothing has to be closed for that: others have holds too, or it stays open. Gives it back
-    /// otherwise, for [`release`](Self::release). Where others have holds this meets no other thread.
+    /// Releases a reference if nothing has to be closed: there are others, or the value may be kept idle. Otherwise returns it,
+    /// for [`release`](Self::release). Contends with no other thread if there are other references.
     pub(super) fn leave_idle(&self, held: Arc<CacheEntry<K, V>>) -> Result<(), Arc<CacheEntry<K, V>>> {
         if held.leave_to_others() {
             return Ok(());
@@ -216,8 +215,8 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
         Ok(())
     }
 
-    /// Lets go of a hold. After the last one the thing becomes idle, or is closed where it may not be kept; and what has
-    /// been idle for longest is closed where the limits are passed.
+    /// Releases a reference. After the last one the value becomes idle, or is closed if it may not be kept; and the least
+    /// recently used idle values are closed until the limits hold.
     pub(super) fn release(&self, held: Arc<CacheEntry<K, V>>, mut close: impl FnMut(&Arc<CacheEntry<K, V>>)) {
         if held.leave_to_others() {
             return;
@@ -236,7 +235,7 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
         }
     }
 
-    /// Closes the thing if it is idle.
+    /// Closes the value if it is idle.
     pub(super) fn close_idle(
         &self,
         known: &Arc<CacheEntry<K, V>>,
@@ -245,7 +244,7 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
         drop(self.close_if_idle(self.lock(), known, &mut close));
     }
 
-    /// Closes everything that is idle, until the limits are kept.
+    /// Closes the least recently used idle values until the limits hold.
     pub(super) fn set_limits(&self, limits: CacheLimits, mut close: impl FnMut(&Arc<CacheEntry<K, V>>)) {
         let mut state = self.lock();
         state.limits = limits;
@@ -254,29 +253,29 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
         }
     }
 
-    /// Everything that is idle.
+    /// Removes all idle values.
     pub(super) fn idle(&self) -> Vec<Arc<CacheEntry<K, V>>> {
         self.lock().those(CacheEntry::is_idle).cloned().collect()
     }
 
-    /// Returns the number of idle ones, and their bytes.
+    /// Returns the number of idle values, and their total size in bytes.
     pub(super) fn idle_amount(&self) -> (u64, u64) {
         let state = self.lock();
         (state.idle as u64, state.idle_bytes)
     }
 
-    /// Everything that is in use or idle.
+    /// Returns the values in use and the idle ones.
     pub(super) fn open(&self) -> Vec<Arc<CacheEntry<K, V>>> {
         self.lock().those(CacheEntry::is_open).cloned().collect()
     }
 
-    /// Everything that is in use.
+    /// Returns the values in use.
     #[cfg(test)]
     pub(super) fn live(&self) -> Vec<Arc<CacheEntry<K, V>>> {
         self.lock().those(CacheEntry::is_live).cloned().collect()
     }
 
-    /// How many holds [`acquire_open`](Self::acquire_open) and [`acquire_known`](Self::acquire_known) have given.
+    /// Returns the number of references from [`acquire_open`](Self::acquire_open) and [`acquire_known`](Self::acquire_known).
     pub(super) fn taken_again(&self) -> u64 {
         let state = self.lock();
         state.again + state.those(|_| true).map(|kept| kept.joined()).sum::<u64>()
@@ -316,7 +315,7 @@ impl<K: Eq + Hash, V: Cached> State<K, V> {
         self.entries.iter().map(|entry| &entry.0).filter(move |entry| are_so(entry))
     }
 
-    /// Takes a hold on what is open.
+    /// Takes a reference to an open value.
     fn hold(&mut self, known: &CacheEntry<K, V>) {
         self.again += known.take_joined();
         if known.hold() {
@@ -324,7 +323,7 @@ impl<K: Eq + Hash, V: Cached> State<K, V> {
         }
     }
 
-    /// A hold on what is in use, or is idle and may be used again.
+    /// Takes a reference to a value in use, or to an idle one that may be used again.
     fn hold_where_usable(&mut self, known: &CacheEntry<K, V>) -> bool {
         let usable = known.is_live() || known.is_idle() && known.may_be_kept() && known.resume();
         if usable {
@@ -333,14 +332,14 @@ impl<K: Eq + Hash, V: Cached> State<K, V> {
         usable
     }
 
-    /// The same, counted.
+    /// Takes such a reference, and counts it.
     fn hold_again(&mut self, known: Arc<CacheEntry<K, V>>) -> Option<Arc<CacheEntry<K, V>>> {
         let held = self.hold_where_usable(&known);
         self.again += u64::from(held);
         held.then_some(known)
     }
 
-    /// Lets go of a hold. Is nobody left?
+    /// Releases a reference. Returns whether it was the last one.
     fn leave(&mut self, held: &CacheEntry<K, V>) -> bool {
         self.clock += 1;
         let last = held.leave(self.clock);
@@ -352,7 +351,7 @@ impl<K: Eq + Hash, V: Cached> State<K, V> {
         last
     }
 
-    /// Nobody gets what was idle any longer: it is to be closed.
+    /// Marks an idle value as closing: it can no longer be used.
     fn take_idle(&mut self, known: &CacheEntry<K, V>) {
         self.again += known.take_joined();
         known.closing();
@@ -364,12 +363,12 @@ impl<K: Eq + Hash, V: Cached> State<K, V> {
         self.idle_bytes = self.idle_bytes.saturating_sub(known.bytes());
     }
 
-    /// May so many bytes become idle without anything being closed for it?
+    /// Returns whether this many bytes may become idle without closing anything.
     fn has_room_for(&self, bytes: u64) -> bool {
         self.idle < self.limits.mappings && self.idle_bytes.saturating_add(bytes) <= self.limits.bytes
     }
 
-    /// What has to be closed, the longest unused first; never what is in use.
+    /// Removes the idle values to be closed, least recently used first.
     fn over_the_limits(&self) -> Vec<Arc<CacheEntry<K, V>>> {
         let (mut count, mut bytes) = (self.idle, self.idle_bytes);
         if count <= self.limits.mappings && bytes <= self.limits.bytes {
@@ -390,7 +389,7 @@ impl<K: Eq + Hash, V: Cached> State<K, V> {
     }
 }
 
-/// Removes an entry that is being opened or closed, also when that panics.
+/// Removes an entry that is being opened or closed, also on a panic.
 struct Unfinished<'a, K: Eq + Hash, V: Cached> {
     cache: &'a Cache<K, V>,
     key: &'a K,

@@ -1,13 +1,12 @@
-//! The states of the cache under every order in which threads may run, as far as loom's bound of preemptions goes.
+//! Model of the cache: its states under all thread interleavings up to loom's preemption bound.
 //!
-//! Only with `--cfg loom`, and by the filter `loom`: nothing else of the crate runs under the model checker.
+//! Compiled with `--cfg loom` only; the filter `loom` selects these tests.
 //!
 //! ```console
 //! LOOM_MAX_PREEMPTIONS=3 RUSTFLAGS="--cfg loom" cargo test --package device-ipc-core --release --lib loom
 //! ```
 //!
-//! Under loom the cache waits without a timeout, so a wake-up that is missing is a deadlock, which loom reports; the
-//! deadline is too far away to be asked.
+//! Under loom the cache waits without a timeout, so a lost wake-up is a deadlock, which loom reports.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,19 +22,19 @@ use crate::transport::Deadline;
 
 type Key = u8;
 
-/// An opened thing that may be revoked.
+/// An opened value that may be revoked.
 struct Thing {
     key: Key,
     kept: AtomicBool,
     closed: AtomicBool,
-    /// The driver has it mapped. Who finds that it has not any longer finds it unmapped, as the table of the driver's
-    /// mappings has it.
+    /// Whether the driver has it mapped. A reference to a value that is not mapped finds it unmapped, as in the table of the
+    /// driver's mappings.
     mapped: Mutex<bool>,
-    /// How many have come to hold it, and how many have done their work with it. Without an order of their own: it is the
-    /// cache's that whoever closes it sees all of them.
+    /// The numbers of references taken, and of uses completed. They impose no order: the cache must order all of them before
+    /// the close.
     came: AtomicUsize,
     done: AtomicUsize,
-    /// The state that the exporter sees, which may end an idle lease.
+    /// The state that the exporter sees; the exporter may end an idle lease.
     state: AtomicU32,
     reclaimed: AtomicBool,
 }
@@ -60,8 +59,8 @@ impl Cached for Thing {
     }
 }
 
-/// The cache, and what the vendor would see of it. The counters are loom's, so that other threads may run in the
-/// middle of an open and of a close.
+/// The cache, and the calls that the vendor would receive. The counters are loom's, so that other threads may run during an
+/// open and a close.
 struct World {
     cache: Cache<Key, Thing>,
     alive: [AtomicUsize; 2],
@@ -124,7 +123,7 @@ impl World {
         self.try_acquire(key, || Ok(self.open(key))).expect("the open succeeds, and the deadline is far away")
     }
 
-    /// As a thread does that remembers it.
+    /// Opens as a thread with a remembered entry does.
     fn acquire_known(&self, known: &EntryRef) -> Option<EntryRef> {
         let held = self.cache.acquire_known(Arc::clone(known), |thing| thing.may_be_kept())?;
         Some(self.came(held))
@@ -152,7 +151,7 @@ impl World {
         self.cache.release(held, |thing| self.close(thing));
     }
 
-    /// As the end of a mapping does it: what has to be closed is left to another thread, here the same one.
+    /// Releases as the end of a mapping does: the close is left to another thread, here the same one.
     fn leave_idle(&self, held: EntryRef) {
         self.done(&held);
         if let Err(last) = self.cache.leave_idle(held) {
@@ -165,13 +164,13 @@ impl World {
         self.release(held);
     }
 
-    /// As the link does it: first the property, then the close of what is idle.
+    /// Revokes as the link does: first the property, then the close of idle values.
     fn revoke(&self, held: &EntryRef) {
         held.kept.store(false, Ordering::Release);
         self.cache.close_idle(held, |thing| self.close(thing));
     }
 
-    /// As the exporter does it, which frees the memory then: without the importer's cache.
+    /// Reclaims as the exporter does, which frees the memory then, without the importer's cache.
     fn reclaim(held: &EntryRef) {
         if lease_page::reclaim(&held.state) {
             assert!(!held.reclaimed.swap(true, Ordering::AcqRel), "it was reclaimed a second time");
@@ -180,7 +179,7 @@ impl World {
         }
     }
 
-    /// As the end of an exporter by force: what is in use is unmapped all the same, and closed by the last.
+    /// Closes by force as after an exporter's termination: values in use are unmapped, and the last reference closes them.
     fn close_by_force(&self) {
         for held in self.cache.open() {
             self.revoke(&held);
@@ -195,7 +194,7 @@ impl World {
         }
     }
 
-    /// When all threads have ended: nothing is in use, nothing was lost, and what is kept can be closed.
+    /// The state after all threads have ended: nothing is in use, nothing was lost, and idle values can be closed.
     fn finish(&self, kept_at_most: usize) {
         let kept: Vec<Key> = self.cache.idle().iter().map(|idle| idle.key).collect();
         assert!(self.cache.live().is_empty(), "somebody still holds it");
@@ -213,7 +212,7 @@ fn limits(mappings: usize) -> CacheLimits {
     CacheLimits { mappings, bytes: u64::MAX }
 }
 
-/// Runs the threads in every order.
+/// Runs the threads in all interleavings.
 fn model(limits: CacheLimits, kept_at_most: usize, threads: &'static [fn(&World)]) {
     loom::model(move || {
         let world = World::new(limits);
@@ -230,7 +229,7 @@ fn model(limits: CacheLimits, kept_at_most: usize, threads: &'static [fn(&World)
     });
 }
 
-/// The same with one that is open, and held by the first thread, which all threads know.
+/// Runs the threads with an open value, which the first thread uses and all threads know.
 fn model_known(limits: CacheLimits, kept_at_most: usize, threads: &'static [fn(&World, EntryRef)]) {
     loom::model(move || {
         let world = World::new(limits);
@@ -272,7 +271,7 @@ fn use_what_is_known_twice(world: &World, known: EntryRef) {
     use_what_is_known(world, known);
 }
 
-/// As an open does it: the table's is used where what is known is none any longer.
+/// Opens as the library does: by the table if the known entry cannot be used.
 fn use_what_is_known_or_another(world: &World, known: EntryRef) {
     let held = world.acquire_known(&known).unwrap_or_else(|| world.acquire(0));
     world.leave_idle(held);
@@ -345,7 +344,7 @@ fn close_what_is_idle(world: &World) {
 }
 
 fn fail_to_open(world: &World) {
-    // Where another thread's is open already, that one is used.
+    // If another thread's value is open already, it is used.
     match world.try_acquire(0, || Err(Error::Rebooted)) {
         Ok(held) => world.release(held),
         Err(error) => assert!(matches!(error, Error::Rebooted)),
@@ -362,24 +361,24 @@ fn two_threads_share_one() {
 }
 
 #[test]
-fn one_that_is_revoked_in_use_is_closed_by_the_last() {
+fn value_revoked_in_use_is_closed_by_the_last_reference() {
     model(limits(1), 1, &[use_and_revoke, use_it_twice]);
 }
 
 #[test]
-fn one_that_is_revoked_while_idle_is_closed_once() {
+fn value_revoked_while_idle_is_closed_once() {
     model(limits(1), 1, &[use_and_revoke_afterwards, use_it_twice]);
 }
 
 #[test]
-fn one_that_is_let_go_of_while_it_is_revoked_is_closed_once() {
+fn value_revoked_during_its_release_is_closed_once() {
     model(limits(1), 1, &[use_and_revoke, use_it_and_let_go]);
     model(limits(1), 1, &[revoke_it_and_let_go, use_it_and_let_go]);
     model(limits(1), 1, &[use_it_and_let_go, use_and_revoke_afterwards]);
 }
 
 #[test]
-fn what_is_let_go_of_keeps_the_limits() {
+fn released_values_keep_the_limits() {
     model(limits(0), 0, &[use_it_and_let_go, use_it, close_what_is_idle]);
     model(limits(1), 0, &[keep_nothing_from_now_on, use_it_and_let_go, use_the_other]);
 }
@@ -395,12 +394,12 @@ fn three_threads_use_it_and_keep_nothing() {
 }
 
 #[test]
-fn those_who_wait_for_an_open_that_fails_open_it_themselves() {
+fn threads_that_wait_for_a_failed_open_open_it_themselves() {
     model(limits(1), 1, &[use_it, fail_to_open, use_it]);
 }
 
 #[test]
-fn the_limit_holds_for_two_keys() {
+fn limit_holds_for_two_keys() {
     model(limits(1), 1, &[use_it, use_the_other, close_what_is_idle]);
 }
 
@@ -417,7 +416,7 @@ fn threads_that_know_it_share_it_with_each_other() {
 }
 
 #[test]
-fn what_is_known_is_not_used_once_it_is_being_closed() {
+fn known_entry_is_not_used_while_it_is_closed() {
     model_known(limits(0), 0, &[let_it_go, use_what_is_known, use_what_is_known]);
     model_known(limits(1), 1, &[let_it_go, use_what_is_known_twice, close_if_idle]);
     model_known(limits(1), 0, &[let_it_go, use_what_is_known, keep_nothing]);
@@ -425,19 +424,19 @@ fn what_is_known_is_not_used_once_it_is_being_closed() {
 }
 
 #[test]
-fn what_is_known_and_revoked_is_closed_once() {
+fn known_revoked_entry_is_closed_once() {
     model_known(limits(1), 1, &[let_it_go, use_what_is_known, revoke_what_is_known]);
     model_known(limits(1), 1, &[revoke_and_let_it_go, use_what_is_known_or_another]);
 }
 
 #[test]
-fn what_is_known_and_closed_by_force_is_unmapped_once() {
+fn known_entry_closed_by_force_is_unmapped_once() {
     model_known(limits(1), 1, &[let_it_go, use_what_is_known, close_by_force]);
     model_known(limits(1), 1, &[release_it, use_what_is_known_or_another, close_by_force]);
 }
 
 #[test]
-fn what_is_idle_is_used_again_or_reclaimed() {
+fn idle_value_is_either_reused_or_reclaimed() {
     model_known(limits(1), 1, &[let_it_go, use_what_is_known_or_another, reclaim_it]);
     model_known(limits(1), 1, &[let_it_go, use_what_is_known_twice, reclaim_it]);
     model_known(limits(1), 1, &[release_it, use_what_is_known, reclaim_it_twice]);

@@ -37,7 +37,7 @@ pub(crate) struct Subscriptions {
     runtime: &'static Runtime,
     exporter: ProcessIdentity,
     state: Mutex<State>,
-    /// The page with the states of the leases, where the exporter has sent one.
+    /// The page with the states of the leases, if the exporter has sent one.
     lease_page: OnceLock<Arc<LeasePage>>,
 }
 
@@ -54,7 +54,7 @@ impl Subscriptions {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a notification about an export. Its idle leases end, on the worker; an open in progress looks for itself.
+    /// Records a notification about an export. Its idle leases end, on the worker; an open in progress checks for itself.
     fn note(&self, export: ExportId, notice: impl FnOnce(&ExportNotices) -> bool) {
         let Some(notices) = self.lock().exports.get(&export).cloned() else { return };
         if notice(&notices) {
@@ -64,7 +64,7 @@ impl Subscriptions {
                 }
             }
             self.close_idle(notices.leases());
-            // The exporter waits for its memory, so it learns now what it could learn later.
+            // The exporter waits for its memory, so it receives the deferred reports now.
             self.runtime.imports.give_back_soon(&self.exporter);
         }
     }
@@ -94,9 +94,9 @@ impl Subscriber for Subscriptions {
 
     fn exporter_gone(&self, client: &Link) {
         let State { callbacks, exports, pages, .. } = std::mem::take(&mut *self.lock());
-        // Before anything that may wait for a stream.
+        // Before calls that may wait for a stream.
         pages.poison(|words| self.runtime.poller.poison_again(words));
-        // A forked child has neither thread, and the parent's table.
+        // A forked child has neither the threads nor a table of its own.
         if !self.runtime.owner.is_here() {
             return;
         }
@@ -150,18 +150,18 @@ impl Client<Subscriptions> {
         Ok(link)
     }
 
-    /// Returns the word of a lease. `None` without a page: the exporter then takes the lease for one in use.
+    /// Returns the word of a lease. `None` without a page: the exporter then counts the lease as in use.
     pub(super) fn lease_word(&self, slot: u32) -> Option<LeaseWord> {
         self.subscriber().lease_page.get()?.word(slot)
     }
 
-    /// Reports that the state of a lease has changed, which the exporter watches.
+    /// Reports that the state of a lease has changed, if the exporter watches it.
     pub(super) fn report_change(&self, lease: LeaseId) {
         let report = || Request::LeaseChanged { lease };
         self.send_final(report, "the state of a lease", Deadline::after(RELEASE_DEADLINE));
     }
 
-    /// Asks for a lease. `like` is a lease that this process holds on memory of an equal layout.
+    /// Requests a lease. `like` is a lease of this process on memory of an equal layout.
     pub(crate) fn open(
         &self,
         export: ExportId,
@@ -186,7 +186,7 @@ impl Client<Subscriptions> {
         }
     }
 
-    /// Asks for a lease's timeline. With `ready` the exporter writes its first word when the bytes are ready.
+    /// Requests a lease's timeline. With `ready` the exporter writes its first counter when the bytes are ready.
     pub(crate) fn timeline(
         &self,
         lease: LeaseId,
@@ -207,7 +207,7 @@ impl Client<Subscriptions> {
         );
         let timeline = timeline.map_err(|error| self.check_gone(error))?;
         kill_point!("importer:took-timeline");
-        // The exporter may have terminated in between, when this timeline was not yet known.
+        // The exporter may have terminated before this timeline was known.
         if self.is_gone() {
             timeline.endpoint().end(Termination::Died);
         }
@@ -224,13 +224,13 @@ impl Client<Subscriptions> {
         Ok(Pending { link: Arc::clone(self), request, reply })
     }
 
-    /// Gives a lease back.
+    /// Releases a lease.
     pub(crate) fn release(&self, lease: LeaseId) {
         let release = || self.subscriber().lock().pages.release(lease);
         self.send_final(release, "a lease", Deadline::after(RELEASE_DEADLINE));
     }
 
-    /// Gives grants back.
+    /// Returns unused grants.
     pub(crate) fn end_grants(&self, grants: Vec<(ExportId, Token)>) {
         if !grants.is_empty() {
             let end = || Request::EndGrants { grants };
@@ -238,12 +238,12 @@ impl Client<Subscriptions> {
         }
     }
 
-    /// Reports that this process exits in order. Does not wait: an exporter that does not read takes it for a death.
+    /// Reports that this process exits in order. Does not wait: an exporter that does not read it assumes a death.
     pub(crate) fn announce_exit(&self) {
         let _ = self.try_send(&Request::Exit);
     }
 
-    /// Runs a callback when the exporter terminates, or at once where it has. Returns the callback's number.
+    /// Runs a callback when the exporter terminates, or now if it has. Returns the callback's number.
     pub(crate) fn on_gone(&self, callback: GoneCallback) -> u64 {
         let mut state = self.subscriber().lock();
         state.last_callback += 1;
@@ -257,24 +257,24 @@ impl Client<Subscriptions> {
         id
     }
 
-    /// Forgets a callback.
+    /// Removes a callback.
     pub(crate) fn forget_callback(&self, id: u64) {
         let forgotten: Vec<_> =
             self.subscriber().lock().callbacks.extract_if(.., |(known, _)| *known == id).collect();
-        // Values that it captured may call the link when they are dropped: not under the lock.
+        // Dropped without the lock: captured values may call the link.
         drop(forgotten);
     }
 
-    /// Keeps notifications about the export for a lease on it, from now on.
+    /// Records the notifications about the export for a lease on it from now on.
     pub(crate) fn expect_notices(&self, export: ExportId, lease: &KnownLease) -> Arc<ExportNotices> {
-        // Under the lock, so that they are not forgotten in between.
+        // Under the lock, so that they are not removed meanwhile.
         let mut state = self.subscriber().lock();
         let notices = state.exports.entry(export).or_default();
         notices.add(lease);
         Arc::clone(notices)
     }
 
-    /// Forgets a lease on the export that has ended; the notices go with the last.
+    /// Removes an ended lease on the export; the notifications go with the last one.
     pub(crate) fn forget_notices(&self, export: ExportId, lease: &KnownLease) {
         let mut state = self.subscriber().lock();
         if state.exports.get(&export).is_some_and(|notices| notices.remove(lease)) {
@@ -305,7 +305,7 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         self.link.abandon(self.request);
-        // It may have arrived in between.
+        // It may have arrived meanwhile.
         if let Some(Outcome::Reply(Reply::Staging { lease, .. }, _)) = self.reply.take() {
             self.link.release(lease);
         }

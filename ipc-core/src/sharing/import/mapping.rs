@@ -1,4 +1,4 @@
-//! The receiver's guard.
+//! The importer's guard.
 
 use super::open_part::OpenPart;
 use super::tensor::{Tensor, elements_of};
@@ -15,11 +15,10 @@ use crate::sharing::ErrorWith;
 use crate::sharing::timeline::Timeline;
 use crate::wire::descriptor::{DescribedRegion, Descriptor};
 
-/// Memory of another process, opened: one region, or any number of named tensors.
+/// Opened memory of another process: one region, or any number of named tensors.
 ///
-/// The lease ends when device work with the memory has finished: [`release`](Self::release) waits for a stream; after a
-/// plain drop, everything submitted to the device is waited for when the lease ends, which may be later, as memory stays
-/// open for the next open. Neither makes the caller wait.
+/// The lease ends when device work with the memory has completed: [`release`](Self::release) waits for a stream; after a plain
+/// drop, the library waits for all work of the device before it ends the lease or uses it again. Neither blocks the caller.
 ///
 /// # Examples
 ///
@@ -39,34 +38,34 @@ use crate::wire::descriptor::{DescribedRegion, Descriptor};
 #[derive(Debug)]
 pub struct Mapping {
     descriptor: Descriptor,
-    /// One for each home device.
+    /// One part for each home device.
     parts: OneOrMany<OpenPart>,
-    /// The only region; of named tensors, no bytes.
+    /// The unnamed region; empty for named tensors.
     range: DeviceRange,
 }
 
 impl Mapping {
-    /// Of the region that the descriptor names.
+    /// Creates the mapping of an unnamed region.
     #[inline]
-    pub(super) fn of_region(held: OpenPart, descriptor: &Descriptor, range: DeviceRange) -> Self {
-        Self { descriptor: descriptor.clone(), parts: OneOrMany::One(held), range }
+    pub(super) fn of_region(part: OpenPart, descriptor: &Descriptor, range: DeviceRange) -> Self {
+        Self { descriptor: descriptor.clone(), parts: OneOrMany::One(part), range }
     }
 
-    /// Of named tensors.
+    /// Creates the mapping of named tensors.
     pub(super) fn of_tensors(parts: OneOrMany<OpenPart>, descriptor: &Descriptor) -> Self {
         let range = DeviceRange::new(parts[0].device(), DevicePtr::NULL, 0);
         Self { descriptor: descriptor.clone(), parts, range }
     }
 
-    pub(crate) fn held(&self) -> &OpenPart {
+    pub(crate) fn first_part(&self) -> &OpenPart {
         &self.parts[0]
     }
 
-    /// Returns the bytes of the region: an address of this process, in the address space of [`device`](Self::device).
+    /// Returns the range of the region in the address space of [`device`](Self::device).
     ///
     /// # Panics
     ///
-    /// For named tensors, which may lie in several regions: take [`get`](Self::get) or [`tensors`](Self::tensors).
+    /// For named tensors, which may lie in several regions: use [`get`](Self::get) or [`tensors`](Self::tensors).
     pub fn range(&self) -> DeviceRange {
         assert!(
             self.range.len > 0,
@@ -106,22 +105,22 @@ impl Mapping {
         unnamed.into_iter().chain(mapped.filter(|range| range.len > 0))
     }
 
-    /// Returns the length in bytes: of the region; of named tensors, of all allocations that they lie in.
+    /// Returns the length in bytes: of the region, or of all allocations of the named tensors.
     pub fn len(&self) -> u64 {
         if self.range.len > 0 { self.range.len } else { self.descriptor.len() }
     }
 
-    /// Never true: memory that is shared has at least one byte.
+    /// Returns `false`: shared memory has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the device in whose address space the mapping is; the first of [`devices`](Self::devices).
+    /// Returns the device whose address space the mapping is in; the first of [`devices`](Self::devices).
     pub fn device(&self) -> DeviceOrdinal {
-        self.held().device()
+        self.first_part().device()
     }
 
-    /// Returns the devices in whose address spaces the tensors are, each once.
+    /// Returns the devices whose address spaces the tensors are in, each once.
     pub fn devices(&self) -> Vec<DeviceOrdinal> {
         let mut devices: Vec<_> = self.parts.iter().map(OpenPart::device).collect();
         devices.sort_unstable();
@@ -129,83 +128,83 @@ impl Mapping {
         devices
     }
 
-    /// Returns the device where the bytes live, the first of several; of a [copy](Self::is_copy), where the original does.
+    /// Returns the home device of the memory, the first of several; for a [copy](Self::is_copy), that of the original.
     pub fn home(&self) -> DeviceIdentity {
         self.descriptor.home()
     }
 
-    /// Returns whether the bytes live on the device of the mapping, so that access does not cross cards. Those of a
-    /// [copy](Self::is_copy) do.
+    /// Returns whether the memory resides on the device of the mapping, so that no access crosses devices. This is true for a
+    /// [copy](Self::is_copy).
     pub fn is_at_home(&self) -> bool {
         self.parts.iter().all(OpenPart::is_at_home)
     }
 
-    /// Returns whether any of it is a copy that was made when it was opened
-    /// ([`OpenBuilder::or_staged`](crate::OpenBuilder::or_staged), [`OpenBuilder::staged`](crate::OpenBuilder::staged)). Later
-    /// writes on either side are not seen by the other, and neither the end of the export nor that of its process affects it.
+    /// Returns whether any tensor is a copy ([`OpenBuilder::or_staged`](crate::OpenBuilder::or_staged),
+    /// [`OpenBuilder::staged`](crate::OpenBuilder::staged)). Later writes on either side are not visible on the other, and the
+    /// end of the export or of its process does not affect the copy.
     pub fn is_copy(&self) -> bool {
         self.parts.iter().any(OpenPart::is_copy)
     }
 
     /// Returns the access of this process to the memory.
     pub fn access(&self) -> Access {
-        self.held().access()
+        self.first_part().access()
     }
 
-    /// Returns element type, shape and strides of the region, where the exporter stated them.
+    /// Returns the layout of the region, if the exporter stated one.
     pub fn layout(&self) -> Option<&TensorLayout> {
         self.descriptor.layout()
     }
 
-    /// Returns the descriptor that it was opened by, with the address at which the exporter was reached. Forward it to let a
-    /// third process open the memory.
+    /// Returns the descriptor of the memory, with the address at which the exporter was reached. Forward it to let a third
+    /// process open the memory.
     pub fn descriptor(&self) -> &Descriptor {
-        let opened = self.parts.iter().find(|held| !held.is_copy());
-        opened.unwrap_or(self.held()).reached(&self.descriptor)
+        let opened = self.parts.iter().find(|part| !part.is_copy());
+        opened.unwrap_or(self.first_part()).reached(&self.descriptor)
     }
 
-    /// Makes the stream wait, on the device, until the bytes are ready. [`OpenBuilder::on`](crate::OpenBuilder::on) and
-    /// the views do so by themselves.
+    /// Makes the stream wait, on the device, until the bytes are ready. [`OpenBuilder::on`](crate::OpenBuilder::on) and the
+    /// views do this already.
     ///
     /// # Errors
     ///
-    /// [`Error::WrongBackend`] and [`Error::WrongStream`] for a stream of a backend or a device without any of the memory, else
-    /// the vendor's.
+    /// [`Error::WrongBackend`] and [`Error::WrongStream`] for a stream of another backend or of a device without any of the
+    /// memory; the vendor's error.
     pub fn wait_ready<M>(&self, stream: &impl AsStream<M>) -> Result<()> {
         let stream = stream.as_stream();
         self.check_stream(stream)?;
-        for held in self.on_device_of(stream) {
-            held.check_process()?;
-            held.wait_ready_on(stream)?;
+        for part in self.on_device_of(stream) {
+            part.check_process()?;
+            part.wait_ready_on(stream)?;
         }
         Ok(())
     }
 
     fn on_device_of(&self, stream: BorrowedStream<'_>) -> impl Iterator<Item = &OpenPart> {
-        self.parts.iter().filter(move |held| held.device() == stream.device())
+        self.parts.iter().filter(move |part| part.device() == stream.device())
     }
 
     fn check_stream(&self, stream: BorrowedStream<'_>) -> Result<()> {
-        self.on_device_of(stream).next().unwrap_or(self.held()).check_stream(stream)
+        self.on_device_of(stream).next().unwrap_or(self.first_part()).check_stream(stream)
     }
 
-    /// The timeline between this process and the exporter, for hand-overs that repeat without either host waiting.
-    /// Mappings that share a lease (the same export on the same device with the same access) share it. Named tensors on several
-    /// devices have one, which streams of all of them may use.
+    /// Returns the timeline between this process and the exporter, for repeated hand-overs without waits of either host.
+    /// Mappings with the same lease (the same export, device and access) share it. Named tensors on several devices have one,
+    /// which streams of all devices may use.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] where the mapping's device has no timelines, and for a [copy](Self::is_copy);
-    /// [`Error::ExporterGone`], [`Error::ExportDropped`], and what else a message to the exporter can meet.
+    /// [`Error::Unsupported`] if the device has no timelines, and for a [copy](Self::is_copy); [`Error::ExporterGone`],
+    /// [`Error::ExportDropped`], and the other errors of a request to the exporter.
     pub fn timeline(&self) -> Result<Timeline> {
-        let copy = self.parts.iter().find(|held| held.is_copy());
-        copy.unwrap_or(self.held()).timeline()
+        let copy = self.parts.iter().find(|part| part.is_copy());
+        copy.unwrap_or(self.first_part()).timeline()
     }
 
-    /// The elements, to be read by work on `stream`. The stream waits until the bytes are ready.
+    /// Returns a view of the elements for reading by work on `stream`. The stream waits until the bytes are ready.
     ///
-    /// The view's type is the stream's: [`View`](crate::View) on a [`Stream`](crate::Stream), what takes part in
-    /// cudarc's kernels and copies on cudarc's `CudaStream`. Name the element type only where it cannot be inferred:
+    /// The type of the view depends on the stream: [`View`](crate::View) for a [`Stream`](crate::Stream), and an argument for
+    /// cudarc's kernels and copies for cudarc's `CudaStream`. Name the element type only if it cannot be inferred:
     /// `mapping.view::<f32, _>(&stream)`.
     ///
     /// # Errors
@@ -213,10 +212,10 @@ impl Mapping {
     /// [`Error::WrongStream`] for a stream of another device; [`Error::Layout`] for another element type than the
     /// tensor's, a tensor with gaps, or bytes that are not whole, aligned elements.
     pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, T>> {
-        ViewOwner::from(self.held()).view(self.viewable()?, self.layout(), stream)
+        ViewOwner::from(self.first_part()).view(self.viewable()?, self.layout(), stream)
     }
 
-    /// The elements, to be read and written by work on `stream`. The stream waits until the bytes are ready.
+    /// Returns a view of the elements for reading and writing by work on `stream`. The stream waits until the bytes are ready.
     ///
     /// # Errors
     ///
@@ -225,7 +224,7 @@ impl Mapping {
         &self,
         stream: &impl ViewStream<M>,
     ) -> Result<M::ViewMut<'_, T>> {
-        ViewOwner::from(self.held()).view_mut(self.viewable()?, self.layout(), stream)
+        ViewOwner::from(self.first_part()).view_mut(self.viewable()?, self.layout(), stream)
     }
 
     /// Returns a view of the bytes for reading by work on `stream`: of a tensor of any element type and with any strides. The
@@ -238,7 +237,7 @@ impl Mapping {
     ///
     /// [`Error::WrongStream`] for a stream of another device. [`LayoutError::Named`] for named tensors.
     pub fn view_bytes<M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, u8>> {
-        ViewOwner::from(self.held()).view_bytes(self.viewable()?, stream)
+        ViewOwner::from(self.first_part()).view_bytes(self.viewable()?, stream)
     }
 
     /// Returns a view of the bytes for reading and writing by work on `stream`.
@@ -247,7 +246,7 @@ impl Mapping {
     ///
     /// As for [`view_bytes`](Self::view_bytes), and [`Error::AccessDenied`] for memory that was opened read-only.
     pub fn view_bytes_mut<M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::ViewMut<'_, u8>> {
-        ViewOwner::from(self.held()).view_bytes_mut(self.viewable()?, stream)
+        ViewOwner::from(self.first_part()).view_bytes_mut(self.viewable()?, stream)
     }
 
     /// Copies the elements to the host in row-major order, and waits for the copy. The stream waits first until the bytes are
@@ -283,7 +282,7 @@ impl Mapping {
     /// # }
     /// ```
     pub fn to_host<T: Element, M>(&self, stream: &impl AsStream<M>) -> Result<Vec<T>> {
-        ViewOwner::from(self.held()).to_host(self.viewable()?, self.layout(), stream.as_stream())
+        ViewOwner::from(self.first_part()).to_host(self.viewable()?, self.layout(), stream.as_stream())
     }
 
     /// Copies the bytes of the elements to the host, as [`to_host`](Self::to_host) does: for any element type.
@@ -292,10 +291,10 @@ impl Mapping {
     ///
     /// As for [`to_host`](Self::to_host), except that no element type is wrong.
     pub fn to_host_bytes<M>(&self, stream: &impl AsStream<M>) -> Result<Vec<u8>> {
-        ViewOwner::from(self.held()).to_host_bytes(self.viewable()?, self.layout(), stream.as_stream())
+        ViewOwner::from(self.first_part()).to_host_bytes(self.viewable()?, self.layout(), stream.as_stream())
     }
 
-    /// The bytes of the tensor, where there is one, else all.
+    /// Returns the range of the tensor, or of the region without a layout.
     fn viewable(&self) -> Result<DeviceRange> {
         self.check_unnamed()?;
         self.layout().map_or(Ok(self.range), |layout| elements_of(layout, self.range))
@@ -305,14 +304,14 @@ impl Mapping {
         if self.range.len > 0 { Ok(()) } else { Err(LayoutError::Named(self.tensors().len()).into()) }
     }
 
-    /// Returns the tensor of a region without a name.
+    /// Returns the tensor of an unnamed region.
     ///
     /// # Errors
     ///
-    /// [`LayoutError::NoTensor`] where the exporter stated none; [`LayoutError::Named`] for named tensors.
+    /// [`LayoutError::NoTensor`] if the exporter stated no layout; [`LayoutError::Named`] for named tensors.
     pub fn tensor(&self) -> Result<Tensor<'_>> {
         self.check_unnamed()?;
-        Tensor::new(self.held(), self.range, self.layout().ok_or(LayoutError::NoTensor)?)
+        Tensor::new(self.first_part(), self.range, self.layout().ok_or(LayoutError::NoTensor)?)
     }
 
     /// Returns the tensor of this name.
@@ -331,8 +330,8 @@ impl Mapping {
         }
     }
 
-    /// Returns every tensor under its name, in the order in which the exporter added them. The tensor of a region without a
-    /// name has an empty one.
+    /// Returns the tensors with their names, in the order in which the exporter added them. The tensor of an unnamed region has
+    /// an empty name.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, Tensor<'_>)> {
         let contents = self.descriptor.contents();
         (0..contents.tensors()).map(|position| {
@@ -348,52 +347,53 @@ impl Mapping {
         if contents.region().is_some() {
             return self.tensor();
         }
-        let (part, region) = contents.place(position);
-        let held = &self.parts[part];
+        let (index, region) = contents.place(position);
+        let part = &self.parts[index];
         let tensor = contents.tensor(position);
-        Ok(Tensor::at(held, held.elements_of(region, &tensor)?, tensor.layout))
+        Ok(Tensor::at(part, part.elements_of(region, &tensor)?, tensor.layout))
     }
 
-    /// Returns the tensor of this name in a table that came over any transport: one of many that lie in the region.
+    /// Returns the tensor of this name in a table that describes the region.
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchTensor`]; [`Error::Descriptor`] for one that does not fit the region; [`LayoutError::Named`] where the
+    /// [`Error::NoSuchTensor`]; [`Error::Descriptor`] for a tensor that does not fit the region; [`LayoutError::Named`] if the
     /// tensors are named already.
     pub fn tensor_in<'m>(&'m self, table: &'m TensorTable, name: &str) -> Result<Tensor<'m>> {
         self.check_unnamed()?;
-        Tensor::in_table(self.held(), self.range, table, name)
+        Tensor::in_table(self.first_part(), self.range, table, name)
     }
 
-    /// Has `callback` run, once, when the exporter has ended; at once where it has already. It runs on a thread of the
-    /// library, with the context of the mapping's device current, and not at all for memory of this very process, for a
-    /// [copy](Self::is_copy), or once the mapping is gone. Calls that wait are refused there ([`Error::OnWorkerThread`]).
+    /// Registers a callback that runs once when the exporting process has terminated, now if it has. It runs on a thread of the
+    /// library, with the context of the mapping's device current; not for memory of the same process or a
+    /// [copy](Self::is_copy), and not after the mapping has been dropped. Calls that wait fail there
+    /// ([`Error::OnWorkerThread`]).
     pub fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
-        let opened = self.parts.iter().find(|held| !held.is_copy());
-        opened.unwrap_or(self.held()).on_gone(callback);
+        let opened = self.parts.iter().find(|part| !part.is_copy());
+        opened.unwrap_or(self.first_part()).on_gone(callback);
     }
 
-    /// Registers a callback that runs once when the exporter drops or closes the export: it shares a new version, or needs the
-    /// memory. It runs at once where the exporter has done so.
+    /// Registers a callback that runs once when the exporter drops or closes the export, now if it has: it shares a new
+    /// version, or needs the memory.
     ///
-    /// The mapping stays valid; opening the export again fails with [`Error::ExportDropped`]. The exporter's process goes on:
-    /// for its termination there is [`on_gone`](Self::on_gone). The callback runs on a thread of the library, with the context of
-    /// the mapping's device current, and not at all for memory of this very process, for a [copy](Self::is_copy), or once the
-    /// mapping has been dropped. Calls that wait are refused there ([`Error::OnWorkerThread`]).
+    /// The mapping stays valid; opening the export again fails with [`Error::ExportDropped`]. [`on_gone`](Self::on_gone)
+    /// reports the termination of the exporter's process. The callback runs on a thread of the library, with the context of the
+    /// mapping's device current; not for memory of the same process or a [copy](Self::is_copy), and not after the mapping has
+    /// been dropped. Calls that wait fail there ([`Error::OnWorkerThread`]).
     pub fn on_dropped(&self, callback: impl FnOnce() + Send + 'static) {
-        self.held().on_dropped(callback);
+        self.first_part().on_dropped(callback);
     }
 
-    /// Ends the mapping when the stream gets here: work submitted to it so far may still use the memory.
+    /// Ends the mapping when the stream reaches this point: work submitted to it so far may still use the memory.
     ///
-    /// Work on other streams must have been ordered before that, by an event. Named tensors that are mapped on another device than
-    /// the stream's end as by a plain drop. Does not wait.
+    /// Work on other streams must be ordered before that, by an event. Named tensors on another device than the stream's are
+    /// released as by a plain drop. Does not wait.
     ///
     /// # Errors
     ///
-    /// [`ErrorWith`], which gives the mapping back: [`Error::WrongStream`]; [`Error::StreamCapturing`], and the capture
-    /// is intact as long as the mapping is kept (a plain drop waits for the device, which CUDA permits in no capture);
-    /// else what the vendor says.
+    /// [`ErrorWith`], which contains the mapping: [`Error::WrongStream`]; [`Error::StreamCapturing`], and the capture is intact
+    /// as long as the mapping is kept (a plain drop waits for the device, which CUDA does not permit during a capture); the
+    /// vendor's error.
     pub fn release<M>(self, stream: &impl AsStream<M>) -> Result<(), ErrorWith<Self>> {
         match self.released_events(stream.as_stream()) {
             Ok(events) => self.end_at(events),
@@ -402,41 +402,41 @@ impl Mapping {
         Ok(())
     }
 
-    /// Of each part on the stream's device, an event that the stream reaches.
+    /// Records an event for each part on the stream's device.
     fn released_events(&self, stream: BorrowedStream<'_>) -> Result<OneOrMany<Option<Box<dyn DeviceEvent>>>> {
-        if let OneOrMany::One(held) = &self.parts {
-            return held.released_event(stream).map(OneOrMany::One);
+        if let OneOrMany::One(part) = &self.parts {
+            return part.released_event(stream).map(OneOrMany::One);
         }
         self.check_stream(stream)?;
         let mut events = OneOrMany::NONE;
-        for held in self.parts.iter() {
-            let here = held.device() == stream.device();
-            events.push(if here { held.released_event(stream)? } else { None });
+        for part in self.parts.iter() {
+            let here = part.device() == stream.device();
+            events.push(if here { part.released_event(stream)? } else { None });
         }
         Ok(events)
     }
 
     fn end_at(self, events: OneOrMany<Option<Box<dyn DeviceEvent>>>) {
         match (self.parts, events) {
-            (OneOrMany::One(held), OneOrMany::One(event)) => held.end_at(event),
+            (OneOrMany::One(part), OneOrMany::One(event)) => part.end_at(event),
             (OneOrMany::Many(parts), OneOrMany::Many(events)) => {
-                parts.into_iter().zip(events).for_each(|(held, event)| held.end_at(event));
+                parts.into_iter().zip(events).for_each(|(part, event)| part.end_at(event));
             }
             _ => unreachable!("there is one for each part"),
         }
     }
 
-    /// Ends the mapping. The caller knows that device work with the memory has finished.
+    /// Ends the mapping after the caller has waited for device work with the memory.
     pub(crate) fn end_finished(self) {
         self.parts.for_each(OpenPart::end_finished);
     }
 }
 
-/// From the allocations as the driver mapped them to the region that the descriptor names. In the exporting process itself,
-/// and of a copy, there is only the region.
-pub(super) fn region_of(held: &OpenPart, region: &DescribedRegion) -> Result<DeviceRange> {
-    let mapped = held.regions()[0];
-    if !held.has_allocations() {
+/// Returns the region that the descriptor names in the mapped allocations. In the exporting process, and for a copy, the part
+/// is the region.
+pub(super) fn region_of(part: &OpenPart, region: &DescribedRegion) -> Result<DeviceRange> {
+    let mapped = part.regions()[0];
+    if !part.has_allocations() {
         return Ok(mapped);
     }
     let DescribedRegion { offset, len, .. } = *region;

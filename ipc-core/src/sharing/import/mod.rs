@@ -1,4 +1,4 @@
-//! The importer's side: what is open here, how it is opened, and the guard.
+//! The importer's side: import cache, builder, and guard.
 
 mod addresses;
 mod cache;
@@ -10,6 +10,7 @@ mod link_pages;
 mod mapping;
 mod notices;
 mod open;
+mod open_export;
 mod open_part;
 mod own;
 mod staged;

@@ -10,7 +10,7 @@ use super::table::KnownLease;
 pub(crate) struct ExportNotices {
     dropped: AtomicBool,
     recalled: AtomicBool,
-    /// One for each device and access, so mostly one.
+    /// One lease for each device and access, so usually one.
     leases: Mutex<Vec<KnownLease>>,
     callbacks: Mutex<Callbacks>,
 }
@@ -41,20 +41,20 @@ impl ExportNotices {
         !self.recalled.load(Ordering::Acquire) && !self.is_dropped()
     }
 
-    /// Notes that the exporter waits for its memory: idle leases go back. Returns whether this is new.
+    /// Records that the exporter waits for its memory: idle leases are returned. Returns whether this is new.
     pub(crate) fn recall(&self) -> bool {
         !self.recalled.swap(true, Ordering::AcqRel)
     }
 
-    /// Notes that the exporter has dropped the export. Returns whether this is new.
+    /// Records that the exporter has dropped the export. Returns whether this is new.
     pub(super) fn drop_export(&self) -> bool {
         !self.dropped.swap(true, Ordering::AcqRel)
     }
 
-    /// Registers a callback for the drop of the export. Returns its number, or the callback where the export has been dropped.
+    /// Registers a callback for the drop of the export. Returns its number, or the callback if the export has been dropped.
     pub(super) fn on_dropped(&self, callback: DroppedCallback) -> Result<u64, DroppedCallback> {
         let mut callbacks = self.callbacks.lock().unwrap_or_else(PoisonError::into_inner);
-        // Under the lock, under which the notification takes the callbacks.
+        // The notification takes the callbacks under the same lock.
         if self.is_dropped() {
             return Err(callback);
         }
@@ -69,11 +69,11 @@ impl ExportNotices {
         std::mem::take(&mut self.callbacks.lock().unwrap_or_else(PoisonError::into_inner).registered)
     }
 
-    /// Forgets a callback.
+    /// Removes a callback.
     pub(super) fn forget_callback(&self, id: u64) {
         let mut callbacks = self.callbacks.lock().unwrap_or_else(PoisonError::into_inner);
         let forgotten: Vec<_> = callbacks.registered.extract_if(.., |(known, _)| *known == id).collect();
-        // Values that it captured may call the library when they are dropped: not under the lock.
+        // Dropped without the lock: captured values may call the library.
         drop(callbacks);
         drop(forgotten);
     }

@@ -1,32 +1,24 @@
 //! The builder of a mapping.
 
-use std::cell::OnceCell;
 use std::fmt;
 use std::slice;
 use std::time::Duration;
 
-use rustix::io::Errno;
-
 use super::grant::UnusedGrant;
 use super::mapping::{Mapping, region_of};
-use super::open_part::{Copied, LocalLease, MappingSource, OpenPart, Terms};
-use super::staged::{Incoming, copy_in};
-use super::table::{LeaseRef, OpenTarget};
+use super::open_export::{OpenExport, Patience, is_out_of_reach};
+use super::open_part::{MappingSource, OpenPart};
 use crate::backend::Access;
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
 use crate::model::error::{Error, Result};
 use crate::model::one_or_many::OneOrMany;
 use crate::model::placement::DeviceMap;
-use crate::os::kill::kill_point;
-use crate::sharing::Runtime;
-use crate::sharing::Session;
-use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, check_backend};
-use crate::sharing::staging::{CopyLayout, copy_within};
-use crate::sharing::timeline::Termination;
-use crate::transport::{Deadline, socket};
-use crate::wire::descriptor::{Contents, DescribedRegion, Descriptor, Memory, NamedExport, Regions};
-use crate::wire::{BrokerAddress, Refusal};
+use crate::sharing::export::check_backend;
+use crate::sharing::staging::CopyLayout;
+use crate::sharing::{Runtime, Session};
+use crate::transport::Deadline;
+use crate::wire::descriptor::{Contents, DescribedRegion, Descriptor, Memory, Regions};
 
 /// A builder for [`Mapping`]s; see [`Ipc::open`](crate::Ipc::open) and [`ReceivedExport::open`](crate::ReceivedExport::open).
 ///
@@ -83,11 +75,11 @@ pub(crate) trait Delivery: fmt::Debug {
     fn open(&self, open: &mut dyn FnMut() -> Result<Mapping>) -> Result<Mapping>;
 }
 
-/// When the bytes are copied instead of opened.
+/// The condition under which the bytes are copied instead of opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Staging {
     Never,
-    /// Where they cannot be opened.
+    /// If they cannot be opened.
     IfNeeded,
     Always,
 }
@@ -110,7 +102,7 @@ impl<'a> OpenBuilder<'a> {
         self
     }
 
-    /// With a lease that no other mapping shares, and so a timeline of its own.
+    /// Requires a lease, and so a timeline, that no other mapping shares.
     pub(crate) const fn alone(mut self) -> Self {
         self.alone = true;
         self
@@ -213,17 +205,17 @@ impl<'a> OpenBuilder<'a> {
         let contents = self.descriptor.contents();
         match &contents.memory {
             Memory::Region(region) => {
-                let part = self.part(0, &place, stream, &patience)?;
-                self.deliver(slice::from_ref(&part), stream, || self.open_region(region, &part, stream))
+                let opening = self.opening(0, &place, stream, &patience)?;
+                self.deliver(slice::from_ref(&opening), stream, || self.open_region(region, &opening, stream))
             }
             Memory::Tensors(_) => {
                 let backend = self.session.backend().info().name;
                 check_backend("the descriptor", contents.backend.as_str(), backend)?;
-                let part = |part| self.part(part, &place, stream, &patience);
-                let parts = (0..contents.parts.len())
-                    .map(|number| part(number).map_err(|error| blame(contents, number, None, error)))
+                let opening = |index| self.opening(index, &place, stream, &patience);
+                let openings = (0..contents.parts.len())
+                    .map(|index| opening(index).map_err(|error| blame(contents, index, None, error)))
                     .collect::<Result<OneOrMany<_>>>()?;
-                self.deliver(&parts, stream, || self.open_tensors(contents, &parts, stream))
+                self.deliver(&openings, stream, || self.open_tensors(contents, &openings, stream))
             }
         }
     }
@@ -232,7 +224,7 @@ impl<'a> OpenBuilder<'a> {
     #[inline]
     fn deliver(
         &self,
-        parts: &[OpenExport<'_>],
+        openings: &[OpenExport<'_>],
         stream: Option<BorrowedStream<'_>>,
         mut open: impl FnMut() -> Result<Mapping>,
     ) -> Result<Mapping> {
@@ -240,21 +232,21 @@ impl<'a> OpenBuilder<'a> {
             None => open(),
             Some(delivery) => {
                 // Before the grants are used: after an error here the export can be opened again.
-                let waiting = if self.will_copy(parts)? { None } else { stream };
-                delivery.wait_ready(waiting, parts[0].patience.deadline())?;
+                let waiting = if self.will_copy(openings)? { None } else { stream };
+                delivery.wait_ready(waiting, openings[0].patience.deadline())?;
                 delivery.open(&mut open)
             }
         }
     }
 
     /// Returns whether a part is known to be copied before its open is tried.
-    fn will_copy(&self, parts: &[OpenExport<'_>]) -> Result<bool> {
+    fn will_copy(&self, openings: &[OpenExport<'_>]) -> Result<bool> {
         match self.staging {
             Staging::Never => Ok(false),
             Staging::Always => Ok(true),
             Staging::IfNeeded => {
-                for part in parts {
-                    if !part.has_peer_access()? {
+                for opening in openings {
+                    if !opening.has_peer_access()? {
                         return Ok(true);
                     }
                 }
@@ -267,58 +259,57 @@ impl<'a> OpenBuilder<'a> {
     fn open_region(
         &self,
         region: &DescribedRegion,
-        part: &OpenExport<'_>,
+        opening: &OpenExport<'_>,
         stream: Option<BorrowedStream<'_>>,
     ) -> Result<Mapping> {
-        let held = self.held(part, || Ok(CopyLayout::of_region(region.len)), &|_, error| error)?;
-        let range = region_of(&held, region)?;
-        part.wait_ready(&held, stream)?;
-        Ok(Mapping::of_region(held, self.descriptor, range))
+        let part = self.acquire(opening, || Ok(CopyLayout::of_region(region.len)), &|_, error| error)?;
+        let range = region_of(&part, region)?;
+        opening.wait_ready(&part, stream)?;
+        Ok(Mapping::of_region(part, self.descriptor, range))
     }
 
     fn open_tensors(
         &self,
         contents: &Contents,
-        parts: &[OpenExport<'_>],
+        openings: &[OpenExport<'_>],
         stream: Option<BorrowedStream<'_>>,
     ) -> Result<Mapping> {
         let mut opened = AllOrNothing { parts: OneOrMany::NONE };
-        for (number, part) in parts.iter().enumerate() {
-            opened.parts.push(self.open_part(contents, number, part)?);
+        for (index, opening) in openings.iter().enumerate() {
+            opened.parts.push(self.open_part(contents, index, opening)?);
         }
-        for (number, (part, held)) in parts.iter().zip(opened.parts.iter()).enumerate() {
-            part.wait_ready(held, stream).map_err(|error| blame(contents, number, None, error))?;
+        for (index, (opening, part)) in openings.iter().zip(opened.parts.iter()).enumerate() {
+            opening.wait_ready(part, stream).map_err(|error| blame(contents, index, None, error))?;
         }
         Ok(Mapping::of_tensors(opened.into_parts(), self.descriptor))
     }
 
-    fn open_part(&self, contents: &Contents, part: usize, opening: &OpenExport<'_>) -> Result<OpenPart> {
-        let blamed = |error| blame(contents, part, None, error);
-        let blame_region = |region, error| blame(contents, part, Some(region), error);
-        let held = self.held(opening, || CopyLayout::of_tensors(contents, part), &blame_region);
-        let held = held.map_err(blamed)?;
-        if held.is_copy() {
-            return Ok(held);
+    fn open_part(&self, contents: &Contents, index: usize, opening: &OpenExport<'_>) -> Result<OpenPart> {
+        let blame_region = |region, error| blame(contents, index, Some(region), error);
+        let part = self.acquire(opening, || CopyLayout::of_tensors(contents, index), &blame_region);
+        let part = part.map_err(|error| blame(contents, index, None, error))?;
+        if part.is_copy() {
+            return Ok(part);
         }
-        match check_mapped(&held, opening.named.regions) {
-            Ok(()) => Ok(held),
+        match check_mapped(&part, opening.named.regions) {
+            Ok(()) => Ok(part),
             Err((region, error)) => {
-                held.abandon();
-                Err(blame(contents, part, Some(region), error))
+                part.abandon();
+                Err(blame_region(region, error))
             }
         }
     }
 
     /// Selects the device of a part.
     #[inline]
-    fn part<'b>(
+    fn opening<'b>(
         &'b self,
-        part: usize,
+        index: usize,
         place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
         stream: Option<BorrowedStream<'_>>,
         patience: &'b Patience,
     ) -> Result<OpenExport<'b>> {
-        let named = self.descriptor.contents().named(part);
+        let named = self.descriptor.contents().named(index);
         let devices = self.session.devices()?;
         let home = devices.iter().find(|device| device.identity == named.home).map(|device| device.ordinal);
         let device = place(named.home, home)?;
@@ -326,22 +317,23 @@ impl<'a> OpenBuilder<'a> {
             delivery.check_device(named.home, device, stream)?;
         }
         let access = self.access.unwrap_or(named.access);
-        let (session, grant, alone) = (self.session, self.grants.get(part), self.alone);
+        let (session, grant, alone) = (self.session, self.grants.get(index), self.alone);
         Ok(OpenExport { session, named, device, home, access, patience, grant, alone })
     }
 
-    /// Opens a part, ready or not, or copies it as `layout` states. `blame` adds to an error the region that it concerns.
+    /// Opens a part, without waiting until it is ready, or copies it as `layout` states. `blame` adds the region concerned to
+    /// an error.
     #[inline]
-    fn held(
+    fn acquire(
         &self,
         opening: &OpenExport<'_>,
         layout: impl FnOnce() -> Result<CopyLayout>,
         blame: &dyn Fn(usize, Error) -> Error,
     ) -> Result<OpenPart> {
         let runtime = Runtime::get()?;
-        let known = if self.staging == Staging::Always { None } else { opening.open_already(runtime) };
+        let known = if self.staging == Staging::Always { None } else { opening.reuse_lease(runtime) };
         match known {
-            Some(lease) => Ok(opening.guard(runtime, opening.device, MappingSource::Remote(lease))),
+            Some(lease) => Ok(opening.part(runtime, MappingSource::Remote(lease))),
             None => self.open_or_copy(opening, runtime, layout, blame),
         }
     }
@@ -358,7 +350,7 @@ impl<'a> OpenBuilder<'a> {
         if self.staging == Staging::Always {
             return self.copy(opening, runtime, layout);
         }
-        match opening.opened(runtime, blame) {
+        match opening.open(runtime, blame) {
             Err(error) if self.staging == Staging::IfNeeded && is_out_of_reach(error.innermost()) => {
                 tracing::debug!(target: crate::os::log::IMPORT, %error, "the memory is copied, as it cannot be opened");
                 self.copy(opening, runtime, layout)
@@ -377,13 +369,14 @@ impl<'a> OpenBuilder<'a> {
             // The exporter's device copies at once: it does not wait for the streams that write the bytes.
             delivery.wait_ready(None, opening.patience.deadline())?;
         }
-        opening.copied(runtime, layout()?)
+        opening.copy(runtime, layout()?)
     }
 }
 
-/// Checks that the driver mapped, or the exporter shares, what the descriptor states; the position of a region where not.
-fn check_mapped(held: &OpenPart, regions: Regions<'_>) -> Result<(), (usize, Error)> {
-    let mapped = held.regions();
+/// Checks that the mapped or shared regions have the sizes that the descriptor states; the error contains the index of the
+/// region.
+fn check_mapped(part: &OpenPart, regions: Regions<'_>) -> Result<(), (usize, Error)> {
+    let mapped = part.regions();
     for (index, region) in regions.iter().enumerate() {
         let wanted = region.iter().map(|extent| extent.size).fold(0, u64::saturating_add);
         let found = mapped.get(index).map_or(0, |range| range.len);
@@ -401,7 +394,7 @@ fn check_mapped(held: &OpenPart, regions: Regions<'_>) -> Result<(), (usize, Err
     Ok(())
 }
 
-/// The same error, about the first tensor of that region or part.
+/// Adds the name of the first tensor of that region or part to an error.
 fn blame(contents: &Contents, part: usize, region: Option<usize>, error: Error) -> Error {
     match contents.first_tensor(part, region) {
         Some(tensor) => error.of_tensor(tensor.name),
@@ -409,7 +402,7 @@ fn blame(contents: &Contents, part: usize, region: Option<usize>, error: Error) 
     }
 }
 
-/// The parts that are open so far. Where the rest fails, nothing of them stays open that no other mapping uses.
+/// The parts that are open so far. If a further one fails, they are closed, unless other mappings use them.
 struct AllOrNothing {
     parts: OneOrMany<OpenPart>,
 }
@@ -424,243 +417,4 @@ impl Drop for AllOrNothing {
     fn drop(&mut self) {
         std::mem::replace(&mut self.parts, OneOrMany::NONE).for_each(OpenPart::abandon);
     }
-}
-
-/// How long an exporter may take, from the first time on that it is waited for: what is open already costs no look at the
-/// clock.
-#[derive(Debug)]
-pub(crate) struct Patience {
-    timeout: Duration,
-    deadline: OnceCell<Deadline>,
-}
-
-impl Patience {
-    pub(crate) const fn new(timeout: Duration) -> Self {
-        Self { timeout, deadline: OnceCell::new() }
-    }
-
-    fn deadline(&self) -> Deadline {
-        *self.deadline.get_or_init(|| Deadline::after(self.timeout))
-    }
-
-    pub(crate) fn left(&self) -> Duration {
-        self.deadline().left()
-    }
-}
-
-/// An export to be opened on a device: what a mapping has one of, and a bundle one for each home device.
-pub(crate) struct OpenExport<'a> {
-    pub(crate) session: &'a Session,
-    pub(crate) named: NamedExport<'a>,
-    pub(crate) device: DeviceOrdinal,
-    /// The home among this process's devices.
-    pub(crate) home: Option<DeviceOrdinal>,
-    pub(crate) access: Access,
-    pub(crate) patience: &'a Patience,
-    pub(crate) grant: Option<&'a UnusedGrant>,
-    pub(crate) alone: bool,
-}
-
-impl OpenExport<'_> {
-    /// A hold on what is open here and can be used at once.
-    fn open_already(&self, runtime: &'static Runtime) -> Option<LeaseRef> {
-        if self.alone || !self.is_permitted() {
-            return None;
-        }
-        let (backend, on) = (self.session.backend(), (self.device, self.access));
-        let lease =
-            runtime.imports.acquire_open(&self.named, backend, on, self.grant, self.session.allow_list())?;
-        kill_point!("importer:mapped");
-        Some(lease)
-    }
-
-    fn is_permitted(&self) -> bool {
-        self.named.access.is_writable() || !self.access.is_writable()
-    }
-
-    fn guard(&self, runtime: &Runtime, device: DeviceOrdinal, hold: MappingSource) -> OpenPart {
-        let (access, timeout) = (self.access, self.patience.timeout);
-        OpenPart::new(runtime, hold, Terms { device, access, at_home: self.home == Some(device), timeout })
-    }
-
-    /// Returns whether the device reaches the home device, as far as this process sees that.
-    fn has_peer_access(&self) -> Result<bool> {
-        self.home.map_or(Ok(true), |home| self.session.backend().peer_access(self.device, home))
-    }
-
-    /// Makes the stream wait until the bytes are ready; the host waits if there is no stream.
-    #[inline]
-    fn wait_ready(&self, held: &OpenPart, stream: Option<BorrowedStream<'_>>) -> Result<()> {
-        match stream {
-            Some(stream) => held.wait_ready_on(stream),
-            None => held.wait_ready(|| self.patience.left()),
-        }
-    }
-
-    /// Opens what cannot be used at once.
-    fn opened(&self, runtime: &'static Runtime, blame: &dyn Fn(usize, Error) -> Error) -> Result<OpenPart> {
-        let Self { session, named, device, home, access, patience, grant, alone } = *self;
-        let backend = session.backend();
-        if !self.is_permitted() {
-            return Err(Error::AccessDenied { wanted: access, granted: named.access });
-        }
-        self.check(runtime)?;
-        let hold = if self.is_local(runtime)? {
-            // Before the grant is used.
-            self.check_at_home()?;
-            self.local_hold(self.granted_locally(runtime)?)
-        } else {
-            if !self.has_peer_access()? {
-                return Err(Error::NoPeerAccess { from: device, to: named.home });
-            }
-            let allow = session.allow_list();
-            let (descriptor, deadline) = (named, patience.deadline());
-            let wanted = OpenTarget {
-                backend,
-                descriptor,
-                device,
-                home,
-                access,
-                allow,
-                deadline,
-                grant,
-                alone,
-                blame,
-            };
-            MappingSource::Remote(runtime.imports.acquire(&wanted)?)
-        };
-        let held = self.guard(runtime, device, hold);
-        kill_point!("importer:mapped");
-        Ok(held)
-    }
-
-    /// Copies the memory to the device.
-    fn copied(&self, runtime: &'static Runtime, layout: CopyLayout) -> Result<OpenPart> {
-        let Self { session, named, device, access, patience, grant, .. } = *self;
-        let timeout = patience.timeout;
-        let backend = session.backend();
-        self.check(runtime)?;
-        let held = |device, access, hold| {
-            OpenPart::new(runtime, hold, Terms { device, access, at_home: true, timeout })
-        };
-        let reading = Self { access: Access::ReadOnly, ..*self };
-        let buffer = if self.is_local(runtime)? {
-            let granted = reading.granted_locally(runtime)?;
-            let home = granted.shared.regions[0].device;
-            // Ends the lease whether the copy succeeds or not.
-            let kept = held(home, Access::ReadOnly, self.local_hold(granted));
-            kept.wait_ready(|| timeout)?;
-            copy_within(backend, kept.regions(), &layout, device)?
-        } else {
-            let allow = session.allow_list();
-            copy_in(&Incoming { backend, named, layout: &layout, device, grant, allow, timeout })?
-        };
-        kill_point!("importer:mapped");
-        Ok(held(device, access, MappingSource::Copy(Box::new(Copied { buffer, layout }))))
-    }
-
-    fn local_hold(&self, granted: LocalGrant) -> MappingSource {
-        let LocalGrant { lease, shared, .. } = granted;
-        let (backend, export) = (self.session.backend().clone(), self.named.export);
-        MappingSource::Local(Box::new(LocalLease { backend, export, lease, shared }))
-    }
-
-    /// What can be told before anybody is asked.
-    fn check(&self, runtime: &Runtime) -> Result<()> {
-        let name = self.session.backend().info().name;
-        check_backend("the descriptor", self.named.backend, name)?;
-        let count = self.session.devices()?.len();
-        if self.device.index() >= count {
-            return Err(Error::NoSuchDevice { backend: name, ordinal: self.device, count });
-        }
-        check_reachable(&self.named, runtime)
-    }
-
-    /// Returns whether this process is the exporter, so that there is nothing to open.
-    fn is_local(&self, runtime: &Runtime) -> Result<bool> {
-        let named = &self.named;
-        if *named.exporter != runtime.identity {
-            return Ok(false);
-        }
-        if runtime.poller.listens_at(named.broker) {
-            return Ok(true);
-        }
-        if matches!(socket::connect_to(named.broker), Err(Errno::CONNREFUSED | Errno::NOENT)) {
-            // The process has executed another program since, which has the same id and start time (execve(2)).
-            return Err(Error::ExporterGone { pid: named.exporter.pid });
-        }
-        Err(Error::Unsupported {
-            backend: self.session.backend().info().name,
-            what: "open memory that another copy of device-ipc shares in this process".into(),
-            why: "drivers do not open handles of the same process; use the address that was shared".into(),
-        })
-    }
-
-    /// Checks that memory of this process is opened on its home device.
-    fn check_at_home(&self) -> Result<()> {
-        match self.home {
-            Some(home) if home != self.device => Err(Error::Unsupported {
-                backend: self.session.backend().info().name,
-                what: format!("open memory of the same process on device {}", self.device),
-                why: format!(
-                    "within one process there is one address; open it at home (device {home}) and enable peer access, or take \
-                     a copy (OpenBuilder::or_staged)"
-                ),
-            }),
-            _ => Ok(()),
-        }
-    }
-
-    /// Begins a lease on an export of this process.
-    fn granted_locally(&self, runtime: &Runtime) -> Result<LocalGrant> {
-        let (named, access) = (&self.named, self.access);
-        let token = self.grant.and_then(UnusedGrant::token).unwrap_or(named.token);
-        let request = OpenRequest { export: named.export, token, access };
-        match runtime.exports.grant_locally(request) {
-            Ok(granted) => {
-                if let Some(grant) = self.grant {
-                    grant.used_up();
-                }
-                if let Some(Err(detail)) = granted.borrowed.as_ref().map(BorrowedMemory::check) {
-                    runtime.exports.release(named.export, granted.lease, Termination::Released);
-                    return Err(Error::StaleGeneration(detail));
-                }
-                Ok(granted)
-            }
-            Err(Refusal::Dropped) => Err(Error::ExportDropped { pid: named.exporter.pid }),
-            Err(Refusal::Access { granted }) => Err(Error::AccessDenied { wanted: access, granted }),
-            Err(_) => Err(Error::wrong_token(named.exporter.pid)),
-        }
-    }
-}
-
-/// Is it the device that cannot reach the memory, or the vendor that cannot open it there?
-const fn is_out_of_reach(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::NoPeerAccess { .. }
-            | Error::HomeNotVisible { .. }
-            | Error::Unsupported { .. }
-            | Error::Vendor(_)
-    )
-}
-
-/// What can be told of the exporter without asking it.
-fn check_reachable(descriptor: &NamedExport<'_>, runtime: &Runtime) -> Result<()> {
-    let (exporter, local) = (descriptor.exporter, &runtime.identity);
-    if exporter.boot != local.boot {
-        return Err(if exporter.host == local.host {
-            Error::Rebooted
-        } else {
-            Error::OtherHost { exporter: exporter.host.to_string(), local: local.host.to_string() }
-        });
-    }
-    if !runtime.imports.knows_to_live(exporter) && exporter.has_exited(local) {
-        return Err(Error::ExporterGone { pid: exporter.pid });
-    }
-    let is_abstract = matches!(descriptor.broker, BrokerAddress::Abstract(_));
-    if is_abstract && exporter.net_namespace != local.net_namespace {
-        return Err(Error::OtherNetworkNamespace);
-    }
-    Ok(())
 }

@@ -1,4 +1,4 @@
-//! What every guard of opened memory is made of: a hold on a lease, and its end in the right order.
+//! A part of a mapping: the reference to a lease, and its release in the right order.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -25,64 +25,63 @@ use crate::sharing::timeline::{Side, Termination, Timeline, note_own_slot, take_
 use crate::transport::Deadline;
 use crate::wire::descriptor::{Descriptor, ExportId};
 
-/// An export that is open here; a [`Mapping`](crate::Mapping) has one, a bundle one for each home device. The lease ends
-/// when device work with the memory has finished: [`end_at`](Self::end_at) waits for an event, and after a plain drop
-/// everything that had been submitted to the device is waited for before the lease ends, whenever that is. Neither makes the
-/// caller wait.
+/// An opened export; a [`Mapping`](crate::Mapping) has one for each home device. The lease ends when device work with the
+/// memory has completed: [`end_at`](Self::end_at) waits for an event, and after a plain drop the library waits for all work of
+/// the device before it ends the lease. Neither blocks the caller.
 #[derive(Debug)]
 pub(crate) struct OpenPart {
-    /// Taken when it ends.
-    hold: Option<MappingSource>,
+    /// Taken at the end.
+    source: Option<MappingSource>,
     terms: Terms,
     owner: Owner,
-    /// Has the host seen that the bytes are ready, so that nobody needs to wait any longer?
+    /// Whether the host has seen that the bytes are ready.
     seen_ready: AtomicBool,
     extras: OnceLock<Box<MappingExtras>>,
 }
 
-/// How it was opened.
+/// The parameters of the open.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
-    /// The device in whose address space the memory is.
+    /// The device of the address space.
     pub(super) device: DeviceOrdinal,
     pub(super) access: Access,
     pub(super) at_home: bool,
-    /// How long an exporter may take to answer.
+    /// The timeout for an exporter's answer.
     pub(super) timeout: Duration,
 }
 
-/// What few have.
+/// State that few mappings have.
 #[derive(Debug, Default)]
 struct MappingExtras {
-    /// The descriptor that it was opened by, where that states another address than the one that was reached.
+    /// The descriptor with the address at which the exporter was reached, if it differs from the stated one.
     descriptor: OnceLock<Descriptor>,
     callbacks: Mutex<Vec<u64>>,
-    /// Those for the drop of the export.
+    /// The numbers of the callbacks for the drop of the export.
     drop_callbacks: Mutex<Vec<u64>>,
-    /// The timeline where the exporter is this very process; else it is the lease's.
+    /// The timeline within the exporting process; otherwise the lease has it.
     local_timeline: Mutex<Option<Timeline>>,
 }
 
-/// What keeps the memory mapped.
+/// The resource that keeps the memory mapped.
 #[derive(Debug)]
 pub(super) enum MappingSource {
     /// A lease of another process's broker.
     Remote(LeaseRef),
-    /// The exporter is this very process.
+    /// A lease within the exporting process.
     Local(Box<LocalLease>),
     /// A copy of the memory, in a buffer of this process.
     Copy(Box<Copied>),
 }
 
-/// A copy through the host.
+/// A copy through host memory.
 #[derive(Debug)]
 pub(super) struct Copied {
     pub(super) buffer: Buffer,
-    /// Where the bytes of the export lie in the buffer.
+    /// The place of the export's bytes in the buffer.
     pub(super) layout: CopyLayout,
 }
 
-/// A hold on an export of this very process.
+/// A lease within the exporting process.
 #[derive(Debug)]
 pub(super) struct LocalLease {
     pub(super) backend: Arc<dyn DeviceIpc>,
@@ -100,8 +99,8 @@ impl MappingSource {
         }
     }
 
-    /// The regions: as the driver mapped their allocations; in the exporting process itself, as they were shared; of a copy,
-    /// the buffer.
+    /// Returns the regions: of another process, the mapped allocations; in the exporting process, the shared regions; of a
+    /// copy, the buffer.
     fn regions(&self) -> &[DeviceRange] {
         match self {
             Self::Remote(lease) => lease.mapped(),
@@ -140,17 +139,17 @@ impl MappingSource {
 }
 
 impl OpenPart {
-    /// For the process that the runtime is of.
-    pub(super) fn new(runtime: &Runtime, hold: MappingSource, terms: Terms) -> Self {
-        let seen_ready = AtomicBool::new(hold.is_ready_by_itself());
-        Self { hold: Some(hold), terms, owner: runtime.owner, seen_ready, extras: OnceLock::new() }
+    /// Creates a part that belongs to the process of the runtime.
+    pub(super) fn new(runtime: &Runtime, source: MappingSource, terms: Terms) -> Self {
+        let seen_ready = AtomicBool::new(source.is_ready_by_itself());
+        Self { source: Some(source), terms, owner: runtime.owner, seen_ready, extras: OnceLock::new() }
     }
 
-    fn hold(&self) -> &MappingSource {
-        self.hold.as_ref().expect("taken when the mapping ends")
+    fn source(&self) -> &MappingSource {
+        self.source.as_ref().expect("taken when the mapping ends")
     }
 
-    /// The descriptor that it was opened by, with the address at which the exporter was reached.
+    /// Returns the descriptor with the address at which the exporter was reached.
     pub(super) fn reached<'h>(&'h self, descriptor: &'h Descriptor) -> &'h Descriptor {
         let Some(broker) = self.lease().map(|lease| lease.link.broker()) else { return descriptor };
         if *broker == descriptor.contents().broker {
@@ -164,39 +163,39 @@ impl OpenPart {
         self.extras.get_or_init(Box::default)
     }
 
-    /// The bytes of a named tensor, from its first element to the end of its last.
+    /// Returns the range of a named tensor, from its first element to the end of its last.
     pub(super) fn elements_of(&self, region: usize, tensor: &NamedTensor<'_>) -> Result<DeviceRange> {
-        match self.hold() {
+        match self.source() {
             MappingSource::Copy(copy) => copy.layout.elements_of(copy.buffer.range(), region, tensor),
-            hold => named_elements_of(tensor, hold.regions()[region]),
+            source => named_elements_of(tensor, source.regions()[region]),
         }
     }
 
-    /// The regions; of memory of another process, with the allocations that they lie in
+    /// Returns the regions; of another process's memory, with the whole allocations
     /// ([`has_allocations`](Self::has_allocations)).
     pub(crate) fn regions(&self) -> &[DeviceRange] {
-        self.hold().regions()
+        self.source().regions()
     }
 
-    /// Are the regions whole allocations, as the driver mapped them?
+    /// Returns whether the regions are whole allocations, as the driver mapped them.
     pub(crate) fn has_allocations(&self) -> bool {
-        matches!(self.hold(), MappingSource::Remote(_))
+        matches!(self.source(), MappingSource::Remote(_))
     }
 
-    /// The lease, of memory of another process.
+    /// Returns the lease on another process's memory.
     pub(super) fn lease(&self) -> Option<&LeaseRef> {
-        match self.hold() {
+        match self.source() {
             MappingSource::Remote(lease) => Some(lease),
             MappingSource::Local(_) | MappingSource::Copy(_) => None,
         }
     }
 
     pub(crate) fn is_copy(&self) -> bool {
-        matches!(self.hold(), MappingSource::Copy(_))
+        matches!(self.source(), MappingSource::Copy(_))
     }
 
     pub(crate) fn backend(&self) -> &Arc<dyn DeviceIpc> {
-        self.hold().backend()
+        self.source().backend()
     }
 
     pub(crate) fn device(&self) -> DeviceOrdinal {
@@ -217,18 +216,18 @@ impl OpenPart {
 
     pub(crate) fn wait_ready_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.check_stream(stream)?;
-        if self.seen_ready.load(Ordering::Acquire) || self.hold().is_ready_by_itself() {
+        if self.seen_ready.load(Ordering::Acquire) || self.source().is_ready_by_itself() {
             return Ok(());
         }
-        self.hold().wait_ready_on(stream)
+        self.source().wait_ready_on(stream)
     }
 
-    /// Waits on the host until the bytes are ready, as long as `left` says where they are not.
+    /// Waits on the host until the bytes are ready, for at most the time that `left` returns.
     pub(crate) fn wait_ready(&self, left: impl FnOnce() -> Duration) -> Result<()> {
-        if self.seen_ready.load(Ordering::Acquire) || self.hold().is_ready_by_itself() {
+        if self.seen_ready.load(Ordering::Acquire) || self.source().is_ready_by_itself() {
             return Ok(());
         }
-        self.hold().wait_ready(left())?;
+        self.source().wait_ready(left())?;
         self.seen_ready.store(true, Ordering::Release);
         if let Some(lease) = self.lease() {
             lease.seen_ready.store(true, Ordering::Release);
@@ -242,10 +241,10 @@ impl OpenPart {
         self.words()
     }
 
-    /// The same also where only hosts can use it.
+    /// Returns the timeline, also if only hosts can use it.
     pub(crate) fn words(&self) -> Result<Timeline> {
         self.owner.check()?;
-        match self.hold() {
+        match self.source() {
             MappingSource::Remote(lease) => lease.timeline(Deadline::after(self.terms.timeout)),
             MappingSource::Local(local) => {
                 let mut own = self.extras().local_timeline.lock().unwrap_or_else(PoisonError::into_inner);
@@ -269,7 +268,7 @@ impl OpenPart {
         }
     }
 
-    /// May work on this stream use the memory now?
+    /// Checks that work on this stream may use the memory now.
     pub(crate) fn check_usable_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.owner.check()?;
         if let Some(lease) = self.lease() {
@@ -282,8 +281,8 @@ impl OpenPart {
         check_stream_of(stream, &**self.backend(), self.device(), "the mapping")
     }
 
-    /// Has `callback` run, once, when the exporter has ended; at once where it has already. Not at all for memory of this
-    /// very process, for a copy, or once this guard is gone.
+    /// Registers a callback that runs once when the exporter has terminated, now if it has; not for memory of the same process
+    /// or a copy, and not after the drop of this guard.
     pub(crate) fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
         let callback = DeviceBound::new(self.backend(), self.device(), callback);
         if let (Some(lease), true) = (self.lease(), self.owner.is_here()) {
@@ -295,8 +294,8 @@ impl OpenPart {
         }
     }
 
-    /// Runs `callback` once when the exporter drops the export; at once where it has. Not at all for memory of this very process,
-    /// for a copy, or once this guard has been dropped.
+    /// Registers a callback that runs once when the exporter drops the export, now if it has; not for memory of the same
+    /// process or a copy, and not after the drop of this guard.
     pub(crate) fn on_dropped(&self, callback: impl FnOnce() + Send + 'static) {
         let callback = DeviceBound::new(self.backend(), self.device(), callback);
         if let (Some(lease), true) = (self.lease(), self.owner.is_here()) {
@@ -317,39 +316,39 @@ impl OpenPart {
         }
     }
 
-    /// Ends it when the event has been reached. Without one, as by a plain drop, which waits for the whole device.
+    /// Ends the lease when the event has been reached. Without an event, as by a plain drop, which waits for the device.
     pub(crate) fn end_at(mut self, event: Option<Box<dyn DeviceEvent>>) {
         let Some(event) = event else { return };
-        let Some((runtime, hold)) = self.take_for_end() else { return };
-        let near = self.end_local_timeline(runtime, &hold);
+        let Some((runtime, source)) = self.take_for_end() else { return };
+        let near = self.end_local_timeline(runtime, &source);
         runtime.worker.submit_when(event, move || {
             end(near);
-            hold.end(runtime);
+            source.end(runtime);
         });
     }
 
-    /// Ends it. The caller knows that device work with the memory has finished.
+    /// Ends the lease after the caller has waited for device work with the memory.
     pub(crate) fn end_finished(mut self) {
-        let Some((runtime, hold)) = self.take_for_end() else { return };
-        let near = self.end_local_timeline(runtime, &hold);
-        let Some(hold) = hold.return_lease(runtime, true) else { return };
+        let Some((runtime, source)) = self.take_for_end() else { return };
+        let near = self.end_local_timeline(runtime, &source);
+        let Some(source) = source.return_lease(runtime, true) else { return };
         runtime.worker.submit(move || {
             end(near);
-            hold.end(runtime);
+            source.end(runtime);
         });
     }
 
-    /// Ends it, and keeps nothing open of it that nobody else uses.
+    /// Ends the lease, and closes it unless other mappings use it.
     pub(crate) fn abandon(self) {
         let lease = self.lease().map(KnownLease::of);
         drop(self);
         if let (Some(lease), Ok(runtime)) = (lease, Runtime::get()) {
-            // Behind the end where the drop has submitted it.
+            // Queued after the end that the drop has submitted.
             runtime.worker.submit(move || runtime.imports.close_idle(&lease));
         }
     }
 
-    /// An event that the stream reaches when it is done, where there are any.
+    /// Records an event on the stream; `None` if the device has none.
     pub(crate) fn released_event(&self, stream: BorrowedStream<'_>) -> Result<Option<Box<dyn DeviceEvent>>> {
         self.owner.check()?;
         self.check_stream(stream)?;
@@ -362,36 +361,36 @@ impl OpenPart {
         Ok(Some(event))
     }
 
-    /// Where the exporter is this very process, its streams are this process's too. One that waits for a signal that nobody
-    /// will submit any more would be waited for in vain, so they are let through once all that was submitted has arrived; by
-    /// the poller, as the worker may be waiting for them already.
-    fn end_local_timeline(&mut self, runtime: &Runtime, hold: &MappingSource) -> Option<Timeline> {
+    /// In the exporting process, the streams of both sides belong to this process. A stream that waits for a signal that is
+    /// never submitted would wait for ever, so the waits are satisfied after all submitted signals have arrived; by the poller,
+    /// because the worker may be waiting for these streams.
+    fn end_local_timeline(&mut self, runtime: &Runtime, source: &MappingSource) -> Option<Timeline> {
         let near = &mut self.extras.get_mut()?.local_timeline;
         let near = near.get_mut().unwrap_or_else(PoisonError::into_inner).take()?;
-        runtime.poller.end_once_arrived(near.clone(), hold.far_timeline(runtime));
+        runtime.poller.end_once_arrived(near.clone(), source.far_timeline(runtime));
         Some(near)
     }
 
-    /// Everything that has to be let go of, on the worker's thread, once device work has finished.
+    /// Takes the resources that are released on the worker's thread after device work has completed.
     fn take_for_end(&mut self) -> Option<(&'static Runtime, MappingSource)> {
-        let hold = self.hold.take()?;
+        let source = self.source.take()?;
         let Some(runtime) = Runtime::of_guard(&self.owner) else {
             // A forked child: the driver's state is the parent's.
-            std::mem::forget(hold);
+            std::mem::forget(source);
             return None;
         };
-        if let (MappingSource::Remote(lease), Some(extras)) = (&hold, self.extras.get_mut()) {
+        if let (MappingSource::Remote(lease), Some(extras)) = (&source, self.extras.get_mut()) {
             for id in std::mem::take(extras.callbacks.get_mut().unwrap_or_else(PoisonError::into_inner)) {
                 lease.link.forget_callback(id);
             }
             let dropped = extras.drop_callbacks.get_mut().unwrap_or_else(PoisonError::into_inner);
             std::mem::take(dropped).into_iter().for_each(|id| lease.notices.forget_callback(id));
         }
-        Some((runtime, hold))
+        Some((runtime, source))
     }
 }
 
-/// Nobody waits by this side of a timeline any longer.
+/// Ends this side of a timeline.
 fn end(near: Option<Timeline>) {
     if let Some(near) = near {
         near.endpoint().end(Termination::Released);
@@ -399,7 +398,7 @@ fn end(near: Option<Timeline>) {
 }
 
 impl MappingSource {
-    /// The exporter's side of the timeline, where that is this very process.
+    /// Returns the exporter's side of the timeline within the exporting process.
     fn far_timeline(&self, runtime: &Runtime) -> Option<Timeline> {
         match self {
             Self::Local(local) => runtime.exports.known_timeline(local.export, local.lease),
@@ -407,8 +406,8 @@ impl MappingSource {
         }
     }
 
-    /// Lets go of a lease of another process's broker: on this thread, unless something has to be closed for it. Anything
-    /// else is given back.
+    /// Releases a lease of another process's broker on this thread, unless something has to be closed. Returns any other
+    /// source.
     fn return_lease(self, runtime: &'static Runtime, finished: bool) -> Option<Self> {
         let Self::Remote(lease) = self else { return Some(self) };
         kill_point!("importer:releasing");
@@ -433,15 +432,15 @@ impl MappingSource {
 impl Drop for OpenPart {
     fn drop(&mut self) {
         let device = self.device();
-        let Some((runtime, hold)) = self.take_for_end() else { return };
-        let near = self.end_local_timeline(runtime, &hold);
-        let Some(hold) = hold.return_lease(runtime, false) else { return };
+        let Some((runtime, source)) = self.take_for_end() else { return };
+        let near = self.end_local_timeline(runtime, &source);
+        let Some(source) = source.return_lease(runtime, false) else { return };
         runtime.worker.submit(move || {
-            if let Err(error) = hold.backend().synchronize_device(device) {
+            if let Err(error) = source.backend().synchronize_device(device) {
                 tracing::warn!(target: crate::os::log::IMPORT, %error, "the device could not be waited for before a mapping was closed");
             }
             end(near);
-            hold.end(runtime);
+            source.end(runtime);
         });
     }
 }

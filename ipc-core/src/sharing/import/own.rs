@@ -1,4 +1,4 @@
-//! Memory of this very process, that a guard keeps.
+//! Memory of this process in a guard.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::Result;
 use crate::os::process::Owner;
 
-/// Memory that this process allocated, and that whoever has this keeps. It is always ready, and may be written.
+/// Memory that this process allocated and its owner keeps allocated. It is always ready and writable.
 pub(crate) struct OwnMemory {
     backend: Arc<dyn DeviceIpc>,
     device: DeviceOrdinal,
-    /// Who keeps it, for an error.
+    /// The name of the owner for errors.
     what: &'static str,
     owner: Owner,
 }
@@ -27,7 +27,7 @@ impl OwnMemory {
         &self.backend
     }
 
-    /// May work on this stream use the memory now?
+    /// Checks that work on this stream may use the memory now.
     pub(super) fn check_usable_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.owner.check()?;
         check_stream_of(stream, &*self.backend, self.device, self.what)

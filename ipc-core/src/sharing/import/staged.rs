@@ -20,7 +20,7 @@ use crate::transport::{AllowList, Deadline};
 use crate::wire::descriptor::NamedExport;
 use crate::wire::{Reply, Request};
 
-/// The export to copy, and the place of the copy.
+/// The export to copy, and the target of the copy.
 pub(crate) struct Incoming<'a> {
     pub(crate) backend: &'a Arc<dyn DeviceIpc>,
     pub(crate) named: NamedExport<'a>,
@@ -30,7 +30,7 @@ pub(crate) struct Incoming<'a> {
     /// The right to open the export once more, whatever has become of it.
     pub(crate) grant: Option<&'a UnusedGrant>,
     pub(crate) allow: &'a AllowList,
-    /// How long the exporter may be silent.
+    /// The timeout for each answer of the exporter.
     pub(crate) timeout: Duration,
 }
 
@@ -54,18 +54,18 @@ pub(crate) fn copy_in(incoming: &Incoming<'_>) -> Result<Buffer> {
     Ok(target.into_buffer())
 }
 
-/// A lease for copying. Dropping it gives it back.
+/// A lease for copying. Dropping it releases it.
 struct Staging {
     link: Arc<Link>,
     lease: LeaseId,
     chunks: Chunks,
     pages: HostPages,
-    /// Does the device copy from the pages by itself?
+    /// Whether the device copies from the pages itself.
     pinned: bool,
 }
 
 impl Staging {
-    /// The error comes with whether the connection was made for this.
+    /// The error comes with whether the connection is new.
     fn begin(incoming: &Incoming<'_>) -> Result<Self, (Error, bool)> {
         let deadline = Deadline::after(incoming.timeout);
         let linked = Runtime::get()
@@ -81,7 +81,9 @@ impl Staging {
         let pending = link.request(|request| Request::Stage { request, export, token, spans }, deadline)?;
         kill_point!("importer:staging-asked");
         let (Reply::Staging { lease, chunk_bytes, bytes, .. }, files) = pending.wait(deadline)? else {
-            return Err(link.check_gone(Error::Protocol("it answered a copy with something else".into())));
+            return Err(
+                link.check_gone(Error::Protocol("it sent another reply to a request for a copy".into()))
+            );
         };
         if let Some(grant) = incoming.grant {
             grant.used_up();
@@ -116,7 +118,7 @@ impl Staging {
         Ok((chunks, pages, pinned))
     }
 
-    /// Waits until the chunk is in its half.
+    /// Waits until the chunk is in its half of the pages.
     fn ask_for(&self, chunk: u64, timeout: Duration) -> Result<()> {
         let deadline = Deadline::after(timeout);
         let lease = self.lease;
@@ -127,7 +129,7 @@ impl Staging {
             {
                 Ok(())
             }
-            _ => Err(self.link.check_gone(Error::Protocol("it copied what was not asked for".into()))),
+            _ => Err(self.link.check_gone(Error::Protocol("it copied another chunk than requested".into()))),
         }
     }
 }
@@ -138,11 +140,11 @@ impl Drop for Staging {
     }
 }
 
-/// The new buffer, and a stream of its own that fills it: a stream of the caller's may be busy, or captured into a graph.
+/// The new buffer, and a private stream that fills it: a stream of the caller may be busy, or captured into a graph.
 struct Target<'a> {
     backend: &'a Arc<dyn DeviceIpc>,
     stream: Box<dyn DeviceStream>,
-    /// `None` where the device has no events.
+    /// `None` if the device has no events.
     copied: Option<Box<dyn DeviceEvent>>,
     /// Taken when the copy is complete.
     buffer: Option<Buffer>,
@@ -154,7 +156,7 @@ impl<'a> Target<'a> {
         let (backend, device) = (incoming.backend, incoming.device);
         let bytes = incoming.layout.buffer_bytes();
         let buffer = Buffer::allocate(Arc::clone(backend), device, bytes, MemoryUse::new())?;
-        // From here on the buffer is freed by drop.
+        // The buffer is freed by drop from here on.
         let (segments, buffer) = (incoming.layout.segments(buffer.range())?, Some(buffer));
         let stream = backend.memory().create_stream(device)?;
         let events = backend.capabilities(device)?.ipc_events;
@@ -162,7 +164,7 @@ impl<'a> Target<'a> {
         Ok(Self { backend, stream, copied, buffer, segments })
     }
 
-    /// Copies a chunk out of its half, and waits until the copy is complete.
+    /// Copies a chunk from its half of the pages, and waits until the copy is complete.
     fn put(&self, chunk: u64, from: &Staging, timeout: Duration) -> Result<()> {
         let (place, len) = (from.chunks.place(chunk), from.chunks.len(chunk));
         assert!(place + len as usize <= from.pages.len(), "chunks lie in the pages");
@@ -182,7 +184,7 @@ impl<'a> Target<'a> {
         }
         let submitted = parts.try_for_each(|(offset, part)| {
             // SAFETY: inside the chunk. The pages stay pinned until the device has been waited for, and the part is the new
-            // buffer's, which stays as long.
+            // buffer's, which exists as long.
             unsafe { memory.copy_from_host(part, bytes.add(offset as usize), stream) }
         });
         if let Err(error) = submitted {
@@ -202,7 +204,7 @@ impl<'a> Target<'a> {
 }
 
 impl Drop for Target<'_> {
-    /// A driver's free waits for streams; the caller does not.
+    /// A driver's free waits for streams; the caller must not.
     fn drop(&mut self) {
         if let (Some(buffer), Some(runtime)) = (self.buffer.take(), Runtime::existing()) {
             runtime.worker.submit(move || drop(buffer));

@@ -1,8 +1,8 @@
-//! The open imports of this process: links to brokers, leases, and the driver's mappings.
+//! The imports of this process: links to brokers, leases, and driver mappings.
 //!
-//! A lease is held once for an export, device and access, however many mappings there are of it, and for a while after
-//! the last of them: the next open costs neither a message nor a driver call. The driver's mapping is held once for the
-//! allocations, device and access: another export of an allocation that is open costs a message and no driver call.
+//! There is one lease for each export, device and access, for any number of mappings; it is kept idle after the last of them,
+//! so that the next open costs neither a message nor a driver call. There is one driver mapping for each set of allocations,
+//! device and access: opening another export of an open allocation costs a message and no driver call.
 
 mod begin;
 mod by_thread;
@@ -41,20 +41,20 @@ use crate::sharing::Runtime;
 use crate::transport::AllowList;
 use crate::wire::descriptor::NamedExport;
 
-/// The open imports of this process.
+/// The imports of this process.
 #[derive(Debug, Default)]
 pub(crate) struct ImportTable {
     links: Mutex<HashMap<Arc<ProcessIdentity>, Arc<LinkSlot>>>,
     leases: Cache<LeaseKey, Lease>,
     ranges: Cache<RangeKey, OpenRange>,
-    /// Grants that have ended, before their exporters are notified.
+    /// Ended grants that have not been reported to their exporters yet.
     pub(super) ended: Mutex<EndedGrants>,
     addresses: Addresses,
     layouts: Recent<LayoutKey>,
 }
 
 impl ImportTable {
-    /// Returns a reference to the lease on the descriptor's export, which begins unless there is one.
+    /// Returns a reference to the lease on the descriptor's export, which begins if there is none.
     pub(super) fn acquire(&'static self, wanted: &OpenTarget<'_>) -> Result<LeaseRef> {
         let runtime = Runtime::get()?;
         let descriptor = wanted.descriptor;
@@ -88,8 +88,8 @@ impl ImportTable {
         Ok(lease)
     }
 
-    /// Returns a reference to the lease that mappings of an export share, where one can be used at once: without a message, a
-    /// driver call or a system call. Anything else, errors included, is left to [`acquire`](Self::acquire).
+    /// Returns a reference to the shared lease on an export if it can be used without a message, a driver call or a system
+    /// call. All other cases, errors included, are left to [`acquire`](Self::acquire).
     pub(super) fn acquire_open(
         &'static self,
         named: &NamedExport<'_>,
@@ -119,21 +119,21 @@ impl ImportTable {
         self.leases.idle_amount()
     }
 
-    /// Returns the number of opens that found a lease which could be used at once.
+    /// Returns the number of opens that used an existing lease.
     pub(crate) fn opens_again(&self) -> u64 {
         self.leases.taken_again()
     }
 
-    /// Notes that an existing lease has replaced a grant.
+    /// Records that an existing lease has replaced a grant.
     fn settle(&'static self, grant: Option<&UnusedGrant>, lease: &LeaseRef) {
-        // Looked at after the grant, so that no notification is missed in between.
+        // Checked after the grant, so that no notification is missed.
         if grant.is_some_and(|grant| grant.replaced(self)) || grant.is_some() && !lease.notices.may_keep() {
             self.give_back_soon(&lease.key().exporter);
         }
     }
 
-    /// Releases a mapping's reference, without waiting. Device work may still use the memory unless it is `finished`: the thread
-    /// that ends the lease waits for it. Where the lease ends now, that is the worker.
+    /// Releases a mapping's reference without waiting. Device work may still use the memory unless it is `finished`: the thread
+    /// that ends the lease waits for it. If the lease ends now, that thread is the worker.
     pub(super) fn return_lease(&'static self, runtime: &Runtime, lease: LeaseRef, finished: bool) {
         if !finished {
             // Before the release, after which another thread may end the lease.
@@ -144,7 +144,7 @@ impl ImportTable {
         }
     }
 
-    /// Releases a reference. The last one may close the driver's mapping and give the lease back; it may block.
+    /// Releases a reference. The last one may close the driver mapping and release the lease; it may block.
     pub(super) fn release(&self, lease: LeaseRef) {
         self.leases.release(lease, |lease| self.end(lease));
     }
@@ -167,14 +167,14 @@ impl ImportTable {
         self.leases.set_limits(limits, |lease| self.end(lease));
     }
 
-    /// Closes the driver's mappings of an exporter's memory, also those in use. Returns the number of those in use.
+    /// Closes the driver mappings of an exporter's memory, also those in use. Returns the number of those in use.
     pub(crate) fn close_all_of(&self, exporter: &ProcessIdentity) -> usize {
         let mut closed = 0;
         for lease in self.leases.open() {
             if *lease.key().exporter != *exporter || lease.revoked.swap(true, Ordering::AcqRel) {
                 continue;
             }
-            // The last reference closes it from now on; an idle one is closed here.
+            // Its last reference closes it; an idle one is closed here.
             self.leases.close_idle(&lease, |lease| self.end(lease));
             let Some(ranges) = lease.unmap() else { continue };
             lease.wait_for_device();
@@ -204,7 +204,7 @@ impl ImportTable {
         self.release_ranges(lease.unmap().unwrap_or_default());
         kill_point!("importer:closed");
         tracing::debug!(target: crate::os::log::IMPORT, pid = exporter.pid, %export, "closed");
-        // No notification about the export arrives from now on.
+        // No notification about the export arrives after this.
         self.give_back_over(&lease.link, exporter);
         lease.link.release(lease.id);
         kill_point!("importer:released");

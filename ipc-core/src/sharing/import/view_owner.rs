@@ -1,4 +1,4 @@
-//! Views of memory that a guard keeps: of memory that was opened, and of this process's own.
+//! Views of the memory of a guard: opened memory, and memory of this process.
 
 #![allow(unsafe_code, reason = "views are made of ranges that their guard keeps mapped")]
 
@@ -13,18 +13,18 @@ use crate::model::error::{Error, Result};
 use crate::model::tensor::{Element, LayoutError, TensorLayout};
 use crate::sharing::export::check_backend;
 
-/// What keeps the memory.
+/// The guard that keeps the memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ViewOwner<'m> {
-    /// It has been opened.
+    /// Opened memory.
     Opened(&'m OpenPart),
-    /// It is this process's own.
+    /// Memory of this process.
     Own(&'m OwnMemory),
 }
 
 impl<'m> From<&'m OpenPart> for ViewOwner<'m> {
-    fn from(held: &'m OpenPart) -> Self {
-        Self::Opened(held)
+    fn from(part: &'m OpenPart) -> Self {
+        Self::Opened(part)
     }
 }
 
@@ -35,7 +35,7 @@ impl<'m> From<&'m OwnMemory> for ViewOwner<'m> {
 }
 
 impl<'m> ViewOwner<'m> {
-    /// Elements of the memory, to be read by work on `stream`, which waits until the bytes are ready.
+    /// Returns a view of elements for reading by work on `stream`, which waits until the bytes are ready.
     pub(crate) fn view<T: Element, M: ViewTypes>(
         self,
         range: DeviceRange,
@@ -48,7 +48,7 @@ impl<'m> ViewOwner<'m> {
         unsafe { stream.view(range) }
     }
 
-    /// Elements of the memory, to be read and written by work on `stream`, which waits until the bytes are ready.
+    /// Returns a view of elements for reading and writing by work on `stream`, which waits until the bytes are ready.
     pub(crate) fn view_mut<T: Element, M: ViewTypes>(
         self,
         range: DeviceRange,
@@ -65,7 +65,7 @@ impl<'m> ViewOwner<'m> {
         unsafe { stream.view_mut(range) }
     }
 
-    /// All bytes of the range, whatever they mean, to be read by work on `stream`.
+    /// Returns a view of all bytes of the range for reading by work on `stream`.
     pub(crate) fn view_bytes<M: ViewTypes>(
         self,
         range: DeviceRange,
@@ -74,7 +74,7 @@ impl<'m> ViewOwner<'m> {
         self.view(range, None, stream)
     }
 
-    /// All bytes of the range, whatever they mean, to be read and written by work on `stream`.
+    /// Returns a view of all bytes of the range for reading and writing by work on `stream`.
     pub(crate) fn view_bytes_mut<M: ViewTypes>(
         self,
         range: DeviceRange,
@@ -83,7 +83,7 @@ impl<'m> ViewOwner<'m> {
         self.view_mut(range, None, stream)
     }
 
-    /// The elements, copied to the host in row-major order, after the stream has waited until the bytes are ready.
+    /// Copies the elements to the host in row-major order, after the stream has waited until the bytes are ready.
     pub(crate) fn to_host<T: Element>(
         self,
         range: DeviceRange,
@@ -96,7 +96,7 @@ impl<'m> ViewOwner<'m> {
         self.read(range, layout, stream)
     }
 
-    /// The bytes of the elements, copied as by [`to_host`](Self::to_host).
+    /// Copies the bytes of the elements to the host, as [`to_host`](Self::to_host) does.
     pub(crate) fn to_host_bytes(
         self,
         range: DeviceRange,
@@ -116,7 +116,7 @@ impl<'m> ViewOwner<'m> {
     ) -> Result<Vec<T>> {
         self.wait_ready_on(stream)?;
         let memory = match self {
-            Self::Opened(held) => held.backend().memory(),
+            Self::Opened(part) => part.backend().memory(),
             Self::Own(own) => own.backend().memory(),
         };
         // SAFETY: the guard keeps the memory while this runs, and the caller names bytes in its regions.
@@ -128,10 +128,10 @@ impl<'m> ViewOwner<'m> {
         }
     }
 
-    /// What this process may do with the memory.
+    /// Returns the access of this process to the memory.
     pub(super) fn access(self) -> Access {
         match self {
-            Self::Opened(held) => held.access(),
+            Self::Opened(part) => part.access(),
             Self::Own(_) => Access::ReadWrite,
         }
     }
@@ -150,7 +150,7 @@ impl<'m> ViewOwner<'m> {
     /// Checks that work on the stream may use the memory now.
     fn check_usable_on(self, stream: BorrowedStream<'_>) -> Result<()> {
         match self {
-            Self::Opened(held) => held.check_usable_on(stream),
+            Self::Opened(part) => part.check_usable_on(stream),
             Self::Own(own) => own.check_usable_on(stream),
         }
     }
@@ -158,13 +158,13 @@ impl<'m> ViewOwner<'m> {
     /// Makes the stream wait until the bytes are ready.
     fn wait_ready_on(self, stream: BorrowedStream<'_>) -> Result<()> {
         match self {
-            Self::Opened(held) => held.wait_ready_on(stream),
+            Self::Opened(part) => part.wait_ready_on(stream),
             Self::Own(_) => Ok(()),
         }
     }
 }
 
-/// Is it a stream of the device that the memory is on? `what` names the memory.
+/// Checks that the stream belongs to the device of the memory, which `what` names.
 pub(super) fn check_stream_of(
     stream: BorrowedStream<'_>,
     backend: &dyn DeviceIpc,
@@ -176,7 +176,7 @@ pub(super) fn check_stream_of(
     if stream == expected { Ok(()) } else { Err(Error::WrongStream { stream, what, expected }) }
 }
 
-/// Are these bytes whole, aligned elements of this type, one behind the other?
+/// Checks that the bytes are whole, aligned, contiguous elements of this type.
 fn check_elements<T: Element>(range: DeviceRange, layout: Option<&TensorLayout>) -> Result<()> {
     check_dtype::<T>(layout)?;
     if let Some(layout) = layout.filter(|layout| !layout.is_contiguous()) {

@@ -1,4 +1,4 @@
-//! What the poller does about timelines behind the calls that ended them: it looks repeatedly whether signals have arrived, and
+//! The poller's work for timelines after the calls that ended them: it checks repeatedly whether signals have arrived, and
 //! poisons again the words that a terminated peer's device may still write. It also polls the conditions that descriptors wait
 //! for.
 

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_could_be_cut_short_is_no_page() {
+    fn shrinkable_file_is_rejected_as_a_page() {
         use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
         let unsealed = memfd_create("unsealed", MemfdFlags::ALLOW_SEALING).unwrap();

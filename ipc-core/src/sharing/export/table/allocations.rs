@@ -1,4 +1,4 @@
-//! The allocations that exports lie in: each has its handle once, whatever the number of exports.
+//! The allocations of exports: each has one handle for all exports.
 
 use std::sync::{Arc, PoisonError, Weak};
 
@@ -10,7 +10,7 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::Result;
 use crate::wire::{AllocationId, random_bytes};
 
-/// The backend's instance, the device and the address there.
+/// The backend instance, the device and the address.
 pub(super) type Address = (usize, DeviceOrdinal, DevicePtr);
 
 fn address((backend, range, _): &AllocationKey) -> Address {
@@ -18,8 +18,9 @@ fn address((backend, range, _): &AllocationKey) -> Address {
 }
 
 impl ExportTable {
-    /// The allocation with its handle: the one that another export made, or a new one. While a handle of it is being
-    /// made or taken back, others wait: a vendor whose handles revoke takes the memory from whoever opened it meanwhile.
+    /// Returns the allocation with its handle: an existing one, or a new one. Other callers wait while a handle of it is
+    /// created or closed: closing a handle of a vendor whose handles revoke ends the mappings of processes that opened it
+    /// meanwhile.
     pub(crate) fn allocation(
         &self,
         backend: &Arc<dyn DeviceIpc>,
@@ -35,7 +36,7 @@ impl ExportTable {
         }
         state.allocations.insert(key, Weak::new());
         if state.last_allocation == 0 {
-            // Another program that this process runs later is the same process (execve(2)) and has other allocations.
+            // A program that this process executes later has the same identity (execve(2)) and other allocations.
             state.last_allocation = u64::from(u32::from_ne_bytes(random_bytes()?)) << 24;
         }
         state.last_allocation += 1;
@@ -55,7 +56,7 @@ impl ExportTable {
     pub(in crate::sharing::export) fn forget_allocation(&self, key: &AllocationKey) {
         let mut state = self.lock();
         state.allocations.remove(key);
-        // Not another one, which has taken its place.
+        // Not a newer allocation at the same address.
         if state.by_address.get(&address(key)).is_some_and(|known| known.strong_count() == 0) {
             state.by_address.remove(&address(key));
         }
@@ -64,7 +65,7 @@ impl ExportTable {
     }
 }
 
-/// Lets others try where no handle could be made.
+/// Lets other callers try after a handle could not be created.
 struct Unfinished<'a> {
     table: &'a ExportTable,
     key: AllocationKey,

@@ -1,8 +1,8 @@
 //! Grants: rights to open an export once, which travel with the messages of a channel.
 //!
-//! A sender may drop an export as soon as it has sent it. What keeps the memory until the message is opened is the grant:
-//! a token of its own in the export's entry. It ends when its bearer has begun a lease with it, gives it back, or when the
-//! channel that it was sent over has no other end any longer.
+//! A sender may drop an export as soon as it has sent it. The grant, a private token in the export's entry, keeps the memory
+//! until the message is opened. It ends when its bearer begins a lease with it or returns it, or when the channel has no peer
+//! any longer.
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
@@ -16,11 +16,11 @@ use crate::sharing::Runtime;
 use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
 
-/// The number of a channel of this process; never given twice.
+/// The number of a channel of this process. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ChannelId(pub(crate) u64);
 
-/// The peer of a channel, as texts for people name it.
+/// The peer of a channel for display.
 #[derive(Clone, Debug)]
 pub(crate) struct Bearer {
     pub(crate) channel: ChannelId,
@@ -28,8 +28,8 @@ pub(crate) struct Bearer {
     pub(crate) program: Arc<str>,
 }
 
-/// The grants of an export, by their tokens. A token is found by a hash whose key nobody knows, so the time that it takes
-/// tells nothing about the bytes.
+/// The grants of an export by token. The hash that finds a token has a secret key, so the search time reveals nothing about the
+/// bytes.
 pub(super) type Grants = HashMap<[u8; 16], Grant>;
 
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(super) struct Grant {
     since: Instant,
 }
 
-/// The grants that a channel has sent and its peer has not used yet. Kept, empty, as long as the channel exists.
+/// The unused grants that a channel has sent. It exists, empty, as long as the channel does.
 pub(super) struct InFlight {
     bearer: Bearer,
     grants: HashSet<(ExportId, [u8; 16])>,
@@ -102,7 +102,7 @@ impl ExportTable {
             Some(in_flight) if !in_flight.grants.is_empty() => in_flight.keeper.replace(keeper),
             _ => Some(keeper),
         };
-        // It may hold the last reference to the caller's backend: not dropped under the lock.
+        // It may be the last reference to the caller's backend, so it is not dropped under the lock.
         drop(state);
         drop(keeper);
     }
@@ -134,7 +134,7 @@ impl State {
         }
     }
 
-    /// Returns the peers that an export has been sent to and that have not opened it yet, each once.
+    /// Returns the peers that have received the export in a message and have not opened it yet, each once.
     pub(super) fn bearers(&self, entry: &Entry) -> Vec<Holder> {
         let mut since: HashMap<ChannelId, Instant> = HashMap::new();
         for grant in entry.grants.values() {
@@ -152,7 +152,7 @@ impl State {
 }
 
 impl InFlight {
-    /// Drops the channel on the worker: it may hold the last reference to the caller's backend.
+    /// Drops the channel on the worker: it may have the last reference to the caller's backend.
     fn release(self) {
         if let (Some(keeper), Some(runtime)) = (self.keeper, Runtime::existing()) {
             runtime.worker.submit(move || drop(keeper));

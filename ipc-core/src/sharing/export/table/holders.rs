@@ -1,4 +1,4 @@
-//! Who holds an export: for messages, for lists, and for those who wait until nobody does.
+//! The holders of exports: for messages, for listings, and for threads that wait for the last release.
 
 use std::ops::Bound;
 use std::time::Instant;
@@ -10,12 +10,12 @@ use crate::wire::descriptor::ExportId;
 use crate::wire::{LISTED_EXPORTS, LISTED_HOLDERS, ListedExport, ListedHolder};
 
 impl ExportTable {
-    /// Who holds the export.
+    /// Returns the holders of the export.
     pub(crate) fn holders(&self, export: ExportId) -> Holders {
         self.lock().holders(export)
     }
 
-    /// Returns the length of the export's regions in bytes; 0 for an export that does not exist any longer.
+    /// Returns the size of the export's regions in bytes; 0 for an export that no longer exists.
     pub(crate) fn bytes(&self, export: ExportId) -> u64 {
         self.lock().exports.get(&export).map_or(0, |entry| entry.bytes)
     }
@@ -25,12 +25,12 @@ impl ExportTable {
         self.lock().exports.values().map(|entry| entry.idle()).sum()
     }
 
-    /// Returns whether any export so far has allowed this peer: only then is it spoken to.
+    /// Returns whether any export so far has allowed this peer: the broker answers no others.
     pub(crate) fn permits(&self, peer: &PeerCredentials) -> bool {
         self.lock().allowed.permits(peer)
     }
 
-    /// The exports behind `after` that this peer might open, and whether there are more.
+    /// Returns the exports after `after` that this peer may open, and whether there are more.
     pub(crate) fn list(&self, after: ExportId, peer: &PeerCredentials) -> (Vec<ListedExport>, bool) {
         let state = self.lock();
         let behind = state.exports.range((Bound::Excluded(after), Bound::Unbounded));
@@ -39,7 +39,7 @@ impl ExportTable {
         (listed, visible.next().is_some())
     }
 
-    /// Waits until `done` says so, or the deadline has come; then the holders of that moment.
+    /// Waits until `done` returns true or the deadline passes; the error is the holders at that time.
     pub(super) fn wait(
         &self,
         export: ExportId,
@@ -48,7 +48,7 @@ impl ExportTable {
     ) -> Result<(), Holders> {
         let mut state = self.lock();
         loop {
-            // A lease that has become idle since, and whose importer does not answer.
+            // Also a lease that has become idle since, and whose importer does not answer.
             self.reclaim_idle(&mut state, export);
             let entry = state.exports.get(&export).map(|entry| &**entry);
             if done(entry) {

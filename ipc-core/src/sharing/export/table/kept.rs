@@ -1,4 +1,4 @@
-//! Which memory exports keep allocated, so that the driver need not be asked where it lies.
+//! The memory that exports keep allocated, which needs no call of the driver to be located.
 
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ use crate::model::lease::LeaseId;
 use crate::wire::descriptor::ExportId;
 
 impl ExportTable {
-    /// The allocation that this memory lies in, where an export keeps it allocated.
+    /// Returns the allocation of this memory, if an export keeps it allocated.
     pub(crate) fn kept_extent(&self, backend: &Arc<dyn DeviceIpc>, range: DeviceRange) -> Option<Extent> {
         let instance = Arc::as_ptr(backend).cast::<()>() as usize;
         let state = self.lock();
         let found = state.before(instance, range)?;
-        // Not under the lock, where this may be the last to let go of it.
+        // Not dropped under the lock: this may be the last reference.
         drop(state);
         found.keeps(range).then(|| *found.extent())
     }
 
-    /// The same of several, with their handles.
+    /// Returns the allocations of several memories with their handles.
     pub(crate) fn kept_allocations(
         &self,
         backend: &Arc<dyn DeviceIpc>,
@@ -30,11 +30,11 @@ impl ExportTable {
         let state = self.lock();
         found.extend(ranges.map(|range| (range, state.before(backend, range))));
         drop(state);
-        // As above.
+        // Not dropped under the lock, as above.
         found.into_iter().map(|(range, allocation)| allocation.filter(|one| one.keeps(range))).collect()
     }
 
-    /// Is there such a lease, and are the allocations of its export these very ones?
+    /// Returns whether there is such a lease, and its export has exactly these allocations.
     pub(crate) fn has_allocations_of(&self, export: ExportId, lease: LeaseId, of: &Shared) -> bool {
         let state = self.lock();
         let entry = state.exports.get(&export).filter(|entry| entry.leases.contains_key(&lease));
@@ -47,7 +47,7 @@ impl ExportTable {
 }
 
 impl State {
-    /// The allocation that begins at the range or before it, and behind all others that do.
+    /// Returns the allocation with the greatest start address that is not after the range's.
     fn before(&self, backend: usize, range: DeviceRange) -> Option<Arc<Allocation>> {
         let until = ..=(backend, range.device, range.ptr);
         let ((instance, device, _), allocation) = self.by_address.range(until).next_back()?;

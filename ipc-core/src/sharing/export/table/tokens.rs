@@ -1,24 +1,24 @@
-//! The secrets of exports and grants, of which the kernel is asked for many at a time.
+//! The tokens of exports and grants, read from the kernel in blocks.
 
 use super::ExportTable;
 use crate::model::error::Result;
 use crate::wire::{Token, random_bytes};
 
 impl ExportTable {
-    /// A token for a new export.
+    /// Returns a token for a new export.
     pub(crate) fn new_token(&self) -> Result<Token> {
         self.lock().tokens.take()
     }
 }
 
-/// Random tokens that nobody has been given: asking the kernel costs as much as sending.
+/// Unused random tokens: a read from the kernel costs as much as a send.
 #[derive(Default)]
 pub(super) struct Tokens {
     bytes: Vec<u8>,
 }
 
 impl Tokens {
-    /// The kernel is asked for so many bytes at a time.
+    /// The number of bytes of one read from the kernel.
     const BYTES: usize = 1024;
 
     pub(super) fn take(&mut self) -> Result<Token> {
@@ -28,7 +28,7 @@ impl Tokens {
         let rest = self.bytes.len() - size_of::<Token>();
         let mut token = [0; size_of::<Token>()];
         token.copy_from_slice(&self.bytes[rest..]);
-        // Nothing of it stays behind.
+        // The token does not remain in memory.
         self.bytes[rest..].fill(0);
         self.bytes.truncate(rest);
         Ok(Token::from_bytes(token))

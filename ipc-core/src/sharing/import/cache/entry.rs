@@ -1,8 +1,8 @@
-//! One thing of a cache, and the count of those who hold it.
+//! An entry of the cache, and its reference count.
 //!
-//! The count tells the state: opening, closing, held so many times, or idle where it is 0. Only who has the cache's lock
-//! makes a thing idle, live again, or closed. Those in between, who come where others hold it already and leave it to
-//! others, need no lock: they never see the count at 0, nor bring it there.
+//! The count determines the state: opening, closing, referenced, or idle at 0. Changes to and from 0, and closing, need the
+//! cache's lock. References that are taken and released while others exist need no lock: they never see the count at 0, and
+//! never change it to 0.
 
 use std::hash::{Hash, Hasher};
 use std::ops::Deref;
@@ -14,29 +14,29 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[cfg(all(loom, test))]
 use loom::sync::atomic::{AtomicU64, Ordering};
 
-/// The bits of the word that say how many hold it. Those above count who joined, so that this costs nothing beside the
-/// hold.
+/// The bits of the word that count references. The bits above count the references that were taken while others existed, at no
+/// extra cost.
 const HOLDS: u64 = (1 << 28) - 1;
 const ONE_JOINED: u64 = HOLDS + 1;
 
-/// Holds that say that nobody can hold it.
+/// The count of an entry that cannot be referenced.
 const OPENING: u64 = HOLDS;
 const CLOSING: u64 = HOLDS - 1;
 
-/// A thing under its key. In C's order, so that the word lies beside the counts of the [`Arc`](std::sync::Arc) around it:
-/// who takes a hold changes both.
+/// A value with its key. In C's order, so that the word is beside the counts of the enclosing [`Arc`](std::sync::Arc): taking a
+/// reference changes both.
 #[derive(Debug)]
 #[repr(C)]
 pub(in crate::sharing::import) struct CacheEntry<K, V> {
     word: AtomicU64,
-    /// The tick of the table's clock at which it became idle.
+    /// The tick of the table's clock at which the value became idle.
     since: AtomicU64,
     key: K,
     value: OnceLock<V>,
 }
 
 impl<K, V> CacheEntry<K, V> {
-    /// One that is being opened.
+    /// Creates an entry that is being opened.
     pub(super) fn opening(key: K) -> Self {
         let (word, since) = (AtomicU64::new(OPENING), AtomicU64::new(0));
         Self { word, since, key, value: OnceLock::new() }
@@ -46,21 +46,21 @@ impl<K, V> CacheEntry<K, V> {
         &self.key
     }
 
-    /// Takes a further hold, where there is one, and counts that.
+    /// Takes a further reference if there is one, and counts that.
     pub(super) fn join_others(&self) -> bool {
         let joined = |word: u64| {
             let has_others = (1..CLOSING - 1).contains(&(word & HOLDS));
-            // What cannot be counted any longer takes the lock, under which the count begins anew.
+            // On overflow the lock is taken, under which the count begins at 0.
             word.checked_add(ONE_JOINED + 1).filter(|_| has_others)
         };
-        // What the others have seen of the thing has happened for this one too.
+        // Acquires the effects that other references have seen.
         self.word.fetch_update(Ordering::Acquire, Ordering::Relaxed, joined).is_ok()
     }
 
-    /// Lets go of a hold, where there is another one.
+    /// Releases a reference if there is another one.
     pub(super) fn leave_to_others(&self) -> bool {
         let left = |word: u64| (word & HOLDS > 1).then(|| word - 1);
-        // Whoever closes it comes behind everything that this one did with it.
+        // Releases the effects of this reference to the thread that closes the value.
         self.word.fetch_update(Ordering::Release, Ordering::Relaxed, left).is_ok()
     }
 
@@ -69,16 +69,16 @@ impl<K, V> CacheEntry<K, V> {
     }
 }
 
-/// Under the cache's lock, where what is idle, opening or closing stays so.
+/// Called under the cache's lock, so that an idle, opening or closing entry stays so.
 impl<K, V> CacheEntry<K, V> {
-    /// It has been opened, for one who holds it.
+    /// Marks the value as open, with one reference.
     pub(super) fn opened(&self, value: V) {
-        // It was opening, so there is none.
+        // It was opening, so there is no value yet.
         let _ = self.value.set(value);
         self.word.store(1, Ordering::Release);
     }
 
-    /// Is it neither being opened nor being closed?
+    /// Returns whether the value is neither being opened nor being closed.
     pub(in crate::sharing::import) fn is_open(&self) -> bool {
         self.holds() < CLOSING
     }
@@ -91,26 +91,26 @@ impl<K, V> CacheEntry<K, V> {
         (1..CLOSING).contains(&self.holds())
     }
 
-    /// Takes a hold on what is open. True for the first.
+    /// Takes a reference to an open value. Returns whether it is the first.
     pub(super) fn hold(&self) -> bool {
         let before = self.word.fetch_add(1, Ordering::Acquire) & HOLDS;
         assert!(before < CLOSING - 1, "there is memory for fewer guards");
         before == 0
     }
 
-    /// Lets go of a hold. True for the last, at this tick of the clock.
+    /// Releases a reference at this tick of the clock. Returns whether it was the last.
     pub(super) fn leave(&self, now: u64) -> bool {
-        // Before it can be seen to be idle.
+        // Before the entry becomes visibly idle.
         self.since.store(now, Ordering::Relaxed);
         self.word.fetch_sub(1, Ordering::AcqRel) & HOLDS == 1
     }
 
-    /// It was idle, and is to be closed.
+    /// Marks an idle value as closing.
     pub(super) fn closing(&self) {
         self.word.fetch_or(CLOSING, Ordering::Relaxed);
     }
 
-    /// How many have joined others since this was taken.
+    /// Returns the number of references taken beside others since the last call.
     pub(super) fn joined(&self) -> u64 {
         self.word.load(Ordering::Relaxed) / ONE_JOINED
     }

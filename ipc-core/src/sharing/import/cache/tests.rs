@@ -48,7 +48,7 @@ fn idle_keys(cache: &Cache<i32, Thing>) -> Vec<i32> {
 }
 
 #[test]
-fn what_nobody_uses_stays_open_and_is_used_again() {
+fn idle_value_stays_open_and_is_reused() {
     let cache = Cache::default();
     let (first, was_open) = cache.acquire(1, deadline(), |_| Ok(thing(10)), never).unwrap();
     assert!(!was_open);
@@ -68,7 +68,7 @@ fn what_nobody_uses_stays_open_and_is_used_again() {
 }
 
 #[test]
-fn what_is_open_and_usable_is_held_and_nothing_else_happens() {
+fn open_value_is_referenced_without_side_effects() {
     let cache = Cache::default();
     assert!(cache.acquire_open(&1, |_: &Thing| true).is_none(), "it is not open");
     let (held, _) = cache.acquire(1, deadline(), |_| Ok(thing(10)), never).unwrap();
@@ -90,7 +90,7 @@ fn what_is_open_and_usable_is_held_and_nothing_else_happens() {
 }
 
 #[test]
-fn one_that_others_hold_is_taken_and_left_while_another_thread_has_the_table() {
+fn shared_value_is_referenced_and_released_without_the_table() {
     let cache = Cache::default();
     let (held, _) = cache.acquire(1, deadline(), |_| Ok(thing(10)), never).unwrap();
     assert!(cache.acquire_known(Arc::clone(&held), |_| false).is_none(), "it is not usable");
@@ -119,7 +119,7 @@ fn one_that_others_hold_is_taken_and_left_while_another_thread_has_the_table() {
 }
 
 #[test]
-fn a_hold_is_let_go_of_where_nothing_has_to_be_closed() {
+fn reference_is_released_if_nothing_has_to_be_closed() {
     let cache = Cache::default();
     cache.set_limits(CacheLimits { mappings: 1, bytes: 100 }, never);
     let hold = |key: i32, bytes| cache.acquire(key, deadline(), |_| Ok(thing(bytes)), never).unwrap().0;
@@ -141,7 +141,7 @@ fn a_hold_is_let_go_of_where_nothing_has_to_be_closed() {
 }
 
 #[test]
-fn one_that_is_busy_is_used_again_rather_than_closed() {
+fn busy_value_is_reused_rather_than_closed() {
     struct Busy(AtomicBool);
     impl Cached for Busy {
         fn may_be_kept(&self) -> bool {
@@ -164,7 +164,7 @@ fn one_that_is_busy_is_used_again_rather_than_closed() {
 }
 
 #[test]
-fn the_longest_unused_is_closed_first_and_never_one_in_use() {
+fn least_recently_used_idle_value_is_closed_first() {
     let cache = Cache::default();
     cache.set_limits(CacheLimits { mappings: 2, bytes: 100 }, never);
     let mut closed = Vec::new();
@@ -186,7 +186,7 @@ fn the_longest_unused_is_closed_first_and_never_one_in_use() {
 }
 
 #[test]
-fn a_revoked_one_goes_on_until_it_is_let_go_and_is_then_closed() {
+fn revoked_value_in_use_is_closed_after_its_release() {
     let cache = Cache::default();
     let (held, _) = cache.acquire(1, deadline(), |_| Ok(thing(1)), never).unwrap();
     held.kept.store(false, Ordering::SeqCst);
@@ -198,7 +198,7 @@ fn a_revoked_one_goes_on_until_it_is_let_go_and_is_then_closed() {
 }
 
 #[test]
-fn an_idle_one_that_was_revoked_is_closed_before_it_is_opened_again() {
+fn revoked_idle_value_is_closed_before_it_is_reopened() {
     let cache = Cache::default();
     let (held, _) = cache.acquire(1, deadline(), |_| Ok(thing(1)), never).unwrap();
     let revoke = Arc::clone(&held);
@@ -219,7 +219,7 @@ fn an_idle_one_that_was_revoked_is_closed_before_it_is_opened_again() {
 }
 
 #[test]
-fn a_failed_open_leaves_nothing_behind() {
+fn failed_open_leaves_no_entry() {
     let cache = Cache::<i32, Thing>::default();
     let failed = cache.acquire(1, deadline(), |_| Err(Error::Rebooted), never);
     assert!(matches!(failed, Err(Error::Rebooted)));
@@ -231,7 +231,7 @@ fn a_failed_open_leaves_nothing_behind() {
 }
 
 #[test]
-fn an_open_waits_for_another_threads_and_not_for_ever() {
+fn open_waits_for_another_thread_until_its_deadline() {
     let cache = Cache::default();
     let open = |_: &Arc<CacheEntry<i32, Thing>>| {
         let soon = Deadline::after(Duration::from_millis(1));

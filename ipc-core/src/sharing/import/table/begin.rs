@@ -1,4 +1,4 @@
-//! How a lease begins: the exporter is asked for it, and the driver opens what comes with it.
+//! The begin of a lease: the request to the exporter, and the driver's open.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -23,10 +23,10 @@ use crate::transport::{AllowList, Deadline};
 use crate::wire::descriptor::{DescribedExtent, NamedExport};
 use crate::wire::{Opened, Token, WireHandle};
 
-/// How long an open waits for drops that are in progress where they may stand in its way.
+/// Maximum time that an open waits for drops in progress that may be in its way.
 const DROPS_IN_PROGRESS: Duration = Duration::from_secs(1);
 
-/// What an open needs to know.
+/// The parameters of an open.
 pub(in crate::sharing::import) struct OpenTarget<'a> {
     pub(in crate::sharing::import) backend: &'a Arc<dyn DeviceIpc>,
     pub(in crate::sharing::import) descriptor: NamedExport<'a>,
@@ -35,16 +35,16 @@ pub(in crate::sharing::import) struct OpenTarget<'a> {
     pub(in crate::sharing::import) access: Access,
     pub(in crate::sharing::import) allow: &'a AllowList,
     pub(in crate::sharing::import) deadline: Deadline,
-    /// Is the lease, and with it the timeline, to be nobody else's?
+    /// Whether no other mapping may share the lease, and so its timeline.
     pub(in crate::sharing::import) alone: bool,
-    /// The right to open the export once more, whatever has become of it.
+    /// The grant of a message, which opens the export also after its drop.
     pub(in crate::sharing::import) grant: Option<&'a UnusedGrant>,
-    /// Says of an error which region it concerns.
+    /// Adds the region concerned to an error.
     pub(in crate::sharing::import) blame: &'a dyn Fn(usize, Error) -> Error,
 }
 
 impl OpenTarget<'_> {
-    /// What opens the export.
+    /// Returns the token that opens the export.
     fn token(&self) -> Token {
         self.grant.and_then(UnusedGrant::token).unwrap_or(self.descriptor.token)
     }
@@ -54,10 +54,10 @@ impl ImportTable {
     pub(super) fn begin(&self, wanted: &OpenTarget<'_>, opening: &LeaseRef) -> Result<Lease> {
         let (link, is_new) = self.link(wanted.descriptor.broker(), wanted.allow, wanted.deadline)?;
         match self.begin_over(&link, wanted, opening) {
-            // What is kept unused may be outdated, and is given up for this; so is what was dropped a moment ago.
+            // Idle mappings may be stale, and are closed for this open; mappings that were dropped a moment ago are waited for.
             Err(error) if matches!(error.innermost(), Error::OverlapsInUse { .. }) => {
                 let (runtime, exporter) = (Runtime::get()?, *wanted.descriptor.exporter);
-                // By the worker, as device work may have to be waited for.
+                // On the worker, because device work may have to be waited for.
                 let close = move || runtime.imports.close_idle_of(&exporter);
                 runtime.worker.run(close, wanted.deadline.left().min(DROPS_IN_PROGRESS));
                 self.begin_over(&link, wanted, opening)
@@ -74,7 +74,7 @@ impl ImportTable {
     fn begin_over(&self, link: &Arc<Link>, wanted: &OpenTarget<'_>, opening: &LeaseRef) -> Result<Lease> {
         let descriptor = &wanted.descriptor;
         let peer = wanted.backend.local_peer_id(wanted.device)?;
-        // Before the lease begins, so that no notice about it is missed.
+        // Before the lease begins, so that no notification about it is missed.
         let known = KnownLease::of(opening);
         let notices = link.expect_notices(descriptor.export, &known);
         let epoch = link.epoch().unwrap_or(NO_EPOCH);
@@ -124,12 +124,12 @@ impl ImportTable {
     ) -> Result<Lease> {
         let like = if grant.like { Some(reusable::regions_of(reusable, &grant, fds.len())?) } else { None };
         let Opened { lease: id, handles, ready: event, confirm, slot, .. } = grant;
-        // Given up again where something fails behind it.
+        // Released again if a later step fails.
         let regions = match like {
             Some(regions) => regions,
             None => {
                 let open = || self.open_ranges(wanted, lease_key, link, id, (handles, fds));
-                // A single one is mostly open already, which takes no call of the driver.
+                // A single region is usually open already, which takes no call of the driver.
                 let several = wanted.descriptor.regions.len() > 1;
                 let opened = if several {
                     with_device_context(&**wanted.backend, wanted.device, open)
@@ -141,7 +141,7 @@ impl ImportTable {
         };
         kill_point!("importer:opened");
         if confirm {
-            // What the driver opened may already have been something else.
+            // Another allocation may have had the addresses when the driver opened it.
             link.confirm(id, wanted.deadline)?;
         }
         let ready = event.map(|handle| ready(wanted, link, id, &handle)).transpose()?;
@@ -164,8 +164,8 @@ impl ImportTable {
     }
 }
 
-/// Checks the descriptor's token against those of the leases that there are on the export, before the exporter is asked: it
-/// takes a process that sends wrong tokens for one that guesses, and ends all its leases.
+/// Compares the descriptor's token with those of existing leases on the export before the exporter is asked: it counts wrong
+/// tokens as guesses, and ends all leases of a process that sends several.
 fn check_token(notices: &ExportNotices, opening: &LeaseRef, descriptor: &NamedExport<'_>) -> Result<()> {
     let token = opening.key().token;
     let has_another = |known: &KnownLease| {
@@ -174,13 +174,13 @@ fn check_token(notices: &ExportNotices, opening: &LeaseRef, descriptor: &NamedEx
     if notices.any_lease(has_another) { Err(Error::wrong_token(descriptor.exporter.pid)) } else { Ok(()) }
 }
 
-/// What the bytes are waited for by. Where they are ready, the vendor's event says so. Where they are not, a word that the
-/// exporter's stream writes: an event of a process that dies before it gets there is never reached (CUDA), while the word is
-/// let go by this process itself; nor does every event open (CUDA keeps them in `/dev/shm`, which containers do not share).
-/// Where there are no words, or the exporter is too busy to give one, the event it is.
+/// Returns the signal for the readiness of the bytes. If the vendor's event shows that they are ready, it is the event.
+/// Otherwise it is a word that the exporter's stream writes: the event of a process that dies early is never reached (CUDA),
+/// while this process can store the word itself; and not every event can be opened (CUDA keeps them in `/dev/shm`, which
+/// containers do not share). Without such words, or if the exporter is too busy, it is the event.
 fn ready(wanted: &OpenTarget<'_>, link: &Link, lease: LeaseId, handle: &HandleBytes) -> Result<Ready> {
     let event = wanted.backend.open_event(handle.as_slice(), wanted.device);
-    // An event of a process that has just died may open, and say that it has been reached.
+    // The event of a process that has just died may open, and report that it was reached.
     link.check_alive()?;
     let reached = |event: &dyn DeviceEvent| event.query().unwrap_or(false);
     let has_words =
@@ -197,7 +197,7 @@ fn ready(wanted: &OpenTarget<'_>, link: &Link, lease: LeaseId, handle: &HandleBy
             }
         },
         Err(error) if !has_words() => Err(error),
-        // Where a word cannot be had either, the first error says what to change.
+        // If there is no word either, the first error states what to change.
         Err(error) => match link.timeline(lease, wanted.backend, true, wanted.deadline) {
             Ok(word) => Ok(Ready::Word(word)),
             Err(Error::NotPermitted(why)) => {
@@ -209,10 +209,10 @@ fn ready(wanted: &OpenTarget<'_>, link: &Link, lease: LeaseId, handle: &HandleBy
     }
 }
 
-/// How long an exporter may take to give a word where there is an event as well.
+/// Timeout for a word if there is an event as well.
 const WORD_DEADLINE: Duration = Duration::from_secs(1);
 
-/// The grant is the exporter's word; it must fit the descriptor.
+/// Checks that the exporter's reply fits the descriptor.
 pub(super) fn check_opened(wanted: &OpenTarget<'_>, handles: &[WireHandle], fds: usize) -> Result<()> {
     let misfit = |why: String| Err(Error::Protocol(why));
     let allocations = wanted.descriptor.regions.allocations();
@@ -224,13 +224,13 @@ pub(super) fn check_opened(wanted: &OpenTarget<'_>, handles: &[WireHandle], fds:
         if fds < claimed {
             return Err(Error::io(
                 format!(
-                    "receiving the memory's {claimed} file descriptors, of which {fds} came (this process may have too \
+                    "receiving the memory's {claimed} file descriptors, of which {fds} arrived (this process may have too \
                      few left; raise its limit, ulimit -n)"
                 ),
                 rustix::io::Errno::MFILE,
             ));
         }
-        return misfit(format!("it sent {fds} descriptors and spoke of {claimed}"));
+        return misfit(format!("it sent {fds} file descriptors and stated {claimed}"));
     }
     let mut handles = handles.iter();
     for (index, region) in wanted.descriptor.regions.iter().enumerate() {

@@ -1,7 +1,7 @@
-//! The leases that a thread has opened last, so that it finds them again without meeting other threads.
+//! The leases that a thread has opened last, which it finds without contending with other threads.
 //!
-//! Whether one may still be used its own state says. Remembering one keeps nothing open: what it had open goes when it
-//! ends, and only some 250 bytes stay until the thread remembers another one in its place.
+//! The state of a lease determines whether it can be used. Remembering a lease keeps nothing open, only about 250 B until the
+//! thread remembers another one in its place.
 
 use std::cell::RefCell;
 
@@ -10,7 +10,7 @@ use super::lease::{KnownLease, LeaseRef};
 use crate::os::process::ProcessIdentity;
 use crate::wire::descriptor::{ExportId, NamedExport};
 
-/// How many leases a thread remembers.
+/// Number of leases that a thread remembers.
 const PLACES: usize = 256;
 
 type Places = [Option<KnownLease>; PLACES];
@@ -19,7 +19,7 @@ thread_local! {
     static RECENT: RefCell<Places> = const { RefCell::new([const { None }; PLACES]) };
 }
 
-/// The lease that mappings of this export share there, where this thread remembers it.
+/// Returns the shared lease on this export, device and access, if this thread remembers it.
 pub(super) fn find(named: &NamedExport<'_>, on: OnDevice) -> Option<LeaseRef> {
     // A thread that is about to end remembers nothing.
     let found = RECENT
@@ -28,14 +28,14 @@ pub(super) fn find(named: &NamedExport<'_>, on: OnDevice) -> Option<LeaseRef> {
     found.key().is_shared(named, on).then_some(found)
 }
 
-/// Has this thread find it again, unless it opens others in between.
+/// Remembers a lease in this thread.
 pub(super) fn remember(lease: &LeaseRef) {
     let LeaseKey { exporter, export, on, .. } = lease.key();
     let place = place(exporter, *export, *on);
     let _ = RECENT.try_with(|recent| recent.borrow_mut()[place] = Some(KnownLease::of(lease)));
 }
 
-/// Neighbours in a process's count of exports have different places, and so mostly have the first exports of several.
+/// Consecutive export numbers have different places.
 fn place(exporter: &ProcessIdentity, export: ExportId, on: OnDevice) -> usize {
     let apart = 89 * exporter.pid as usize + 31 * on.device.index();
     (export.0 as usize).wrapping_add(apart) % PLACES

@@ -1,4 +1,4 @@
-//! What leases and the driver's mappings are found by.
+//! The keys of leases and of driver mappings.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -9,20 +9,21 @@ use crate::os::process::ProcessIdentity;
 use crate::wire::descriptor::{ExportId, NamedExport};
 use crate::wire::{AllocationId, Token};
 
-/// What a lease is found by.
+/// The key of a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::sharing::import) struct LeaseKey {
     pub(super) exporter: Arc<ProcessIdentity>,
     pub(super) export: ExportId,
-    /// Tells exports of one number apart: those of two programs that the process has run one after the other (execve(2)),
-    /// and those that a wrong descriptor names.
+    /// Distinguishes exports with the same number: of two programs that a process has executed one after the other (execve(2)),
+    /// and of a wrong descriptor.
     pub(super) token: Token,
     pub(super) on: OnDevice,
-    /// 0 for the lease that mappings share; else a number that no other lease has.
+    /// 0 for the shared lease; otherwise a unique number.
     pub(super) alone: u64,
 }
 
-/// By what differs between the keys of one process: every open of what this thread has not just opened hashes one.
+/// Hashes the fields that differ between the keys of one process: every open of an export that this thread has not just opened
+/// hashes a key.
 impl Hash for LeaseKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.export.0);
@@ -32,7 +33,7 @@ impl Hash for LeaseKey {
 }
 
 impl LeaseKey {
-    /// Of the lease that mappings share.
+    /// Returns the key of the shared lease.
     pub(super) const fn shared(
         exporter: Arc<ProcessIdentity>,
         named: &NamedExport<'_>,
@@ -41,7 +42,7 @@ impl LeaseKey {
         Self { exporter, export: named.export, token: named.token, on, alone: 0 }
     }
 
-    /// Is it that of the lease that mappings of this export share there?
+    /// Returns whether this is the key of the shared lease on this export, device and access.
     pub(super) fn is_shared(&self, named: &NamedExport<'_>, on: OnDevice) -> bool {
         self.export == named.export
             && self.token == named.token
@@ -51,7 +52,7 @@ impl LeaseKey {
     }
 }
 
-/// What a driver's mapping is found by.
+/// The key of a driver mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RangeKey {
     pub(super) exporter: Arc<ProcessIdentity>,
@@ -59,7 +60,7 @@ pub(super) struct RangeKey {
     pub(super) on: OnDevice,
 }
 
-/// By what mostly differs: a bundle hashes one for each of its allocations.
+/// Hashes the field that usually differs: named tensors hash one key for each allocation.
 impl Hash for RangeKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.allocations.hash(state);
@@ -67,7 +68,7 @@ impl Hash for RangeKey {
     }
 }
 
-/// Where and how something is open. Two instances of a backend share nothing.
+/// The backend instance, the device and the access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct OnDevice {
     backend: usize,

@@ -1,4 +1,4 @@
-//! Leases of this process on exports of others.
+//! Leases of this process on exports of other processes.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -50,9 +50,9 @@ pub(in crate::sharing::import) struct Lease {
     pub(super) id: LeaseId,
     pub(in crate::sharing::import) link: Arc<Link>,
     pub(in crate::sharing::import) notices: Arc<ExportNotices>,
-    /// States to the exporter whether the lease is in use.
+    /// Reports to the exporter whether the lease is in use.
     pub(super) word: Option<LeaseWord>,
-    /// The exporter's count of drops when this export was last known not to be dropped; `u64::MAX` where it publishes none.
+    /// The exporter's drop counter when the export was last known not to be dropped; `u64::MAX` if it publishes none.
     pub(super) epoch: AtomicU64,
     /// Whether the exporter has borrowed the memory: it is asked at every open.
     pub(super) borrowed: bool,
@@ -60,24 +60,24 @@ pub(in crate::sharing::import) struct Lease {
     pub(super) alone: bool,
     pub(super) regions: Regions,
     pub(in crate::sharing::import) ready: Option<Box<Ready>>,
-    /// Whether the host has seen that the bytes are ready, so that no later mapping has to check.
+    /// Whether the host has seen that the bytes are ready.
     pub(in crate::sharing::import) seen_ready: AtomicBool,
-    /// Made at its first use.
+    /// Created at its first use.
     pub(super) timeline: Mutex<Option<Timeline>>,
-    /// The references to the driver's mappings have been given up: at the lease's end, or by force after the
-    /// exporter's termination.
+    /// Whether the references to the driver mappings have been released: at the lease's end, or by force after the exporter's
+    /// termination.
     pub(super) unmapped: AtomicBool,
-    /// The driver's mapping was closed while mappings were still alive.
+    /// Whether the driver mapping was closed while mappings existed.
     pub(super) revoked: AtomicBool,
-    /// Device work of mappings that have ended may still be running: the thread that ends the lease waits for the device first.
+    /// Whether device work of ended mappings may still be running: the thread that ends the lease waits for the device first.
     pub(super) unfinished: AtomicBool,
 }
 
-/// The signal that the bytes have been written.
+/// The signal that the bytes are written.
 #[derive(Debug)]
 pub(in crate::sharing::import) enum Ready {
     Event(Box<dyn DeviceEvent>),
-    /// A word that the exporter's stream writes, where the event cannot be opened here.
+    /// A word that the exporter's stream writes, if the event cannot be opened here.
     Word(Timeline),
 }
 
@@ -127,13 +127,13 @@ impl Lease {
         self.regions.mapped()
     }
 
-    /// Gives the driver's mappings up, unless that has been done. Returns the references to release.
+    /// Returns the references to the driver mappings for release, once.
     pub(super) fn unmap(&self) -> Option<&[RangeRef]> {
         if self.unmapped.swap(true, Ordering::AcqRel) { None } else { Some(self.regions.give_up()) }
     }
 
-    /// Returns whether a new mapping, or the bearer of a grant, may use it, where that is known without a message and without a
-    /// system call.
+    /// Returns whether a new mapping, or the bearer of a grant, may use it, if that is known without a message and a system
+    /// call.
     pub(super) fn is_usable_at_once(&self, by_grant: bool) -> bool {
         let may_be_opened = || {
             by_grant
@@ -143,7 +143,7 @@ impl Lease {
         !self.borrowed
             && !self.is_revoked()
             && may_be_opened()
-            // Last: the counts of a terminated exporter must not be mistaken for current ones.
+            // Last: the counters of a terminated exporter must not be mistaken for current ones.
             && self.link.is_known_to_live()
     }
 
@@ -153,7 +153,7 @@ impl Lease {
         if self.link.is_gone() {
             return Err(self.link.error_gone());
         }
-        // The exporter checks borrowed memory at every open, and cannot be asked about a dropped export.
+        // The exporter checks borrowed memory at every open, which is not possible for a dropped export.
         if self.borrowed && !self.notices.is_dropped() {
             return self.link.confirm(self.id, wanted.deadline);
         }
@@ -183,7 +183,7 @@ impl Lease {
     }
 }
 
-/// The count of an exporter that publishes none: it is asked at every open.
+/// The counter of an exporter that publishes none: it is asked at every open.
 pub(super) const NO_EPOCH: u64 = u64::MAX;
 
 impl Cached for Lease {
@@ -213,23 +213,23 @@ impl Cached for Lease {
         self.mapped().iter().map(|range| range.len).fold(0, u64::saturating_add)
     }
 
-    /// Returns false where the exporter has terminated or the memory was closed by force: another mapping would be of no use.
+    /// Returns false if the exporter has terminated or the memory was closed by force: a kept mapping could not be used.
     fn is_busy(&self) -> bool {
         self.unfinished.load(Ordering::Acquire) && !self.is_revoked() && !self.link.is_gone()
     }
 }
 
 impl Lease {
-    /// Notifies the exporter, which watches this lease, that its state has changed: on the worker, as the exporter may not read.
+    /// Notifies the exporter, if it watches this lease, of its new state: on the worker, as the exporter may not read.
     fn report_change(&self) {
         let Some(runtime) = Runtime::existing() else { return };
         let (link, lease) = (Arc::clone(&self.link), self.id);
         runtime.worker.submit(move || link.report_change(lease));
     }
 
-    /// Notes that device work of a mapping that ends now may still be running.
+    /// Records that device work of a mapping that ends now may still be running.
     pub(super) fn leave_unfinished(&self) {
-        // Mostly set already: no write to a cache line that other threads read.
+        // Usually set already: avoids a write to a cache line that other threads read.
         if !self.unfinished.load(Ordering::Relaxed) {
             self.unfinished.store(true, Ordering::Release);
         }

@@ -1,4 +1,4 @@
-//! The links to exporters, one for each.
+//! The links to exporters.
 
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -11,11 +11,11 @@ use crate::sharing::import::link::Link;
 use crate::transport::{AllowList, Deadline, TimedMutex};
 use crate::wire::BrokerAddress;
 
-/// Locked while the link is being made, so that an exporter that does not answer delays no opens of other exporters.
+/// Locked while the link is created, so that an exporter that does not answer delays no opens of other exporters.
 pub(super) type LinkSlot = TimedMutex<Option<Arc<Link>>>;
 
 impl ImportTable {
-    /// Returns the link to an exporter, and whether it was made by this call.
+    /// Returns the link to an exporter, and whether this call created it.
     pub(crate) fn link(
         &self,
         (exporter, broker): (&ProcessIdentity, &BrokerAddress),
@@ -31,14 +31,14 @@ impl ImportTable {
             return Ok((Arc::clone(link), false));
         }
         let connected = Link::connect_to(exporter, broker, allow, deadline, runtime);
-        // An exporter that cannot be reached leaves nothing behind.
+        // An exporter that cannot be reached has no entry.
         let link = Arc::new(connected.inspect_err(|_| self.forget_link(exporter))?);
         runtime.poller.watch(&link)?;
         *slot = Some(Arc::clone(&link));
         Ok((link, true))
     }
 
-    /// Returns the link to an exporter, where there is one that no thread is making at the moment.
+    /// Returns the link to an exporter, if it exists and no thread is creating it.
     pub(in crate::sharing::import) fn known_link(&self, exporter: &ProcessIdentity) -> Option<Arc<Link>> {
         let slot = Arc::clone(self.lock_links().get(exporter)?);
         slot.try_lock()?.as_ref().filter(|link| !link.is_gone()).cloned()
@@ -61,7 +61,7 @@ impl ImportTable {
         self.known_link(exporter).is_some_and(|link| link.is_known_to_live())
     }
 
-    /// Forgets the link to an exporter that has terminated.
+    /// Removes the link to an exporter that has terminated.
     pub(crate) fn forget_link(&self, exporter: &ProcessIdentity) {
         self.lock_links().remove(exporter);
         self.forget_ended(exporter);
@@ -76,7 +76,7 @@ impl ImportTable {
         Arc::clone(slot)
     }
 
-    /// Returns the identity of an exporter for the keys of its leases: most of them share one.
+    /// Returns the identity of an exporter for the keys of its leases, which share it.
     pub(super) fn shared_identity(&self, exporter: &ProcessIdentity) -> Arc<ProcessIdentity> {
         let links = self.lock_links();
         links.get_key_value(exporter).map_or_else(|| Arc::new(*exporter), |(shared, _)| Arc::clone(shared))

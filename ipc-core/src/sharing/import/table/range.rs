@@ -1,4 +1,4 @@
-//! The driver's mappings, each opened once.
+//! Driver mappings, each opened once.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,10 +17,10 @@ use crate::sharing::import::cache::{CacheEntry, Cached};
 use crate::sharing::import::link::Link;
 use crate::wire::WireHandle;
 
-/// A hold on a driver's mapping.
+/// A reference to a driver mapping.
 pub(super) type RangeRef = Arc<CacheEntry<RangeKey, OpenRange>>;
 
-/// The driver's mapping.
+/// A driver mapping.
 #[derive(Debug)]
 pub(super) struct OpenRange {
     pub(super) backend: Arc<dyn DeviceIpc>,
@@ -29,7 +29,7 @@ pub(super) struct OpenRange {
 }
 
 impl Cached for OpenRange {
-    /// The leases are what is kept; a mapping without any is of no use.
+    /// The leases are kept idle; a driver mapping without a lease is not.
     fn may_be_kept(&self) -> bool {
         false
     }
@@ -40,7 +40,7 @@ impl Cached for OpenRange {
 }
 
 impl ImportTable {
-    /// Holds on the driver's mappings of all regions, opened by what came with the grant.
+    /// Returns references to the driver mappings of all regions, opened with the handles of the reply.
     pub(super) fn open_ranges(
         &self,
         wanted: &OpenTarget<'_>,
@@ -56,8 +56,8 @@ impl ImportTable {
         for (index, region) in regions.iter().enumerate() {
             let handles = handles.by_ref().take(region.len());
             let range = self.open_region(wanted, place, handles, &mut fds).map_err(|error| match error {
-                // The driver's words for an exporter that has died meanwhile, or dropped the export, differ; its broker's
-                // silence or answer does not.
+                // The driver's errors for an exporter that has terminated meanwhile, or has dropped the export, differ; the
+                // answer of its broker decides.
                 Error::Vendor(_) => link.confirm(id, wanted.deadline).err().unwrap_or(error),
                 error => error,
             });
@@ -67,7 +67,7 @@ impl ImportTable {
         Ok(std::mem::take(&mut opened.ranges).into())
     }
 
-    /// A hold on the driver's mapping of a region, opened by these handles unless it is open already.
+    /// Returns a reference to the driver mapping of a region, which these handles open unless it is open already.
     fn open_region(
         &self,
         wanted: &OpenTarget<'_>,
@@ -117,7 +117,7 @@ impl OpenRange {
         if let Some(runtime) = Runtime::existing() {
             runtime.metrics.driver_closes_total.add(1);
             runtime.metrics.mapped_bytes.subtract(self.range.len);
-            // Before the driver may give the addresses to somebody else.
+            // Before the driver may assign the addresses again.
             runtime.imports.addresses.remove(self.range);
         }
         if let Err(error) = self.backend.close(opened) {
@@ -126,7 +126,7 @@ impl OpenRange {
     }
 }
 
-/// What a lease has open so far; closed again unless all of it is.
+/// The driver mappings of a lease so far; closed again if a further one fails.
 struct Opening<'a> {
     table: &'a ImportTable,
     ranges: Vec<RangeRef>,

@@ -1,4 +1,4 @@
-//! The driver's mappings of a lease, one for each region.
+//! The driver mappings of a lease, one for each region.
 
 use std::slice;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use super::ImportTable;
 use super::range::RangeRef;
 use crate::model::address::DeviceRange;
 
-/// The driver's mappings of the regions. They stay listed after their references have been given up.
+/// The driver mappings of the regions. They stay listed after the release of their references.
 #[derive(Debug)]
 pub(super) enum Regions {
     One(RangeRef),
@@ -20,7 +20,7 @@ pub(super) enum Regions {
 pub(super) struct ManyRegions {
     ranges: Box<[RangeRef]>,
     mapped: Box<[DeviceRange]>,
-    /// Number of leases that have not given them up yet.
+    /// The number of leases that have not released them yet.
     sharers: AtomicUsize,
 }
 
@@ -35,7 +35,7 @@ impl From<Vec<RangeRef>> for Regions {
 }
 
 impl Regions {
-    /// Returns the first mapping: there is one at least.
+    /// Returns the first mapping; there is at least one.
     pub(super) fn first(&self) -> &RangeRef {
         match self {
             Self::One(range) => range,
@@ -51,7 +51,7 @@ impl Regions {
         }
     }
 
-    /// Shares the mappings with one more lease. `None` for a single mapping, and where the last lease has given them up.
+    /// Shares the mappings with one more lease. `None` for a single mapping, and after the last lease has released them.
     fn share(&self) -> Option<Self> {
         let Self::Many(many) = self else { return None };
         let one_more = |sharers| if sharers == 0 { None } else { Some(sharers + 1) };
@@ -59,7 +59,7 @@ impl Regions {
         Some(Self::Many(Arc::clone(many)))
     }
 
-    /// Gives the mappings up, once. Returns the references to release now: none where other leases share them.
+    /// Returns the references for release, once: none if other leases share them.
     pub(super) fn give_up(&self) -> &[RangeRef] {
         match self {
             Self::One(range) => slice::from_ref(range),
@@ -69,7 +69,7 @@ impl Regions {
     }
 }
 
-/// Regions that no lease has claimed yet. Dropping them gives them up.
+/// Regions without a lease. Dropping them releases them.
 pub(super) struct UnclaimedRegions<'a> {
     table: &'a ImportTable,
     regions: Option<Regions>,

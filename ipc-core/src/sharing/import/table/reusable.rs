@@ -1,9 +1,9 @@
-//! Reuse of a lease's mappings for the next export of an equal layout: a state dict that is handed over repeatedly lies in the
+//! Reuse of a lease's mappings for the next export of an equal layout: a state dict that is handed over repeatedly is in the
 //! same allocations each time, in a new export.
 //!
-//! The importer names such a lease in its request. Where the export's allocations are those of the lease, the exporter sends no
+//! The importer names such a lease in its request. If the export has the allocations of the lease, the exporter sends no
 //! handles, and the new lease has the same mappings: no allocation is sent, looked up or opened again. The importer compares
-//! layouts only; that the allocations are the same is the exporter's word, as the handles would be.
+//! layouts only; it relies on the exporter for the allocations, as it would for the handles.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(super) struct LayoutKey {
     lease: KnownLease,
     exporter: Arc<ProcessIdentity>,
     on: OnDevice,
-    /// The regions that the grant was checked against and the mappings were made of.
+    /// The regions that the reply was checked against and the mappings were made of.
     regions: DescribedRegions,
 }
 
@@ -55,7 +55,7 @@ impl ImportTable {
         let usable = |lease: &Lease| Arc::ptr_eq(&lease.link, link);
         let runtime = Runtime::get().ok()?;
         let lease = self.leases.hold_known(layout.lease.upgrade()?, usable)?;
-        // None where they have been closed by force.
+        // `None` after they have been closed by force.
         let Some(regions) = UnclaimedRegions::of(&runtime.imports, &lease.regions) else {
             runtime.imports.return_lease(runtime, lease, true);
             return None;

@@ -1,0 +1,265 @@
+//! The open of one export on one device: by an existing lease, by a request to the exporter, or by a copy.
+
+use std::cell::OnceCell;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::grant::UnusedGrant;
+use super::open_part::{Copied, LocalLease, MappingSource, OpenPart, Terms};
+use super::staged::{Incoming, copy_in};
+use super::table::{LeaseRef, OpenTarget};
+use crate::backend::Access;
+use crate::backend::stream::BorrowedStream;
+use crate::model::device::DeviceOrdinal;
+use crate::model::error::{Error, Result};
+use crate::os::kill::kill_point;
+use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, check_backend};
+use crate::sharing::staging::{CopyLayout, copy_within};
+use crate::sharing::timeline::Termination;
+use crate::sharing::{Runtime, Session};
+use crate::transport::{Deadline, socket};
+use crate::wire::descriptor::NamedExport;
+use crate::wire::{BrokerAddress, Refusal};
+
+/// The open of a part: an export on one device.
+pub(super) struct OpenExport<'a> {
+    pub(super) session: &'a Session,
+    pub(super) named: NamedExport<'a>,
+    pub(super) device: DeviceOrdinal,
+    /// The ordinal of the home device, if it is visible.
+    pub(super) home: Option<DeviceOrdinal>,
+    pub(super) access: Access,
+    pub(super) patience: &'a Patience,
+    pub(super) grant: Option<&'a UnusedGrant>,
+    pub(super) alone: bool,
+}
+
+impl OpenExport<'_> {
+    /// Returns a reference to an open lease that can be used without a message.
+    pub(super) fn reuse_lease(&self, runtime: &'static Runtime) -> Option<LeaseRef> {
+        if self.alone || !self.is_permitted() {
+            return None;
+        }
+        let (backend, on) = (self.session.backend(), (self.device, self.access));
+        let lease =
+            runtime.imports.acquire_open(&self.named, backend, on, self.grant, self.session.allow_list())?;
+        kill_point!("importer:mapped");
+        Some(lease)
+    }
+
+    fn is_permitted(&self) -> bool {
+        self.named.access.is_writable() || !self.access.is_writable()
+    }
+
+    pub(super) fn part(&self, runtime: &Runtime, source: MappingSource) -> OpenPart {
+        let (device, access, timeout) = (self.device, self.access, self.patience.timeout);
+        OpenPart::new(runtime, source, Terms { device, access, at_home: self.home == Some(device), timeout })
+    }
+
+    /// Returns whether the device reaches the home device, as far as this process sees that.
+    pub(super) fn has_peer_access(&self) -> Result<bool> {
+        self.home.map_or(Ok(true), |home| self.session.backend().peer_access(self.device, home))
+    }
+
+    /// Makes the stream wait until the bytes are ready; the host waits if there is no stream.
+    #[inline]
+    pub(super) fn wait_ready(&self, part: &OpenPart, stream: Option<BorrowedStream<'_>>) -> Result<()> {
+        match stream {
+            Some(stream) => part.wait_ready_on(stream),
+            None => part.wait_ready(|| self.patience.left()),
+        }
+    }
+
+    /// Opens a part that has no such lease.
+    pub(super) fn open(
+        &self,
+        runtime: &'static Runtime,
+        blame: &dyn Fn(usize, Error) -> Error,
+    ) -> Result<OpenPart> {
+        let Self { session, named, device, home, access, patience, grant, alone } = *self;
+        let backend = session.backend();
+        if !self.is_permitted() {
+            return Err(Error::AccessDenied { wanted: access, granted: named.access });
+        }
+        self.check(runtime)?;
+        let source = if self.is_local(runtime)? {
+            // Before the grant is used.
+            self.check_at_home()?;
+            self.local_source(self.granted_locally(runtime)?)
+        } else {
+            if !self.has_peer_access()? {
+                return Err(Error::NoPeerAccess { from: device, to: named.home });
+            }
+            let allow = session.allow_list();
+            let (descriptor, deadline) = (named, patience.deadline());
+            let wanted = OpenTarget {
+                backend,
+                descriptor,
+                device,
+                home,
+                access,
+                allow,
+                deadline,
+                grant,
+                alone,
+                blame,
+            };
+            MappingSource::Remote(runtime.imports.acquire(&wanted)?)
+        };
+        let part = self.part(runtime, source);
+        kill_point!("importer:mapped");
+        Ok(part)
+    }
+
+    /// Copies the memory to the device.
+    pub(super) fn copy(&self, runtime: &'static Runtime, layout: CopyLayout) -> Result<OpenPart> {
+        let Self { session, named, device, access, patience, grant, .. } = *self;
+        let timeout = patience.timeout;
+        let backend = session.backend();
+        self.check(runtime)?;
+        let part = |device, access, source| {
+            OpenPart::new(runtime, source, Terms { device, access, at_home: true, timeout })
+        };
+        let reading = Self { access: Access::ReadOnly, ..*self };
+        let buffer = if self.is_local(runtime)? {
+            let granted = reading.granted_locally(runtime)?;
+            let home = granted.shared.regions[0].device;
+            // Its drop ends the lease, also after an error.
+            let kept = part(home, Access::ReadOnly, self.local_source(granted));
+            kept.wait_ready(|| timeout)?;
+            copy_within(backend, kept.regions(), &layout, device)?
+        } else {
+            let allow = session.allow_list();
+            copy_in(&Incoming { backend, named, layout: &layout, device, grant, allow, timeout })?
+        };
+        kill_point!("importer:mapped");
+        Ok(part(device, access, MappingSource::Copy(Box::new(Copied { buffer, layout }))))
+    }
+
+    fn local_source(&self, granted: LocalGrant) -> MappingSource {
+        let LocalGrant { lease, shared, .. } = granted;
+        let (backend, export) = (self.session.backend().clone(), self.named.export);
+        MappingSource::Local(Box::new(LocalLease { backend, export, lease, shared }))
+    }
+
+    /// Checks the arguments before any message.
+    fn check(&self, runtime: &Runtime) -> Result<()> {
+        let name = self.session.backend().info().name;
+        check_backend("the descriptor", self.named.backend, name)?;
+        let count = self.session.devices()?.len();
+        if self.device.index() >= count {
+            return Err(Error::NoSuchDevice { backend: name, ordinal: self.device, count });
+        }
+        check_reachable(&self.named, runtime)
+    }
+
+    /// Returns whether this process is the exporter, so that there is nothing to open.
+    fn is_local(&self, runtime: &Runtime) -> Result<bool> {
+        let named = &self.named;
+        if *named.exporter != runtime.identity {
+            return Ok(false);
+        }
+        if runtime.poller.listens_at(named.broker) {
+            return Ok(true);
+        }
+        if matches!(socket::connect_to(named.broker), Err(Errno::CONNREFUSED | Errno::NOENT)) {
+            // The process has executed another program since, which has the same id and start time (execve(2)).
+            return Err(Error::ExporterGone { pid: named.exporter.pid });
+        }
+        Err(Error::Unsupported {
+            backend: self.session.backend().info().name,
+            what: "open memory that another copy of device-ipc shares in this process".into(),
+            why: "drivers do not open handles of the same process; use the address that was shared".into(),
+        })
+    }
+
+    /// Checks that memory of this process is opened on its home device.
+    fn check_at_home(&self) -> Result<()> {
+        match self.home {
+            Some(home) if home != self.device => Err(Error::Unsupported {
+                backend: self.session.backend().info().name,
+                what: format!("open memory of the same process on device {}", self.device),
+                why: format!(
+                    "within one process there is one address; open it at home (device {home}) and enable peer access, or take \
+                     a copy (OpenBuilder::or_staged)"
+                ),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Begins a lease on an export of this process.
+    fn granted_locally(&self, runtime: &Runtime) -> Result<LocalGrant> {
+        let (named, access) = (&self.named, self.access);
+        let token = self.grant.and_then(UnusedGrant::token).unwrap_or(named.token);
+        let request = OpenRequest { export: named.export, token, access };
+        match runtime.exports.grant_locally(request) {
+            Ok(granted) => {
+                if let Some(grant) = self.grant {
+                    grant.used_up();
+                }
+                if let Some(Err(detail)) = granted.borrowed.as_ref().map(BorrowedMemory::check) {
+                    runtime.exports.release(named.export, granted.lease, Termination::Released);
+                    return Err(Error::StaleGeneration(detail));
+                }
+                Ok(granted)
+            }
+            Err(Refusal::Dropped) => Err(Error::ExportDropped { pid: named.exporter.pid }),
+            Err(Refusal::Access { granted }) => Err(Error::AccessDenied { wanted: access, granted }),
+            Err(_) => Err(Error::wrong_token(named.exporter.pid)),
+        }
+    }
+}
+
+/// A timeout that begins with the first wait: using an open lease does not read the clock.
+#[derive(Debug)]
+pub(super) struct Patience {
+    timeout: Duration,
+    deadline: OnceCell<Deadline>,
+}
+
+impl Patience {
+    pub(super) const fn new(timeout: Duration) -> Self {
+        Self { timeout, deadline: OnceCell::new() }
+    }
+
+    pub(super) fn deadline(&self) -> Deadline {
+        *self.deadline.get_or_init(|| Deadline::after(self.timeout))
+    }
+
+    pub(super) fn left(&self) -> Duration {
+        self.deadline().left()
+    }
+}
+
+/// Returns whether the device cannot reach the memory, or the vendor cannot open it there.
+pub(super) const fn is_out_of_reach(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::NoPeerAccess { .. }
+            | Error::HomeNotVisible { .. }
+            | Error::Unsupported { .. }
+            | Error::Vendor(_)
+    )
+}
+
+/// Checks the facts about the exporter that need no message.
+fn check_reachable(descriptor: &NamedExport<'_>, runtime: &Runtime) -> Result<()> {
+    let (exporter, local) = (descriptor.exporter, &runtime.identity);
+    if exporter.boot != local.boot {
+        return Err(if exporter.host == local.host {
+            Error::Rebooted
+        } else {
+            Error::OtherHost { exporter: exporter.host.to_string(), local: local.host.to_string() }
+        });
+    }
+    if !runtime.imports.knows_to_live(exporter) && exporter.has_exited(local) {
+        return Err(Error::ExporterGone { pid: exporter.pid });
+    }
+    let is_abstract = matches!(descriptor.broker, BrokerAddress::Abstract(_));
+    if is_abstract && exporter.net_namespace != local.net_namespace {
+        return Err(Error::OtherNetworkNamespace);
+    }
+    Ok(())
+}
