@@ -77,7 +77,7 @@ pub(super) fn connect(
     }
     let channel = match ipc.connect(&channel).timeout(timeout).start() {
         Ok(channel) => channel,
-        Err(Error::NobodyListens { .. }) => {
+        Err(Error::NoListener { .. }) => {
             bail!("--hand-over: no keeper of {name:?} runs as this user; name the files to load")
         }
         Err(error) => return Err(super::explain(error, name)),

@@ -24,7 +24,7 @@ pub(super) fn run(ipc: &Ipc, timeout: Duration, as_json: bool) -> Result<()> {
         asking.into_iter().filter_map(|asked| asked.join().ok()).collect()
     });
     // Keepers that do not allow this user, and sockets without a process, are none for this user.
-    let is_hidden = |error: &Error| error.is_not_permitted() || matches!(error, Error::NobodyListens { .. });
+    let is_hidden = |error: &Error| error.is_not_permitted() || matches!(error, Error::NoListener { .. });
     let shown: Vec<_> =
         asked.into_iter().filter(|(_, found)| !found.as_ref().is_err_and(is_hidden)).collect();
     if as_json {

@@ -276,7 +276,7 @@ fn suggest_option(error: Error) -> anyhow::Error {
         Error::ExporterGone { .. } | Error::ExportDropped { .. } => {
             anyhow!("{error}; share the memory again, and use the new descriptor")
         }
-        Error::NobodyListens { name, after, .. } if name.starts_with("keeper.") => {
+        Error::NoListener { name, after, .. } if name.starts_with("keeper.") => {
             let name = name.trim_start_matches("keeper.");
             anyhow!(
                 "no keeper of {name:?} was found within {}: check the name and the user with 'device-ipc keep --list', or start one \

@@ -50,7 +50,7 @@ impl<'a> FindBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidChannelName`]; [`Error::NobodyListens`] if there is no keeper of this name and user;
+    /// [`Error::InvalidChannelName`]; [`Error::NoListener`] if there is no keeper of this name and user;
     /// [`Error::Timeout`] if it does not answer; [`Error::NotPermitted`] if one of the two processes does not allow the other's
     /// user; [`Error::WrongBackend`]; [`Error::Protocol`] for another version of the library; [`Error::OnWorkerThread`];
     /// [`Error::Forked`].
@@ -67,8 +67,8 @@ impl<'a> FindBuilder<'a> {
             match ask(connect, deadline) {
                 Err(error) if error.is_gone() && !deadline.left().is_zero() => std::thread::sleep(RETRY),
                 // The error states the timeout that the caller has set.
-                Err(Error::NobodyListens { name, detail, .. }) => {
-                    return Err(Error::NobodyListens { name, after: self.timeout, detail });
+                Err(Error::NoListener { name, detail, .. }) => {
+                    return Err(Error::NoListener { name, after: self.timeout, detail });
                 }
                 found => return found,
             }

@@ -222,6 +222,6 @@ pub fn altered_home(context: &Context) -> Outcome {
     let mut importer = context.agent()?;
     match importer.try_open("m", Opening::new(&altered, Place::Home))? {
         Ok(_) => fail("memory was opened at a home that no device has"),
-        error => refused(error, "opening at a home that no device has", "HomeNotVisible", &["does not see"]),
+        error => refused(error, "opening at a home that no device has", "HomeNotVisible", &["not visible"]),
     }
 }
