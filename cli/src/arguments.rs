@@ -157,6 +157,27 @@ pub(crate) fn address(text: &str) -> Result<String, String> {
     }
 }
 
+/// Parses the position of a device.
+pub(crate) fn device(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "a device is a number, from 0; list them with 'device-ipc devices'".into())
+}
+
+/// Parses the size of one dimension of a shape.
+pub(crate) fn dimension(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "a shape is the size of each dimension, separated by commas: 4,5".into())
+}
+
+/// Parses the value of a byte.
+pub(crate) fn byte(text: &str) -> Result<u8, String> {
+    text.parse().map_err(|_| "a byte is a number from 0 to 255".into())
+}
+
+/// Checks that a text is a number. The element type, which decides about its range, is known once the tensor is open.
+pub(crate) fn number(text: &str) -> Result<String, String> {
+    let number: Result<f64, _> = text.parse();
+    number.map(|_| text.to_owned()).map_err(|_| "a number is required: 1, -1, 0.5".into())
+}
+
 /// Users whose processes this process shares memory with, beside its own user.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct AllowArguments {

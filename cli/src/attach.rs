@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use device_ipc::{AllowList, Descriptor};
 use serde_json::{Value, json};
 
+use crate::arguments::{byte, number};
 use crate::exporter::{self, ExporterState};
 use crate::memory::{OpenArguments, OpenTensor};
 use crate::recv::write_out;
@@ -48,13 +49,14 @@ enum Action {
     /// Set every byte of the tensor, or of the whole region if the descriptor states no tensor
     Fill {
         /// Value of each byte, 0 to 255
+        #[arg(value_parser = byte)]
         byte: u8,
     },
     /// Add a number to every element in place: float32 by a kernel on the device, other types through host memory.
     /// Integers wrap around; a region without an element type is treated as uint8
     Add {
         /// Number to add
-        #[arg(allow_hyphen_values = true)]
+        #[arg(allow_hyphen_values = true, value_parser = number)]
         summand: String,
     },
 }

@@ -8,7 +8,7 @@ use device_ipc::Descriptor;
 use device_ipc::backend::environment;
 use serde_json::json;
 
-use crate::arguments::{self, address, duration};
+use crate::arguments::{self, address, duration, number};
 use crate::memory::{OpenArguments, OpenTensor};
 use crate::transcript::Transcript;
 use crate::transport::authenticated::AuthenticatedConnection;
@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     open: OpenArguments,
     /// Add this number to every element in place: float32 on the device, other types through host memory; integers wrap around
-    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = number)]
     add: Option<String>,
     /// File to write the tensor's bytes to, in memory order; '-' is standard output
     #[arg(long, value_name = "FILE")]

@@ -78,7 +78,7 @@ fn missing_or_invalid_descriptor_file_is_an_error() {
     let error = run(["recv", "--file", &directory.text("w.ipc"), "--timeout", "1s"]).bad();
     assert!(error.contains("w.ipc does not exist") && error.contains("device-ipc send --file"), "{error}");
     let garbage = directory.file("garbage", b"dipc1:garbage");
-    assert!(run(["recv", "--file", &garbage]).bad().contains("garbage does not contain the descriptor"));
+    assert!(run(["recv", "--file", &garbage]).bad().contains("garbage contains no valid descriptor"));
     let huge = directory.file("huge", &vec![b'x'; 1 << 20]);
     assert!(run(["recv", "--file", &huge]).bad().contains("longer than the maximum"));
 }

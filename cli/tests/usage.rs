@@ -84,6 +84,24 @@ fn each_mistake_of_a_user_has_an_exit_code_and_a_remedy() {
     // 7. An export that does not exist any longer, and a tensor that the export does not have.
     let none = run(["attach", &format!("@{file}"), "read", "--tensor", "w"]);
     fails(&none, 1, &["--tensor w", "remove --tensor"]);
+    let misspelt = run(["attach", &text.trim()["dipc".len()..], "info"]);
+    fails(&misspelt, 2, &["expected the prefix", "use @FILE"]);
+    let damaged_text = std::fs::read_to_string(&damaged).unwrap();
+    let on_the_line = run(["attach", damaged_text.trim(), "info"]);
+    fails(&on_the_line, 2, &["error: the descriptor is damaged"]);
+    assert!(!on_the_line.err.contains("@FILE"), "{on_the_line:?}");
+    // Values that are no numbers. The tensor is not opened for them.
+    for (arguments, texts) in [
+        (&["recv", "--file", &missing, "--add", "x"][..], ["'x'", "a number is required"]),
+        (&["attach", "@missing", "add", "x"], ["'x'", "a number is required"]),
+        (&["attach", "@missing", "fill", "256"], ["'256'", "0 to 255"]),
+        (&["recv", "--file", &missing, "--device", "two"], ["'two'", "device-ipc devices"]),
+        (&["send", "--print", "--shape", "4x5"], ["'4x5'", "separated by commas: 4,5"]),
+    ] {
+        let result = run(arguments);
+        fails(&result, 2, &texts);
+        assert!(result.out.is_empty(), "{result:?}");
+    }
     // 8. A pipe where a file is required.
     fails(&run(["send", "--file", &fifo]), 1, &["fifo", "not a regular file", "choose another path"]);
     // 9. An unknown device.

@@ -24,7 +24,7 @@ pub(crate) struct OpenArguments {
     #[arg(long, value_name = "NAME", value_parser = crate::arguments::backend(), global = true)]
     backend: Option<String>,
     /// Ordinal of the device to open on; default: the tensor's home device
-    #[arg(long, value_name = "N", global = true)]
+    #[arg(long, value_name = "N", global = true, value_parser = crate::arguments::device)]
     device: Option<u32>,
     /// Timeout for the sender to appear, to answer and to have the data ready
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = positive_duration, global = true)]

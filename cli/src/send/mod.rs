@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", value_parser = crate::arguments::backend())]
     backend: Option<String>,
     /// Ordinal of the device to allocate the tensor on
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = crate::arguments::device)]
     device: u32,
     #[command(flatten)]
     tensor: TensorArguments,

@@ -17,7 +17,7 @@ use device_ipc_cli::output::{UsageError, as_usage};
 #[derive(clap::Args)]
 pub(super) struct TensorArguments {
     /// Size of each dimension; default: 4,5, or with --in one dimension with all elements of the file
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = crate::arguments::dimension)]
     shape: Option<Vec<u64>>,
     /// Element type by its PyTorch name or its short name (f32, bf16); default: float32, or uint8 with --in
     #[arg(long, value_name = "NAME", value_parser = crate::arguments::dtype())]

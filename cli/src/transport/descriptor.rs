@@ -1,6 +1,6 @@
 //! Descriptors of any kind: an export, a bundle or a ring, distinguished by their contents.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use device_ipc::limits::{MAX_DESCRIPTOR_BYTES, TEXT_PREFIX};
 use device_ipc::{Descriptor, ProcessIdentity};
 use serde_json::Value;
@@ -15,8 +15,7 @@ pub(crate) enum AnyDescriptor {
 
 impl AnyDescriptor {
     pub(crate) fn parse(text: &str) -> Result<Self> {
-        let hint = "cannot parse the descriptor; to read it from a file, use @FILE";
-        Ok(Self::of(text.parse().context(hint)?))
+        Ok(Self::of(text.parse()?))
     }
 
     pub(crate) fn of(descriptor: Descriptor) -> Self {

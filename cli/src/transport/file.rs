@@ -103,8 +103,10 @@ pub(crate) fn read(path: &Path, timeout: Duration, on_wait: impl FnOnce()) -> Re
                 let left = end.saturating_duration_since(Instant::now());
                 let text = read_text(Input::new(file, left), &shown.to_string())?;
                 if !text.trim().is_empty() {
-                    let descriptor = AnyDescriptor::parse(&text).and_then(AnyDescriptor::into_single_tensor);
-                    return descriptor
+                    let any = AnyDescriptor::parse(&text)
+                        .with_context(|| format!("{shown} contains no valid descriptor"))?;
+                    return any
+                        .into_single_tensor()
                         .with_context(|| format!("{shown} does not contain the descriptor of a tensor"));
                 }
                 "is empty"

@@ -21,7 +21,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use descriptor::AnyDescriptor;
-use device_ipc_cli::output::{as_usage, warning};
+use device_ipc::limits::TEXT_PREFIX;
+use device_ipc_cli::output::{UsageError, warning};
 use input::Input;
 
 /// The environment variable that contains a descriptor as text.
@@ -60,18 +61,24 @@ pub(crate) fn descriptor_argument(argument: &str, timeout: Duration) -> Result<A
 /// Reads the descriptor that an argument names: `@FILE`, `-` for standard input, or the text itself. Invalid text is wrong
 /// usage; an invalid file is not.
 pub(crate) fn descriptor_of(argument: &str, timeout: Duration) -> Result<AnyDescriptor> {
-    let text = match argument.strip_prefix('@') {
+    let (text, name) = match argument.strip_prefix('@') {
         None if argument == "-" => {
             let name = "standard input";
-            read_text(Input::new(std::io::stdin().lock(), timeout), name)?
+            (read_text(Input::new(std::io::stdin().lock(), timeout), name)?, name)
         }
         Some(path) => {
             let file = input::open(Path::new(path)).with_context(|| format!("cannot open {path}"))?;
-            read_text(Input::new(file, timeout), path)?
+            (read_text(Input::new(file, timeout), path)?, path)
         }
-        None => return AnyDescriptor::parse(argument).map_err(as_usage),
+        None => {
+            return AnyDescriptor::parse(argument).map_err(|error| {
+                let is_text = argument.starts_with(TEXT_PREFIX);
+                let hint = if is_text { "" } else { "; to read the descriptor from a file, use @FILE" };
+                UsageError(format!("{error}{hint}")).into()
+            });
+        }
     };
-    AnyDescriptor::parse(&text)
+    AnyDescriptor::parse(&text).with_context(|| format!("{name} contains no valid descriptor"))
 }
 
 /// Returns text of a peer without control characters and with a bounded length.
