@@ -65,6 +65,13 @@ fn problem_has_a_reason_and_sets_the_exit_code() {
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("hides every GPU") && text.contains("-> unset CUDA_VISIBLE_DEVICES"), "{text}");
 
+    let (code, text) = doctor(&["--quick"], &[("DEVICE_IPC_BACKEND", "cdua")]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(
+        text.contains("\"cdua\" is not a backend") && text.contains("-> unset DEVICE_IPC_BACKEND"),
+        "{text}"
+    );
+
     let (code, text) = doctor(&["--quick"], &[("DEVICE_IPC_SOCKET_DIR", "/nowhere/sockets")]);
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("-> mkdir -p /nowhere/sockets"), "{text}");

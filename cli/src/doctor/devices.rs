@@ -1,5 +1,7 @@
 //! Checks of device visibility and peer access.
 
+use device_ipc::{BACKEND_VARIABLE, Backends};
+
 use super::facts::Facts;
 use super::finding::Finding;
 use super::libraries::Library;
@@ -34,6 +36,27 @@ pub(super) fn peer_access(library: &Library) -> Option<Finding> {
         format!("no peer access between devices: {}", unreachable.join(", ")),
         "open on the home device and copy (omit --device); on the host, check nvidia-smi topo -p2p r and disable ACS and IOMMU",
     ))
+}
+
+/// Checks the variable that names the backend of programs. `libraries` may lack backends that are not to be checked.
+pub(super) fn selection(facts: &Facts, libraries: &[Library]) -> Finding {
+    let variable = facts.variable(BACKEND_VARIABLE).filter(|name| !name.is_empty());
+    let Some(name) = variable else {
+        return Finding::ok(BACKEND_VARIABLE, "not set: programs use the first backend that has a device");
+    };
+    let backends: Vec<&str> = Backends::registered().names().collect();
+    if !backends.contains(&name) {
+        let change = format!("unset {BACKEND_VARIABLE}, or set it to one of: {}", backends.join(", "));
+        return Finding::problem(BACKEND_VARIABLE, format!("{name:?} is not a backend"), change);
+    }
+    if libraries.iter().any(|library| library.name == name && library.available().is_none()) {
+        return Finding::problem(
+            BACKEND_VARIABLE,
+            format!("{name:?} is unavailable, and programs that do not name a backend use no other"),
+            format!("unset {BACKEND_VARIABLE}, or remove the cause that is stated for {name}"),
+        );
+    }
+    Finding::ok(BACKEND_VARIABLE, format!("{name:?}: programs that do not name a backend use this one"))
 }
 
 /// A variable that hides devices: the backend, the name, and the check of its value.
@@ -120,8 +143,9 @@ fn container(name: &'static str, value: &str) -> Finding {
 mod tests {
     use super::super::facts::tests::Machine;
     use super::super::finding::Verdict;
-    use super::super::libraries::tests::with_peers;
+    use super::super::libraries::tests::{with_peers, without};
     use super::*;
+    use device_ipc::Unavailable;
 
     #[test]
     fn devices_without_peer_access_are_listed() {
@@ -133,6 +157,35 @@ mod tests {
             unreachable.verdict == Verdict::Warning && unreachable.found.ends_with("devices: 1 -> 0"),
             "{unreachable}"
         );
+    }
+
+    #[test]
+    fn backend_variable_names_an_available_backend() {
+        let libraries = [
+            with_peers("mock", vec![vec![true]]),
+            without("cuda", Unavailable::NoDevice { detail: "none".into() }),
+        ];
+        let verdict = |value: Option<&str>| {
+            let machine = Machine::new();
+            let machine = match value {
+                Some(value) => machine.with_variable(BACKEND_VARIABLE, value),
+                None => machine,
+            };
+            selection(&machine.facts, &libraries)
+        };
+        assert_eq!(verdict(None).verdict, Verdict::Ok);
+        assert_eq!(verdict(Some("")).verdict, Verdict::Ok);
+        assert_eq!(verdict(Some("mock")).verdict, Verdict::Ok);
+        // Not among the checked ones.
+        assert_eq!(verdict(Some("ascend")).verdict, Verdict::Ok);
+        let unavailable = verdict(Some("cuda"));
+        assert!(
+            unavailable.verdict == Verdict::Problem && unavailable.found.contains("unavailable"),
+            "{unavailable}"
+        );
+        let unknown = verdict(Some("nvidia"));
+        let change = unknown.change.as_deref().unwrap_or_default();
+        assert!(unknown.verdict == Verdict::Problem && change.contains("cuda, ascend, mock"), "{unknown}");
     }
 
     #[test]

@@ -190,7 +190,8 @@ pub(super) mod tests {
         Library { name, state: Ok(AvailableLibrary { version: "1.0".into(), file: None, peers }) }
     }
 
-    fn without(name: &'static str, reason: Unavailable) -> Library {
+    /// Creates an unavailable library.
+    pub(in crate::doctor) fn without(name: &'static str, reason: Unavailable) -> Library {
         Library { name, state: Err(reason.into()) }
     }
 

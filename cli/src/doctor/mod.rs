@@ -105,6 +105,7 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<ExitCode> {
 fn inspect(facts: &Facts, libraries: &[Library], selected: Option<&str>) -> Vec<Finding> {
     let concerns = |name: &str| selected.is_none_or(|selected| selected == name);
     let mut findings = libraries::check(facts, libraries, selected);
+    findings.push(devices::selection(facts, libraries));
     findings.extend(libraries.iter().filter_map(devices::peer_access));
     findings.extend(devices::visible(facts, concerns));
     if concerns("cuda") {
