@@ -186,8 +186,10 @@ fn own() {
     let bytes = stream.clone_dtoh(&mapping.view::<u8>(&stream).expect("a view")).expect("a copy");
     assert_eq!(bytes, [7; 100]);
 
+    let mut longer = handle;
+    longer.len = 101;
     // SAFETY: as above.
-    let more = unsafe { raw::open(&RawHandle { len: 101, ..handle }, 0) }.expect_err("a byte too many");
+    let more = unsafe { raw::open(&longer, 0) }.expect_err("a byte too many");
     assert!(more.to_string().contains("101 bytes at offset"), "{more}");
 
     drop(export);
@@ -231,7 +233,8 @@ fn part() {
     let stream = CudaContext::new(0).expect("a device").default_stream();
     let handle = example::parse(&argument("HANDLE"), &argument("OFFSET"), &argument("LEN"));
     let handle = handle.expect("the exporter's words");
-    let beyond = RawHandle { len: 1 << 40, ..handle };
+    let mut beyond = handle;
+    beyond.len = 1 << 40;
     // SAFETY: the exporter waits for this process, and no work is submitted.
     let error = unsafe { raw::open(&beyond, 0) }.expect_err("more than the allocation has").to_string();
     assert!(error.contains("bytes at offset") && error.contains("exceed the allocation"), "{error}");
@@ -263,8 +266,9 @@ fn refused() {
     // SAFETY: nothing can be opened by it.
     let error = unsafe { raw::open(&none, 0) }.expect_err("no handle");
     assert!(error.to_string().contains("cuIpcOpenMemHandle"), "{error}");
+    let empty = RawHandle::new([0; 64], 0, 0);
     // SAFETY: as above.
-    let error = unsafe { raw::open(&RawHandle { len: 0, ..none }, 0) }.expect_err("no bytes");
+    let error = unsafe { raw::open(&empty, 0) }.expect_err("no bytes");
     assert!(error.to_string().contains("0 bytes"), "{error}");
     // SAFETY: as above.
     let error = unsafe { raw::open(&none, 4711) }.expect_err("no device");

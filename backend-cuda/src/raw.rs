@@ -37,6 +37,7 @@ use crate::memory::kind::LEGACY;
 ///
 /// `Debug` does not show the bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RawHandle {
     /// The `CUipcMemHandle`, equal to `cudaIpcMemHandle_t`.
     pub bytes: [u8; IPC_HANDLE_BYTES],

@@ -79,17 +79,11 @@ pub(crate) struct MemoryKind {
 
 impl MemoryKind {
     fn new(kind: HandleKind, name: &'static str, form: Form) -> Self {
-        let info = HandleKindInfo {
-            kind,
-            name,
-            read_only: false,
-            carries_fds: form == Form::Fds,
-            lifetime: Lifetime::Pins,
-            one_open_per_process: form == Form::SeparateBytes,
-            whitelist: false,
-            isolated: true,
-            across_pid_namespaces: true,
-        };
+        let mut info = HandleKindInfo::new(kind, name);
+        info.carries_fds = form == Form::Fds;
+        info.one_open_per_process = form == Form::SeparateBytes;
+        info.isolated = true;
+        info.across_pid_namespaces = true;
         Self {
             info,
             form,

@@ -18,28 +18,15 @@ pub const SHAREABLE: HandleKind = HandleKind(2);
 
 /// Returns the supported kinds, the preferred one first.
 pub(crate) fn all(shareable: bool, whitelist: bool, first: HandleKind) -> Vec<HandleKindInfo> {
-    let key = HandleKindInfo {
-        kind: KEY,
-        name: "key",
-        read_only: false,
-        carries_fds: false,
-        lifetime: Lifetime::Revokes,
-        one_open_per_process: true,
-        whitelist,
-        isolated: false,
-        across_pid_namespaces: true,
-    };
-    let handle = HandleKindInfo {
-        kind: SHAREABLE,
-        name: "shareable handle",
-        read_only: false,
-        carries_fds: false,
-        lifetime: Lifetime::Pins,
-        one_open_per_process: false,
-        whitelist,
-        isolated: true,
-        across_pid_namespaces: true,
-    };
+    let mut key = HandleKindInfo::new(KEY, "key");
+    key.lifetime = Lifetime::Revokes;
+    key.one_open_per_process = true;
+    key.whitelist = whitelist;
+    key.across_pid_namespaces = true;
+    let mut handle = HandleKindInfo::new(SHAREABLE, "shareable handle");
+    handle.whitelist = whitelist;
+    handle.isolated = true;
+    handle.across_pid_namespaces = true;
     match (shareable, first) {
         (false, _) => vec![key],
         (true, SHAREABLE) => vec![handle, key],

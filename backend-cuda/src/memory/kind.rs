@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
 use device_ipc_core::DeviceOrdinal;
-use device_ipc_core::backend::{HandleKind, HandleKindInfo, Lifetime};
+use device_ipc_core::backend::{HandleKind, HandleKindInfo};
 
 use crate::bindings::layout::HANDLE_TYPE_POSIX_FD;
 use crate::objects::driver::Driver;
@@ -77,17 +77,12 @@ fn is_supported(driver: &Driver, kind: HandleKind) -> bool {
 }
 
 fn describe(kind: HandleKind) -> HandleKindInfo {
-    HandleKindInfo {
-        kind,
-        name: name(kind),
-        read_only: matches!(kind, VIRTUAL_MEMORY | FABRIC),
-        carries_fds: matches!(kind, VIRTUAL_MEMORY | POOL),
-        lifetime: Lifetime::Pins,
-        one_open_per_process: false,
-        isolated: matches!(kind, VIRTUAL_MEMORY | FABRIC),
-        across_pid_namespaces: kind != LEGACY,
-        whitelist: false,
-    }
+    let mut info = HandleKindInfo::new(kind, name(kind));
+    info.read_only = matches!(kind, VIRTUAL_MEMORY | FABRIC);
+    info.carries_fds = matches!(kind, VIRTUAL_MEMORY | POOL);
+    info.isolated = matches!(kind, VIRTUAL_MEMORY | FABRIC);
+    info.across_pid_namespaces = kind != LEGACY;
+    info
 }
 
 /// Returns the kind that memory is allocated for by default: legacy; virtual memory in a container's pid namespace,

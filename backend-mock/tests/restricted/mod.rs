@@ -79,14 +79,14 @@ impl DeviceIpc for Restricted {
     delegate!(synchronize_device memory timelines test_kernels);
 
     fn handle_kinds(&self) -> Vec<HandleKindInfo> {
-        let restricted = |kind| HandleKindInfo {
-            name: "restricted bytes",
-            read_only: false,
-            one_open_per_process: true,
-            whitelist: true,
-            isolated: false,
-            across_pid_namespaces: false,
-            ..kind
+        let restricted = |mut kind: HandleKindInfo| {
+            kind.name = "restricted bytes";
+            kind.read_only = false;
+            kind.one_open_per_process = true;
+            kind.whitelist = true;
+            kind.isolated = false;
+            kind.across_pid_namespaces = false;
+            kind
         };
         self.mock.handle_kinds().into_iter().map(restricted).collect()
     }

@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct HandleKind(pub u16);
 
-/// The properties of a kind of handle.
+/// The properties of a kind of handle. A backend makes it by [`new`](Self::new), and sets the fields that differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HandleKindInfo {
     /// The number of the kind in descriptors and messages.
     pub kind: HandleKind,
@@ -30,6 +31,23 @@ pub struct HandleKindInfo {
     pub isolated: bool,
     /// Whether the handle can be opened in another pid namespace, also if both processes have the same pid value.
     pub across_pid_namespaces: bool,
+}
+
+impl HandleKindInfo {
+    /// Returns a kind that pins the memory, travels as bytes, and has no other property.
+    pub const fn new(kind: HandleKind, name: &'static str) -> Self {
+        Self {
+            kind,
+            name,
+            read_only: false,
+            carries_fds: false,
+            lifetime: Lifetime::Pins,
+            one_open_per_process: false,
+            whitelist: false,
+            isolated: false,
+            across_pid_namespaces: false,
+        }
+    }
 }
 
 /// The effect of the exporter's termination on the mappings of importers.

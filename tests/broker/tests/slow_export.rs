@@ -33,8 +33,9 @@ impl DeviceIpc for SlowExport {
     delegate!(create_event open_event synchronize_device memory timelines test_kernels);
 
     fn handle_kinds(&self) -> Vec<HandleKindInfo> {
-        let kinds = self.mock.handle_kinds().into_iter();
-        kinds.map(|kind| HandleKindInfo { one_open_per_process: true, ..kind }).collect()
+        let mut kinds = self.mock.handle_kinds();
+        kinds.iter_mut().for_each(|kind| kind.one_open_per_process = true);
+        kinds
     }
 
     fn export(&self, extent: &Extent, kind: Option<HandleKind>) -> Result<Exported> {
