@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "wraps the engine's stream numbers, which live until the stream is dropped")]
 
+use std::fmt;
 use std::sync::Arc;
 
 use device_ipc_core::backend::DeviceStream;
@@ -20,11 +21,19 @@ pub(crate) fn stream_of(stream: BorrowedStream<'_>) -> Result<StreamId> {
 }
 
 /// A stream of the engine.
-#[derive(Debug)]
 pub(crate) struct MockStream {
     pub(crate) machine: Arc<Machine>,
     pub(crate) stream: StreamId,
     pub(crate) device: DeviceOrdinal,
+}
+
+impl fmt::Debug for MockStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MockStream")
+            .field("device", &self.device)
+            .field("stream", &self.stream)
+            .finish_non_exhaustive()
+    }
 }
 
 impl DeviceStream for MockStream {

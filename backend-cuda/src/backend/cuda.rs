@@ -1,6 +1,7 @@
 //! The backend: CUDA behind the traits of device-ipc.
 
 use std::ffi::c_int;
+use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -26,7 +27,6 @@ use crate::objects::host_pages::HostPages;
 ///
 /// Create it once per process and share it, as [`Backends`](device_ipc_core::Backends) does: each backend has its own
 /// table of open handles.
-#[derive(Debug)]
 pub struct CudaBackend {
     driver: Arc<Driver>,
     info: BackendInfo,
@@ -56,6 +56,13 @@ pub(crate) fn registered() -> Result<Arc<CudaBackend>, Unavailable> {
         return Ok(Arc::clone(backend));
     }
     Ok(Arc::clone(registered.insert(CudaBackend::load()?)))
+}
+
+/// Without the table of open handles, whose bytes are not for logs.
+impl fmt::Debug for CudaBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaBackend").field("info", &self.info).finish_non_exhaustive()
+    }
 }
 
 impl CudaBackend {

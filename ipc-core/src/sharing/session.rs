@@ -1,5 +1,6 @@
 //! The settings that every export and every open of an [`Ipc`](crate::Ipc) shares.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -11,19 +12,24 @@ use crate::model::placement::{DeviceMap, DeviceName};
 use crate::transport::AllowList;
 
 /// A backend with its devices, the permitted users, the socket directory and the default timeout.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Session {
     backend: Arc<dyn DeviceIpc>,
     settings: Arc<Settings>,
 }
 
-#[derive(Debug)]
 struct Settings {
     /// Listed once: the visible devices do not change while a process runs.
     devices: OnceLock<Vec<DeviceInfo>>,
     socket_directory: Option<PathBuf>,
     allow: AllowList,
     timeout: Duration,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("backend", &self.backend.info().name).finish_non_exhaustive()
+    }
 }
 
 impl Session {

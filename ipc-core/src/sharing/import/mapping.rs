@@ -1,5 +1,7 @@
 //! The importer's guard.
 
+use std::fmt;
+
 use super::open_part::OpenPart;
 use super::tensor::{Tensor, elements_of};
 use super::view_owner::ViewOwner;
@@ -35,13 +37,22 @@ use crate::wire::descriptor::{DescribedRegion, Descriptor};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
 pub struct Mapping {
     descriptor: Descriptor,
     /// One part for each home device.
     parts: OneOrMany<OpenPart>,
     /// The unnamed region; empty for named tensors.
     range: DeviceRange,
+}
+
+/// Without the lease and the vendor's objects, whose handles are not for logs.
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapping")
+            .field("descriptor", &self.descriptor)
+            .field("range", &self.range)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Mapping {
