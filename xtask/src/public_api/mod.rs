@@ -174,6 +174,23 @@ mod tests {
         assert!(compare("p", &listed, &listed).is_empty());
     }
 
+    /// The packages that a text names as arguments of Cargo: `-p NAME`.
+    fn arguments(text: &str) -> BTreeSet<&str> {
+        text.split("-p ").skip(1).filter_map(|rest| rest.split_whitespace().next()).collect()
+    }
+
+    #[test]
+    fn every_published_package_is_packaged_and_released() {
+        let metadata = metadata(&["--no-deps"]).unwrap();
+        let packages = packages(&metadata).unwrap();
+        let published = packages.iter().filter(|package| package["publish"].is_null());
+        let published: BTreeSet<_> = published.filter_map(|package| package["name"].as_str()).collect();
+        for file in [".ci/packages", "RELEASING.md"] {
+            let text = fs::read_to_string(root().join(file)).unwrap();
+            assert_eq!(arguments(&text), published, "{file}");
+        }
+    }
+
     #[test]
     fn libraries_that_are_published_are_listed() {
         let target = |kind: &str| json!({ "kind": [kind], "name": "a-b" });

@@ -235,3 +235,46 @@ fn texts_are_those_that_users_read() {
     texts(TokenStream::from_str(code).unwrap(), &mut found);
     assert_eq!(found, [(1, "\"B::b\"".to_owned()), (2, "\"D::d\"".to_owned())]);
 }
+
+/// Functions of Python and PyTorch that texts of the Python package name.
+const FOREIGN_IN_PYTHON: [&str; 7] =
+    ["int_repr", "len", "offsets", "resolve_conj", "resolve_neg", "str", "values"];
+
+/// Returns the names that a text calls: `close` in "call close() first".
+fn calls(text: &str) -> impl Iterator<Item = &str> {
+    let is_name = |character: char| character.is_ascii_alphanumeric() || character == '_';
+    text.match_indices('(').filter_map(move |(at, _)| {
+        let name = text[..at].rsplit(|character| !is_name(character)).next()?;
+        name.starts_with(|first: char| first.is_ascii_lowercase()).then_some(name)
+    })
+}
+
+#[test]
+fn texts_of_the_python_package_name_its_functions() {
+    let stubs = fs::read_to_string(root().join("python/python/device_ipc/_native.pyi")).unwrap();
+    let mut files = Vec::new();
+    rust_files(&root().join("python/src"), &mut files).unwrap();
+    let mut missing = Vec::new();
+    let mut checked = 0;
+    for path in files {
+        let code = TokenStream::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        let mut found = Vec::new();
+        texts(code, &mut found);
+        for (line, text) in found {
+            for name in calls(&text) {
+                checked += 1;
+                if !FOREIGN_IN_PYTHON.contains(&name) && !stubs.contains(&format!("def {name}(")) {
+                    missing.push(format!("{}:{line}: {name}()", path.display()));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "these texts name functions that are not public:\n{}", missing.join("\n"));
+    assert!(checked >= 10, "only {checked} calls were found in texts");
+}
+
+#[test]
+fn calls_in_a_text_are_found() {
+    let found: Vec<_> = calls("call close() before str(ring) (or not), see Ipc::open(x)").collect();
+    assert_eq!(found, ["close", "str", "open"]);
+}
