@@ -2,7 +2,6 @@
 
 mod support;
 
-use std::io::BufRead as _;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,8 +11,9 @@ use device_ipc::{
     Channel, ConnectBuilder, Descriptor, Error, Export, Ipc, ListenBuilder, Listener, Mapping, Message,
     Stream, TrySendError,
 };
+use device_ipc_test_process::{Process, serve};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use support::{Process, argument};
+use support::{argument, start};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -39,36 +39,19 @@ fn kind(error: &Error) -> String {
     format!("{error:?}").split(['{', '(', ' ']).next().expect("a name").to_owned()
 }
 
-/// Another process, with one end of a channel.
-struct Peer(Process);
-
-impl Peer {
-    /// Sends a command and returns the answer.
-    fn ask(&mut self, command: &str) -> String {
-        self.start(command);
-        self.answer()
-    }
-
-    /// Sends a command.
-    fn start(&mut self, command: &str) {
-        self.0.send(command);
-    }
-
-    fn answer(&self) -> String {
-        self.0.line(|line| line.strip_prefix("answer ").map(str::to_owned))
-    }
-}
-
 fn listen<'a>(ipc: &'a Ipc, name: &'a str) -> ListenBuilder<'a> {
     ipc.listen(name)
 }
 
 /// Connects this process with a new peer.
-fn connect(name: &str, limits: impl FnOnce(ListenBuilder<'_>) -> ListenBuilder<'_>) -> (Ipc, Channel, Peer) {
+fn connect(
+    name: &str,
+    limits: impl FnOnce(ListenBuilder<'_>) -> ListenBuilder<'_>,
+) -> (Ipc, Channel, Process) {
     let ipc = ipc();
     let name = format!("channels-{}-{name}", std::process::id());
     let listener = limits(listen(&ipc, &name)).start().expect("the name is new");
-    let peer = Peer(Process::role("peer", &[("NAME", &name)]));
+    let peer = start("peer", &[("NAME", &name)]);
     let channel = listener.accept(TIMEOUT).expect("the peer connects");
     (ipc, channel, peer)
 }
@@ -82,21 +65,19 @@ fn role() {
     let channel = connecting.timeout(TIMEOUT).start().expect("the test listens");
     let mut channel = Some(channel);
     let mut mapping: Option<Mapping> = None;
-    println!();
-    for line in std::io::stdin().lock().lines() {
-        let line = line.expect("the test writes text");
-        let answer = carry_out(&ipc, &mut channel, &mut mapping, &line);
-        println!("answer {}", answer.unwrap_or_else(|error| kind(&error)));
-    }
+    serve(|command, argument| {
+        let answer = carry_out(&ipc, &mut channel, &mut mapping, command, argument);
+        answer.unwrap_or_else(|error| kind(&error))
+    });
 }
 
 fn carry_out(
     ipc: &Ipc,
     channel: &mut Option<Channel>,
     mapping: &mut Option<Mapping>,
-    line: &str,
+    command: &str,
+    argument: &str,
 ) -> Result<String, Error> {
-    let (command, argument) = line.split_once(' ').unwrap_or((line, ""));
     let open = || channel.as_ref().expect("the channel is open");
     match command {
         "receive" => {
@@ -197,10 +178,10 @@ fn senders_descriptor_is_readable_when_the_peer_made_room() {
         let full = sender.try_send(Message::new().bytes(b"kept".to_vec()));
         let Err(TrySendError::Full(message)) = full else { panic!("{full:?}") };
         assert!(!is_readable_now(&sender), "there is no room");
-        peer.start("receive");
+        peer.send("receive");
         assert!(is_readable(&sender, TIMEOUT), "the peer wakes the sender");
         sender.try_send(message).expect("there is room");
-        peer.answer();
+        peer.receive();
     }
     // A large message fills the socket before the limit.
     assert!(!is_readable_now(&receiver));
@@ -216,11 +197,11 @@ fn full_socket_blocks_no_sender_longer_than_the_peer() {
         sent += 1;
     }
     assert!(sent < 1000, "the kernel's buffer is smaller");
-    peer.start(&format!("receive-all {}", sent + 50));
+    peer.send(&format!("receive-all {}", sent + 50));
     for _ in 0..50 {
         channel.send(Message::new().bytes(&large), TIMEOUT).expect("the peer receives");
     }
-    assert_eq!(peer.answer(), "done");
+    assert_eq!(peer.receive(), "done");
 }
 
 #[test]
@@ -253,14 +234,14 @@ fn receivers_descriptor_is_readable_until_nothing_is_left() {
     assert!(!is_readable_now(&channel));
     // After every wait, also one by a thread, each message makes the descriptor readable.
     for round in 0..50 {
-        peer.start(&format!("send {round}"));
+        peer.send(&format!("send {round}"));
         assert!(is_readable(&channel, TIMEOUT));
         if round % 2 == 0 {
             assert!(next().is_some());
         } else {
             channel.receive(TIMEOUT).expect("a message");
         }
-        assert_eq!(peer.answer(), "done");
+        assert_eq!(peer.receive(), "done");
         assert!(!is_readable_now(&channel));
     }
     assert_eq!(peer.ask("close"), "done");
@@ -284,7 +265,7 @@ fn cancelled_waits_lose_no_message() {
     const COUNT: u64 = 2000;
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(async {
         let channel = watch(channel);
-        peer.start(&format!("send-numbers {COUNT}"));
+        peer.send(&format!("send-numbers {COUNT}"));
         let (mut next, mut cancelled) = (0, 0);
         while next < COUNT {
             let attempt = tokio::time::timeout(Duration::from_micros(next % 3 * 20), async {
@@ -314,7 +295,7 @@ fn cancelled_waits_lose_no_message() {
         }
         assert!(cancelled > 0, "no wait was cancelled");
     });
-    assert_eq!(peer.answer(), "done");
+    assert_eq!(peer.receive(), "done");
 }
 
 #[allow(deprecated, reason = "the other functions are unsafe, and a channel keeps its descriptor")]
@@ -351,16 +332,16 @@ fn close_by_reference_wakes_every_wait() {
 #[test]
 fn close_wakes_a_peer_that_waits() {
     let (_ipc, channel, mut peer) = connect("wakes", |builder| builder);
-    peer.start("receive");
+    peer.send("receive");
     channel.close(TIMEOUT).expect("nothing is in flight");
-    assert_eq!(peer.answer(), "ChannelClosed");
+    assert_eq!(peer.receive(), "ChannelClosed");
     // The same for a peer that waits for room.
     let (_ipc, channel, mut peer) = connect("wakes-sender", |builder| builder);
     assert_eq!(peer.ask("fill"), "128");
-    peer.start("send x");
+    peer.send("send x");
     std::thread::sleep(Duration::from_millis(50));
     drop(channel);
-    assert_eq!(peer.answer(), "ChannelClosed");
+    assert_eq!(peer.receive(), "ChannelClosed");
 }
 
 #[test]
@@ -402,7 +383,7 @@ fn death_of_the_peer_wakes_threads_and_descriptors() {
     assert!(!is_readable_now(&sender) && !is_readable_now(&receiver));
     let sent = std::thread::scope(|scope| {
         let sending = scope.spawn(|| sender.send(Message::new(), TIMEOUT));
-        peer.0.kill();
+        peer.kill();
         sending.join().expect("no panic")
     });
     assert!(matches!(sent, Err(Error::PeerGone { .. })), "{sent:?}");
@@ -416,7 +397,7 @@ fn listeners_descriptor_is_readable_while_a_process_connects() {
     let name = format!("channels-{}-accept", std::process::id());
     let listener: Listener = ipc.listen(&name).start().expect("the name is new");
     assert!(listener.try_accept().expect("it listens").is_none() && !is_readable_now(&listener));
-    let _peers: Vec<_> = (0..2).map(|_| Process::role("peer", &[("NAME", &name)])).collect();
+    let _peers: Vec<_> = (0..2).map(|_| start("peer", &[("NAME", &name)])).collect();
     let mut channels = Vec::new();
     while channels.len() < 2 {
         assert!(is_readable(&listener, TIMEOUT));
@@ -443,7 +424,7 @@ fn exports_descriptor_is_readable_after_a_change_of_holders() {
     // The death of an importer too.
     assert_eq!(peer.ask(&format!("open {}", export.descriptor())), "done");
     wait("the lease is known", || !export.try_wait_released().expect("it lives"));
-    peer.0.kill();
+    peer.kill();
     while !export.try_wait_released().expect("it lives") {
         assert!(is_readable(&export, TIMEOUT));
     }

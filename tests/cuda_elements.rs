@@ -6,7 +6,7 @@ use cudarc::driver::CudaContext;
 use device_ipc::float8::F8E4M3;
 use device_ipc::half::bf16;
 use device_ipc::{Bool, Descriptor, Dtype, Error, Ipc, cuda};
-use support::{Process, argument, no_cuda};
+use support::{argument, no_cuda, start};
 
 const NUMBERS: [f32; 6] = [1.0, -0.5, 2.0, 448.0, 0.0, 24.0];
 
@@ -31,7 +31,7 @@ fn cudarc_slices_of_halves_and_fp8_are_read_by_another_process() {
     let lines = [&halves, &eighths, &flags].map(|export| export.descriptor().to_string());
     let arguments =
         [("HALVES", lines[0].as_str()), ("EIGHTHS", lines[1].as_str()), ("FLAGS", lines[2].as_str())];
-    Process::role("read", &arguments).finish();
+    start("read", &arguments).finish();
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod support;
 
 use std::path::Path;
 
-use support::{Process, argument, no_cuda, role as this_role};
+use support::{argument, no_cuda, role as this_role, start};
 
 #[test]
 fn cudarc_slice_handed_over_is_changed_in_place() {
@@ -16,12 +16,12 @@ fn cudarc_slice_handed_over_is_changed_in_place() {
     }
     let path = std::env::temp_dir().join(format!("device-ipc-hand-over-{}", std::process::id()));
     let arguments = [("PATH", path.to_str().expect("a plain path"))];
-    let mut sender = Process::role("send", &arguments);
+    let mut sender = start("send", &arguments);
     while !path.exists() {
         sender.assert_running();
         std::thread::yield_now();
     }
-    Process::role("receive", &arguments).finish();
+    start("receive", &arguments).finish();
     sender.finish();
     std::fs::remove_file(&path).expect("the file is ours");
 }

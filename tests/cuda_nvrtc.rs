@@ -6,7 +6,7 @@ mod support;
 
 use std::path::Path;
 
-use support::{Process, argument, no_cuda, role as this_role};
+use support::{argument, no_cuda, role as this_role, start};
 
 #[test]
 fn nvrtc_kernel_changes_memory_of_another_process() {
@@ -16,9 +16,9 @@ fn nvrtc_kernel_changes_memory_of_another_process() {
     }
     let path = std::env::temp_dir().join(format!("device-ipc-nvrtc-{}", std::process::id()));
     let arguments = [("PATH", path.to_str().expect("a plain path"))];
-    let share = Process::role("share", &arguments);
+    let share = start("share", &arguments);
     share.line(|line| line.contains("published").then_some(()));
-    Process::role("add", &arguments).finish();
+    start("add", &arguments).finish();
     share.finish();
     std::fs::remove_file(&path).expect("the file is ours");
 }

@@ -13,7 +13,8 @@ use device_ipc::{
     Buffer, Descriptor, DeviceOwner, Dtype, Error, Ipc, Message, OwnedRegion, Region, ShareBuilder,
     TensorLayout, cuda, shutdown,
 };
-use support::{Process, no_cuda, role as this_role};
+use device_ipc_test_process::Process;
+use support::{no_cuda, role as this_role, start};
 
 const SOON: Duration = Duration::from_secs(30);
 const BYTES: u64 = 1 << 20;
@@ -82,7 +83,7 @@ fn owner_drop_on_capturing_thread_keeps_the_capture() {
 fn in_a_process(role: &str) {
     match no_cuda() {
         Some(reason) => eprintln!("skipped: {reason}"),
-        None => Process::role(role, &[]).finish(),
+        None => start(role, &[]).finish(),
     }
 }
 
@@ -148,7 +149,7 @@ impl Pair {
         let context = CudaContext::new(0).expect("a context");
         let (sender, seen) = channel();
         let ipc = Ipc::named("cuda").expect("a driver");
-        Self { ipc, context, importer: Process::role("importer", &[]), seen, sender }
+        Self { ipc, context, importer: start("importer", &[]), seen, sender }
     }
 
     fn primary(&self) -> Context {
@@ -463,7 +464,7 @@ fn callbacks() {
     // The captured owner, and that of the memory.
     pair.expect(2);
 
-    let mut exporter = Process::role("exporter", &[]);
+    let mut exporter = start("exporter", &[]);
     let descriptor: Descriptor = exporter.line(|line| line.parse().ok());
     let mapping = pair.ipc.open(&descriptor).at_home().expect("opened");
     let (seen, captured) = (pair.sender.clone(), pair.witness());

@@ -14,7 +14,8 @@ use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaContext, CudaSlice, DevicePtr as _};
 use device_ipc::cuda::raw::{self, RawHandle};
 use device_ipc::{DeviceOrdinal, DevicePtr, DeviceRange, Error, OwnedRegion, Region, cuda};
-use support::{Process, argument, no_cuda, role as this_role};
+use device_ipc_test_process::Process;
+use support::{argument, no_cuda, role as this_role, start};
 
 const FROM_HANDLE: &str = include_str!("../examples/torch/from_handle.py");
 const TO_HANDLE: &str = include_str!("../examples/torch/to_handle.py");
@@ -50,7 +51,7 @@ fn raw_handle_of_pytorch_opens() {
     let mut lender = Process::start("to_handle.py", python().args(["-c", TO_HANDLE]));
     let words = lender.line(handle_in);
     borrow(words.each_ref().map(String::as_str));
-    lender.enter();
+    lender.send("");
     let changed: Vec<f32> = numbers().iter().map(|number| number + 1.0).collect();
     lender.line(|line| line.contains(&format!("after the borrower: {changed:?}")).then_some(()));
     lender.finish();
@@ -76,21 +77,21 @@ fn lend_and(borrower: impl FnOnce([&str; 3])) -> Option<[String; 3]> {
     if skipped() {
         return None;
     }
-    let mut lender = Process::role("lend", &[]);
+    let mut lender = start("lend", &[]);
     let words = lender.line(handle_in);
     borrower(words.each_ref().map(String::as_str));
-    lender.enter();
+    lender.send("");
     lender.finish();
     Some(words)
 }
 
 fn borrow([handle, offset, len]: [&str; 3]) {
-    Process::role("borrow", &[("HANDLE", handle), ("OFFSET", offset), ("LEN", len)]).finish();
+    start("borrow", &[("HANDLE", handle), ("OFFSET", offset), ("LEN", len)]).finish();
 }
 
 fn in_a_process(role: &str) {
     if !skipped() {
-        Process::role(role, &[]).finish();
+        start(role, &[]).finish();
     }
 }
 
@@ -225,7 +226,7 @@ fn offset() {
     assert_eq!(opened.range(), second.range());
     let handle = example::hexadecimal(&first.handle().bytes);
     let offset = first.handle().offset.to_string();
-    Process::role("part", &[("HANDLE", &handle), ("OFFSET", &offset), ("LEN", "100")]).finish();
+    start("part", &[("HANDLE", &handle), ("OFFSET", &offset), ("LEN", "100")]).finish();
 }
 
 /// Opens a part of another process's allocation, and leaves nothing open.

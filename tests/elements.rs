@@ -8,7 +8,7 @@ use device_ipc::float8::{F8E4M3, F8E5M2};
 use device_ipc::half::{bf16, f16};
 use device_ipc::mock::MockBackend;
 use device_ipc::{Bool, Descriptor, Element, Error, Export, Ipc, Stream};
-use support::{Process, argument, role as this_role};
+use support::{argument, role as this_role, start};
 
 fn mock() -> (Ipc, Stream) {
     let ipc = Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a valid specification"));
@@ -24,7 +24,7 @@ fn handed_over<T: Element + PartialEq + Debug>(role: &str, elements: [T; 6]) {
     let builder = ipc.share(memory.clone()).dtype(T::DTYPE).shape([2, 3]).strides([1, 2]);
     let export: Export = builder.ready_on(&stream).start().map_err(Error::from).expect("an export");
     let line = export.descriptor().to_string();
-    Process::role(role, &[("LINE", line.as_str())]).finish();
+    start(role, &[("LINE", line.as_str())]).finish();
     let [a, b, c, d, e, _] = elements;
     assert_eq!(memory.to_host::<T, _>(&stream).expect("a copy"), [a, b, c, d, e, a]);
 }

@@ -6,7 +6,7 @@ mod support;
 
 use std::process::Command;
 
-use support::Process;
+use device_ipc_test_process::Process;
 
 fn runs(name: &str) {
     let tests = std::env::current_exe().expect("this program has a path");

@@ -8,7 +8,8 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use device_ipc::{Descriptor, Dtype, Error, Export, Ipc, Result};
-use support::{Process, role as role_name};
+use device_ipc_test_process::Process;
+use support::{role as role_name, start};
 
 const ELEMENTS: usize = 4096;
 const VERSIONS: u64 = 5;
@@ -18,9 +19,9 @@ const AT_ONCE: Duration = Duration::from_secs(10);
 
 #[test]
 fn killed_and_stopped_workers_block_no_version() {
-    let mut server = Process::role("server", &[]);
-    let [mut reader, mut stopped] = [(); 2].map(|()| Process::role("reader", &[]));
-    let [mut holder, mut killed] = [(); 2].map(|()| Process::role("holder", &[]));
+    let mut server = start("server", &[]);
+    let [mut reader, mut stopped] = [(); 2].map(|()| start("reader", &[]));
+    let [mut holder, mut killed] = [(); 2].map(|()| start("holder", &[]));
     let version = |server: &mut Process| {
         server.send("next");
         server.line(|line| line.starts_with("dipc").then(|| line.to_owned()))

@@ -86,7 +86,7 @@ fn stub_library_is_detected_by_its_first_call() {
             let said = scene.output_of("loader");
             assert_eq!(said.matches("stub library cannot be used").count(), 1, "{said}");
         },
-        &[("loader", |_| drop(refusal()))],
+        &[("loader", || drop(refusal()))],
     );
 }
 

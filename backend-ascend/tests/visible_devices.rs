@@ -9,7 +9,8 @@ use std::sync::Arc;
 use device_ipc_ascend::{AscendBackend, KEY, SHAREABLE};
 use device_ipc_core::backend::DeviceIpc;
 use device_ipc_core::{Descriptor, Error, Ipc};
-use support::{Requests, Role, Scene};
+use device_ipc_test_process::serve;
+use support::{Role, Scene};
 
 const BYTES: usize = 100_003;
 
@@ -22,10 +23,9 @@ fn pattern() -> Vec<u8> {
 }
 
 /// Opens descriptors on their home device or on a stated one. Reports its ordinal of the device, and the bytes.
-fn importer(requests: &Requests) {
+fn importer() {
     let ipc = ipc();
-    requests.serve(|line| {
-        let (place, descriptor) = line.split_once(' ').expect("a place and a descriptor");
+    serve(|place, descriptor| {
         let descriptor: Descriptor = descriptor.parse().expect("a descriptor");
         let opened = match place {
             "home" => ipc.open(&descriptor).at_home(),
@@ -57,7 +57,7 @@ fn share(scene: &Scene, device: u32, visible: &str, place: &str, expected: &str)
         stream.synchronize().expect("it is done");
         let share = ipc.share(Arc::clone(&buffer)).start().expect("an export");
         let mut peer = scene.peer_with_visible("importer", visible);
-        let answer = peer.ask(format!("{place} {}", share.descriptor()));
+        let answer = peer.ask(&format!("{place} {}", share.descriptor()));
         assert!(answer.contains(expected), "kind {}: {answer}", kind.0);
         if expected.starts_with("device") {
             let bytes = buffer.view::<u8>(&stream).expect("a view").to_vec().expect("the bytes");
@@ -108,7 +108,7 @@ fn hidden_die_of_same_chip_error_names_the_die() {
             let buffer = Arc::new(ipc.allocate_for(0, BYTES as u64, KEY).expect("memory"));
             let share = ipc.share(buffer).start().expect("an export");
             let mut peer = scene.peer_with_visible("importer", "1");
-            let answer = peer.ask(format!("0 {}", share.descriptor()));
+            let answer = peer.ask(&format!("0 {}", share.descriptor()));
             assert!(answer.contains("507899") && answer.contains("the other die of this chip"), "{answer}");
             peer.finish();
         },
@@ -128,7 +128,7 @@ fn hidden_home_opens_on_another_device_or_explains() {
                 stream.synchronize().expect("it is done");
                 let share = ipc.share(buffer).start().expect("an export");
                 let mut peer = scene.peer_with_visible("importer", "1,3");
-                let answer = peer.ask(format!("0 {}", share.descriptor()));
+                let answer = peer.ask(&format!("0 {}", share.descriptor()));
                 assert!(answer.contains(expected), "kind {}: {answer}", kind.0);
                 peer.finish();
             }

@@ -1,8 +1,6 @@
 //! Contexts of the calling thread, streams of other contexts, and device resets. Without a GPU, each test reports it
 //! and passes.
 
-#[path = "support/other.rs"]
-mod other;
 #[path = "support/raw.rs"]
 mod raw;
 mod support;
@@ -20,7 +18,7 @@ use device_ipc_core::{
     ProcessIdentity, Result, ViewStream,
 };
 use device_ipc_cuda::{CudaBackend, LEGACY, NAME, POOL, VIRTUAL_MEMORY, alloc_zeros, clone_htod};
-use other::{OtherProcess, from_hex, serve, to_hex};
+use device_ipc_test_process::{Process, hex, serve, unhex};
 use raw::Raw;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use support::backend;
@@ -59,13 +57,13 @@ struct Foreign {
 }
 
 impl Foreign {
-    fn of(exporter: &mut OtherProcess) -> Self {
+    fn of(exporter: &mut Process) -> Self {
         Self::parse(&exporter.ask("export"))
     }
 
     fn parse(text: &str) -> Self {
         let (memory, event) = text.split_once(' ').unwrap();
-        Self { memory: from_hex(memory), event: from_hex(event) }
+        Self { memory: unhex(memory), event: unhex(event) }
     }
 
     fn received(&self) -> ReceivedHandle {
@@ -90,7 +88,7 @@ fn the_exporter() {
     let extent = backend.extents_of(range, None).unwrap().remove(0);
     serve(|_, _| {
         let memory = backend.export(&extent, Some(LEGACY)).unwrap();
-        format!("{} {}", to_hex(memory.bytes.as_slice()), to_hex(event.export().unwrap().as_slice()))
+        format!("{} {}", hex(memory.bytes.as_slice()), hex(event.export().unwrap().as_slice()))
     });
 }
 
@@ -118,7 +116,7 @@ macro_rules! kept {
 fn calls_preserve_the_current_context() {
     let Some((backend, _alone)) = backend() else { return };
     let raw = Raw::of(&backend);
-    let mut exporter = OtherProcess::start("the_exporter", &[]);
+    let mut exporter = Process::of_test(concat!(module_path!(), "::the_exporter"), &[]);
     let foreign = Foreign::of(&mut exporter);
     let last = backend.devices().unwrap().len() as u32 - 1;
     let (first_primary, last_primary) = (raw.retain_primary(0), raw.retain_primary(last));
@@ -143,7 +141,7 @@ fn calls_preserve_the_current_context() {
             });
         });
     }
-    exporter.end();
+    exporter.finish();
 }
 
 #[test]
@@ -430,13 +428,13 @@ fn check_reset(how: &str) {
         eprintln!("skipped: drivers before CUDA 12 have no context ids");
         return;
     }
-    let mut exporter = OtherProcess::start("the_exporter", &[]);
+    let mut exporter = Process::of_test(concat!(module_path!(), "::the_exporter"), &[]);
     let handles = exporter.ask("export");
-    let mut resetting = OtherProcess::start("the_resetting_process", &[]);
+    let mut resetting = Process::of_test(concat!(module_path!(), "::the_resetting_process"), &[]);
     assert_eq!(resetting.ask(&format!("{how} {handles}")), "every call said it");
-    resetting.end();
+    resetting.finish();
     assert_eq!(exporter.ask("export"), handles, "the exporter is as it was");
-    exporter.end();
+    exporter.finish();
 }
 
 #[test]

@@ -4,8 +4,6 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,6 +15,7 @@ use device_ipc_core::{
     Access, AsStream, DeviceOrdinal, DeviceOwner, DevicePtr, DeviceRange, Error, ProcessIdentity, ViewStream,
 };
 use device_ipc_cuda::{CudaBackend, LEGACY, alloc_zeros, clone_htod};
+use device_ipc_test_process::{Process, answer, hex, request, unhex};
 use support::backend;
 
 const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
@@ -246,20 +245,6 @@ fn received(bytes: Vec<u8>) -> ReceivedHandle {
     }
 }
 
-fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn from_hex(name: &str) -> Option<Vec<u8>> {
-    let text = std::env::var(name).ok()?;
-    (0..text.len()).step_by(2).map(|index| u8::from_str_radix(&text[index..index + 2], 16).ok()).collect()
-}
-
-const MEMORY: &str = "DEVICE_IPC_TEST_MEMORY";
-const EVENT: &str = "DEVICE_IPC_TEST_EVENT";
-const DEVICE: &str = "DEVICE_IPC_TEST_DEVICE";
-const READY: &str = "the mapping is open";
-
 #[test]
 fn importer_opens_block_on_every_device_and_waits_for_event() {
     let Some((backend, _alone)) = backend() else { return };
@@ -282,25 +267,16 @@ fn importer_opens_block_on_every_device_and_waits_for_event() {
         // SAFETY: the range is ours.
         unsafe { backend.fill(range, 0xff, stream.as_borrowed()) }.unwrap();
         backend.synchronize(stream.as_borrowed()).unwrap();
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
-            .env(MEMORY, to_hex(exported.bytes.as_slice()))
-            .env(EVENT, to_hex(event.export().unwrap().as_slice()))
-            .env(DEVICE, device.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut output = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let ready = output.any(|line| line.contains(READY));
+        let mut other = Process::of_test(concat!(module_path!(), "::the_other_process"), &[]);
+        let handles = [exported.bytes.as_slice(), event.export().unwrap().as_slice()].map(hex).join(" ");
+        assert_eq!(other.ask(&format!("{device} {handles}")), "open");
         // Only now, so that the other process waits while the stream is still busy.
         backend.delay(Duration::from_secs(1), stream.as_borrowed()).unwrap();
         // SAFETY: the range is ours.
         unsafe { backend.write(range, &bytes_of(&values), stream.as_borrowed()) }.unwrap();
         event.record(stream.as_borrowed()).unwrap();
-        let sent = writeln!(child.stdin.take().unwrap(), "recorded");
-        let rest: Vec<String> = output.collect();
-        assert!(child.wait().unwrap().success() && ready && sent.is_ok(), "device {device}: {rest:#?}");
+        other.send("recorded");
+        other.finish();
         let got = floats(&backend, range, &*stream);
         assert!(got.iter().zip(&values).all(|(got, value)| *got == value + 1.0), "device {device}");
     }
@@ -315,9 +291,11 @@ fn importer_opens_block_on_every_device_and_waits_for_event() {
 #[test]
 #[ignore = "the child of another test"]
 fn the_other_process() {
-    let (Some(memory), Some(event)) = (from_hex(MEMORY), from_hex(EVENT)) else { return };
+    let line = request().expect("the test sends a device, memory and an event");
+    let [device, memory, event] = line.split(' ').collect::<Vec<_>>().try_into().unwrap();
+    let (memory, event) = (unhex(memory), unhex(event));
     let backend = CudaBackend::load().unwrap();
-    let on = DeviceOrdinal::new(std::env::var(DEVICE).unwrap().parse().unwrap());
+    let on = DeviceOrdinal::new(device.parse().unwrap());
 
     let error = backend.open(vec![received(memory.clone())], on, Access::ReadOnly).unwrap_err();
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
@@ -337,8 +315,8 @@ fn the_other_process() {
     let stream = CudaContext::new(on.index()).unwrap().new_stream().unwrap();
     let event = backend.open_event(&event, on).unwrap();
     assert!(matches!(event.export().unwrap_err(), Error::Unsupported { .. }));
-    println!("\n{READY}");
-    std::io::stdin().lines().next().expect("the exporter lives").unwrap();
+    answer("open");
+    request().expect("the exporter lives");
     event.wait_on(stream.as_stream()).unwrap();
     assert!(!event.query().unwrap(), "the exporter is not there yet, so this proves nothing about waiting");
     {

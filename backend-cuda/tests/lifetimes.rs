@@ -3,8 +3,6 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Lines, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use device_ipc_core::backend::{DeviceIpc, HandleBytes, ReceivedHandle};
@@ -12,6 +10,7 @@ use device_ipc_core::{
     Access, Descriptor, DeviceOrdinal, DeviceOwner, DeviceRange, Error, Ipc, ProcessIdentity,
 };
 use device_ipc_cuda::{CudaBackend, LEGACY};
+use device_ipc_test_process::{Process, hex, serve, unhex};
 use support::backend;
 
 const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
@@ -37,57 +36,15 @@ fn free_bytes(backend: &CudaBackend) -> u64 {
     last
 }
 
-/// Another process that serves requests, one per line; killed and reaped on drop.
-struct OtherProcess {
-    child: Child,
-    input: ChildStdin,
-    output: Lines<BufReader<ChildStdout>>,
-}
-
-impl OtherProcess {
-    fn start() -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let input = child.stdin.take().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut other = Self { child, input, output };
-        assert_eq!(other.ask("hello"), "hello");
-        other
-    }
-
-    /// Sends a request and returns the answer. Skips lines of the test harness.
-    fn ask(&mut self, request: &str) -> String {
-        writeln!(self.input, "{request}").unwrap();
-        let answer = self
-            .output
-            .by_ref()
-            .map_while(Result::ok)
-            .find_map(|line| line.split_once("ANSWER ").map(|(_, answer)| answer.to_owned()));
-        answer.unwrap_or_else(|| panic!("the other process ended at {request:?}"))
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for OtherProcess {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn other_process() -> Process {
+    Process::of_test(concat!(module_path!(), "::the_other_process"), &[])
 }
 
 #[test]
 fn stale_raw_handle_opens_another_block_but_descriptor_fails() {
     let Some((backend, _alone)) = backend() else { return };
     let ipc = Ipc::with_backend(backend.clone());
-    let mut other = OtherProcess::start();
+    let mut other = other_process();
     let fill = |range: DeviceRange, byte: u8| {
         let stream = backend.memory().create_stream(ZERO).unwrap();
         // SAFETY: the range is ours, and the work has finished before others read it.
@@ -128,7 +85,7 @@ fn killed_importers_leak_no_memory() {
     let before = free_bytes(&backend);
     for round in 0..rounds() {
         let share = ipc.share(ipc.allocate(0, BYTES).unwrap()).start().unwrap();
-        let mut other = OtherProcess::start();
+        let mut other = other_process();
         assert_eq!(other.ask(&format!("hold {}", share.descriptor())), "held");
         assert_eq!(share.holders().iter().len(), 1);
         other.kill();
@@ -146,7 +103,7 @@ fn memory_of_killed_exporters_is_freed_by_one_call() {
     // The first mapping of a process may make the driver reserve memory permanently.
     let mut before = None;
     for round in 0..=rounds() {
-        let mut other = OtherProcess::start();
+        let mut other = other_process();
         let descriptor: Descriptor = other.ask("share").parse().unwrap();
         let mapping = ipc.open(&descriptor).at_home().unwrap();
         let (sender, notifications) = std::sync::mpsc::channel();
@@ -170,10 +127,8 @@ fn the_other_process() {
     let ipc = Ipc::with_backend(backend.clone());
     let mut held = Vec::new();
     let mut shared = Vec::new();
-    for line in std::io::stdin().lines().map_while(Result::ok) {
-        let (request, argument) = line.split_once(' ').unwrap_or((&line, ""));
-        let answer = match request {
-            "hello" => "hello".to_owned(),
+    serve(|request, argument| {
+        match request {
             "raw" => first_byte_of(&backend, argument).to_string(),
             "share" => {
                 shared.push(ipc.share(ipc.allocate(0, BYTES).unwrap()).start().unwrap());
@@ -196,19 +151,15 @@ fn the_other_process() {
                 Err(Error::StaleGeneration(_)) => "StaleGeneration".to_owned(),
                 Err(error) => error.to_string(),
             },
-        };
-        println!("ANSWER {answer}");
-    }
+        }
+    });
 }
 
 /// Reads through a kept handle, like a program without device-ipc.
 fn first_byte_of(backend: &CudaBackend, handle: &str) -> u8 {
-    let bytes: Vec<u8> = (0..handle.len() / 2)
-        .map(|at| u8::from_str_radix(&handle[at * 2..at * 2 + 2], 16).unwrap())
-        .collect();
     let handle = ReceivedHandle {
         kind: LEGACY,
-        bytes: HandleBytes::new(bytes),
+        bytes: HandleBytes::new(unhex(handle)),
         fds: Vec::new(),
         size: BYTES,
         generation: None,
@@ -224,8 +175,4 @@ fn first_byte_of(backend: &CudaBackend, handle: &str) -> u8 {
     };
     backend.close(opened).unwrap();
     byte[0]
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,8 +1,6 @@
 //! Copies through host memory: between two devices, each hidden from the other process, and between two allocations of
 //! one device. `--nocapture` shows the bytes per second. Without enough GPUs, each test reports it and passes.
 
-#[path = "support/other.rs"]
-mod other;
 mod support;
 
 use std::time::{Duration, Instant};
@@ -10,7 +8,7 @@ use std::time::{Duration, Instant};
 use device_ipc_core::backend::DeviceIpc;
 use device_ipc_core::{Descriptor, Error, Ipc, Mapping, Result};
 use device_ipc_cuda::CudaBackend;
-use other::{OtherProcess, serve};
+use device_ipc_test_process::{Process, serve};
 use support::backend;
 
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
@@ -26,8 +24,8 @@ fn devices() -> Vec<String> {
     backend.devices().unwrap().iter().map(|device| format!("GPU-{}", device.identity)).collect()
 }
 
-fn with_visible(device: &str) -> OtherProcess {
-    OtherProcess::start("the_other_process", &[(VARIABLE, device)])
+fn with_visible(device: &str) -> Process {
+    Process::of_test(concat!(module_path!(), "::the_other_process"), &[(VARIABLE, device)])
 }
 
 fn copy_between(home: &str, away: &str) {
@@ -43,8 +41,8 @@ fn copy_between(home: &str, away: &str) {
     assert_eq!(exporter.ask("fill 5"), "filled");
     let answer = importer.ask(&format!("copy {descriptor}"));
     assert!(answer.starts_with("a copy of 5, "), "{answer}");
-    importer.end();
-    exporter.end();
+    importer.finish();
+    exporter.finish();
 }
 
 #[test]
@@ -73,8 +71,8 @@ fn memory_of_hidden_device_error_suggests_staging() {
     let answer = importer.ask(&format!("any {descriptor}"));
     assert!(answer.starts_with("a copy of 3, ") || answer.starts_with("a mapping of 3, "), "{answer}");
     eprintln!("memory of a hidden card with or_staged: {answer}");
-    importer.end();
-    exporter.end();
+    importer.finish();
+    exporter.finish();
 }
 
 #[test]

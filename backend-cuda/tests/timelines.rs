@@ -1,8 +1,6 @@
 //! Words that streams write and wait on, also between two processes. Without a GPU with these operations, each test
 //! reports it and passes.
 
-#[path = "support/other.rs"]
-mod other;
 mod support;
 
 use std::os::fd::AsRawFd;
@@ -14,7 +12,7 @@ use std::time::{Duration, Instant};
 use device_ipc_core::backend::{DeviceIpc, DeviceMemory, DeviceStream, DeviceTimelines};
 use device_ipc_core::{BorrowedStream, DeviceOrdinal, DevicePtr, Error, TIMELINE_END};
 use device_ipc_cuda::CudaBackend;
-use other::{OtherProcess, serve};
+use device_ipc_test_process::{Process, serve};
 use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -222,7 +220,7 @@ fn processes_alternate_and_host_store_unblocks_survivor() {
     let page = Page::create();
     let words = page.register(&*backend, ZERO);
     let stream = backend.create_stream(ZERO).unwrap();
-    let mut other = OtherProcess::start("the_other_process", &[]);
+    let mut other = Process::of_test(concat!(module_path!(), "::the_other_process"), &[]);
     assert_eq!(other.ask(&format!("open {}", page.path())), "open");
     let turns = 200;
     other.send(&format!("answer {turns}"));
@@ -230,7 +228,7 @@ fn processes_alternate_and_host_store_unblocks_survivor() {
         write(&backend, at(words, 1), turn, stream.as_borrowed());
         wait(&backend, at(words, 2), turn, stream.as_borrowed());
     }
-    assert_eq!(other.answer(), "answered");
+    assert_eq!(other.receive(), "answered");
     backend.synchronize(stream.as_borrowed()).unwrap();
     assert_eq!(page.word(2).load(Ordering::Acquire), turns);
 

@@ -1,8 +1,6 @@
 //! Two processes with different visible devices: in another order, by identity, or without the other's device. Without
 //! two GPUs, each test reports it and passes.
 
-#[path = "support/other.rs"]
-mod other;
 mod support;
 
 use std::collections::HashMap;
@@ -11,7 +9,7 @@ use std::time::Duration;
 use device_ipc_core::backend::DeviceIpc;
 use device_ipc_core::{Descriptor, DeviceOrdinal, Error, Ipc, Mapping, Result};
 use device_ipc_cuda::CudaBackend;
-use other::{OtherProcess, serve};
+use device_ipc_test_process::{Process, serve};
 use support::backend;
 
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
@@ -30,8 +28,8 @@ fn two_devices() -> Option<[String; 2]> {
     two
 }
 
-fn with_visible(devices: &[&str]) -> OtherProcess {
-    OtherProcess::start("the_other_process", &[(VARIABLE, &devices.join(","))])
+fn with_visible(devices: &[&str]) -> Process {
+    Process::of_test(concat!(module_path!(), "::the_other_process"), &[(VARIABLE, &devices.join(","))])
 }
 
 #[test]
@@ -49,9 +47,9 @@ fn home_is_found_with_different_device_orders() {
             assert_eq!(importer.ask("close"), "closed");
             assert_eq!(exporter.ask("released"), "released");
         }
-        importer.end();
+        importer.finish();
     }
-    exporter.end();
+    exporter.finish();
 }
 
 #[test]
@@ -65,10 +63,10 @@ fn uuid_prefix_and_position_name_the_same_device() {
         assert_eq!(importer.ask("devices"), second, "{name}");
         assert_eq!(importer.ask(&format!("home {descriptor}")), format!("device 0, at home, of {second}: 3"));
         assert_eq!(importer.ask("close"), "closed");
-        importer.end();
+        importer.finish();
     }
     assert_ne!(first, second);
-    exporter.end();
+    exporter.finish();
 }
 
 #[test]
@@ -87,9 +85,9 @@ fn hidden_home_opens_on_another_device_or_names_the_variable() {
     assert!(served || refused, "{away}");
     eprintln!("memory of a hidden card: {away}");
     assert_eq!(importer.ask("close"), "closed");
-    importer.end();
+    importer.finish();
     assert_eq!(exporter.ask("released"), "released");
-    exporter.end();
+    exporter.finish();
 }
 
 #[test]

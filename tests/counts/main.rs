@@ -15,7 +15,8 @@ use std::time::Duration;
 use device_ipc::mock::MockBackend;
 use device_ipc::mock::engine::Operation;
 use device_ipc::{Descriptor, Ipc, Region, counters};
-use support::{Process, role as role_name};
+use device_ipc_test_process::Process;
+use support::{role as role_name, start};
 
 use patterns::run_bundler;
 use traced::run_traced;
@@ -85,7 +86,7 @@ fn with_jobs(jobs: u64, allocations: u64, expected: u64) {
 
 /// A second process with its exports: two of each of its allocations.
 fn exporter() -> (Process, Vec<Descriptor>) {
-    let process = Process::role("exporter", &[]);
+    let process = start("exporter", &[]);
     let descriptors = (0..=EXPORTS).map(|_| process.line(|line| line.parse().ok())).collect();
     (process, descriptors)
 }

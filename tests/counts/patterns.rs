@@ -3,7 +3,7 @@
 use std::io::BufRead as _;
 use std::sync::Arc;
 
-use super::support::Process;
+use super::support::start;
 use device_ipc::mock::MockBackend;
 use device_ipc::{
     Buffer, Channel, Descriptor, Dtype, Export, Ipc, Message, Ring, RingReader, Stream, TensorLayout,
@@ -73,7 +73,7 @@ fn cost_of_bundle_with_many_allocations() {
     assert!(read.allocations < 40, "{} allocations for {BLOCKS} regions", read.allocations);
     drop((kept, bundle));
 
-    let process = Process::role("bundler", &[]);
+    let process = start("bundler", &[]);
     let bundles: Vec<Descriptor> = (0..3).map(|_| process.line(|line| line.parse().ok())).collect();
     let open = |bundle| ipc.open(bundle).at_home().expect("opened");
     let (first, mapping) = counted.cost(|| open(&bundles[0]));

@@ -4,7 +4,7 @@ use std::io::{BufRead as _, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::support::{Process, argument};
+use super::support::{argument, start};
 use super::system_calls;
 use device_ipc::mock::MockBackend;
 use device_ipc::{Descriptor, Ipc, Message};
@@ -17,13 +17,13 @@ fn system_calls_of_open() {
     let _counted = Counted::new();
     let (process, exports) = exporter();
     let text: Vec<String> = exports.iter().map(Descriptor::to_string).collect();
-    let mut traced = Process::role("traced", &[("DESCRIPTORS", &text.join(","))]);
+    let mut traced = start("traced", &[("DESCRIPTORS", &text.join(","))]);
     let pid: i32 = traced.line(|line| line.strip_prefix("pid ")?.parse().ok());
     if traced.line(|line| line.strip_prefix("traced ").map(|yes| yes == "false")) {
         println!("skipped: this system does not permit ptrace");
         return;
     }
-    traced.enter();
+    traced.send("");
     let found = system_calls::trace(pid);
     drop(traced);
     let [share, first, second, again, ring, there_and_back, send, receive, wait] = found.as_slice() else {

@@ -3,10 +3,9 @@
 use device_ipc_ascend::{KEY, SHAREABLE};
 use device_ipc_core::backend::{DeviceIpc, DeviceMemory, HandleKind};
 use device_ipc_core::{Access, DeviceOrdinal, Error};
+use device_ipc_test_process::{answer, hex, request, serve, unhex};
 
-use crate::importer::{
-    IMPORTER, close_and_unexport, encode, hex, importer, open_expecting_success, received, unhex,
-};
+use crate::importer::{IMPORTER, close_and_unexport, encode, importer, open_expecting_success, received};
 use crate::memory::{HUGE, ONE, ZERO, backend, extent_of, memory, pattern, read, share};
 use crate::support::{Raw, Scene};
 
@@ -60,7 +59,7 @@ fn failed_key_import_across_cards_suggests_remedies() {
             let key = memory(&backend, ZERO, HUGE, KEY);
             let exported = backend.export(&extent_of(&backend, key), None).expect("a key");
             backend.authorize(&exported, &unhex(&peer.receive())).expect("the importer is listed");
-            let text = peer.ask(encode(&exported));
+            let text = peer.ask(&encode(&exported));
             for phrase in
                 ["507899", "[simulator]", "device 0", "device 1", "25.5.2", "at_home", "allocate_as", "plog"]
             {
@@ -77,14 +76,14 @@ fn failed_key_import_across_cards_suggests_remedies() {
         },
         &[
             ("importer", importer),
-            ("refused", |requests| {
+            ("refused", || {
                 let (backend, raw) = (backend(), Raw::open());
-                requests.send(hex(&backend.local_peer_id(ZERO).expect("an id")));
-                let line = requests.receive().expect("a handle");
+                answer(hex(&backend.local_peer_id(ZERO).expect("an id")));
+                let line = request().expect("a handle");
                 let parts: Vec<&str> = line.split(':').collect();
                 raw.fail_next("aclrtIpcMemImportByKey", 507_899);
                 let handle = received(KEY, unhex(parts[1]), HUGE, Some(ZERO));
-                requests.send(backend.open(vec![handle], ONE, Access::ReadWrite).unwrap_err().to_string());
+                answer(backend.open(vec![handle], ONE, Access::ReadWrite).unwrap_err().to_string());
             }),
         ],
     );
@@ -163,7 +162,7 @@ fn dies_of_one_chip_share_without_peer_access() {
                         backend
                             .authorize(&exported, &unhex(&peer.ask("id")))
                             .expect("the importer is listed");
-                        let refused = peer.ask(format!("open {} 0 3", encode(&exported)));
+                        let refused = peer.ask(&format!("open {} 0 3", encode(&exported)));
                         assert!(refused.contains("NoPeerAccess"), "{refused}");
                     }
                     peer.finish();
@@ -185,12 +184,12 @@ fn event_of_the_other_die_is_awaited_through_a_relay() {
             let stream = backend.create_stream(ZERO).expect("a stream");
             event.record(stream.as_borrowed()).expect("a record");
             let mut peer = scene.peer("waiter");
-            assert_eq!(peer.ask(hex(event.export().expect("a handle").as_slice())), "waited");
+            assert_eq!(peer.ask(&hex(event.export().expect("a handle").as_slice())), "waited");
             peer.finish();
         },
-        &[("waiter", |requests| {
+        &[("waiter", || {
             let backend = backend();
-            requests.serve(|handle| {
+            serve(|handle, _| {
                 let event = backend.open_event(&unhex(handle), ONE).expect("it opens");
                 assert_eq!(event.device(), ZERO, "opening enables peer access, which the dies do not have");
                 let stream = backend.create_stream(ONE).expect("a stream");

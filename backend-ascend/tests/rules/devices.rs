@@ -5,6 +5,7 @@ use std::sync::Arc;
 use device_ipc_ascend::AscendBackend;
 use device_ipc_core::backend::{DeviceIpc, HostId};
 use device_ipc_core::{DeviceIdentity, Ipc};
+use device_ipc_test_process::answer;
 
 use crate::memory::{ONE, ZERO, backend};
 use crate::support::{Raw, Scene};
@@ -22,9 +23,9 @@ fn chip_without_uuid_is_identified_by_host_and_id() {
             assert_eq!(peer.receive(), format!("{:?}", [physical(1), physical(3)]));
             peer.finish();
         },
-        &[("shower", |requests| {
+        &[("shower", || {
             let devices = backend().devices().expect("devices");
-            requests.send(format!("{:?}", devices.iter().map(|device| device.identity).collect::<Vec<_>>()));
+            answer(format!("{:?}", devices.iter().map(|device| device.identity).collect::<Vec<_>>()));
         })],
     );
 }

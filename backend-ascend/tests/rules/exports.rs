@@ -4,8 +4,9 @@ use device_ipc_ascend::KEY;
 use device_ipc_core::backend::{DeviceIpc, DeviceMemory, Extent};
 use device_ipc_core::{Access, Error};
 use device_ipc_sim_ascendcl::Cann;
+use device_ipc_test_process::{answer, hex, request, unhex};
 
-use crate::importer::{IMPORTER, close_and_unexport, encode, hex, open_expecting_success, received, unhex};
+use crate::importer::{IMPORTER, close_and_unexport, encode, open_expecting_success, received};
 use crate::memory::{HUGE, ZERO, backend, extent_of, memory, range, share};
 use crate::support::{Raw, Scene};
 
@@ -156,20 +157,20 @@ fn export_of_imported_memory_is_rejected() {
             let exported = share(&backend, ZERO, HUGE, KEY);
             let mut peer = scene.peer("forwarder");
             backend.authorize(&exported, &unhex(&peer.receive())).expect("the importer is listed");
-            peer.send(encode(&exported));
+            peer.send(&encode(&exported));
             assert_eq!(peer.receive(), "SharedOn");
             peer.finish();
             backend.unexport(exported).expect("it goes back");
         },
-        &[("forwarder", |requests| {
+        &[("forwarder", || {
             let backend = backend();
-            requests.send(hex(&backend.local_peer_id(ZERO).expect("an id")));
-            let line = requests.receive().expect("a handle");
+            answer(hex(&backend.local_peer_id(ZERO).expect("an id")));
+            let line = request().expect("a handle");
             let parts: Vec<&str> = line.split(':').collect();
             let handle = received(KEY, unhex(parts[1]), HUGE, Some(ZERO));
             let opened = backend.open(vec![handle], ZERO, Access::ReadWrite).expect("it can be opened");
             let inner = opened.range.slice(77, 1).expect("it lies inside");
-            requests.send(match backend.extents_of(inner, None) {
+            answer(match backend.extents_of(inner, None) {
                 Err(Error::SharedOn { .. }) => "SharedOn".to_owned(),
                 other => format!("{other:?}"),
             });

@@ -5,20 +5,10 @@ use device_ipc_core::backend::{
     DeviceIpc, DeviceMemory, Exported, HandleBytes, HandleKind, Opened, ReceivedHandle, TestKernels,
 };
 use device_ipc_core::{Access, DeviceOrdinal, ProcessIdentity, Result};
+use device_ipc_test_process::{Process, hex, serve, unhex};
 
 use crate::memory::{ZERO, backend, pattern, read, write};
-use crate::support::{Peer, Raw, Requests, Role};
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-pub(crate) fn unhex(text: &str) -> Vec<u8> {
-    text.as_bytes()
-        .chunks(2)
-        .map(|pair| u8::from_str_radix(str::from_utf8(pair).expect("digits"), 16).expect("digits"))
-        .collect()
-}
+use crate::support::{Raw, Role};
 
 /// Returns a handle as if received from another process.
 pub(crate) fn received(
@@ -34,13 +24,13 @@ pub(crate) fn received(
 
 /// Serves requests to open, read and close memory with the backend alone: `id`, `open KIND HEX SIZE HOME ON` (several
 /// `KIND HEX SIZE` with commas), `read`, `write BYTE`, `fill BYTE`, `add VALUE`, `copy`, `close`, `calls NAME`.
-pub(crate) fn importer(requests: &Requests) {
+pub(crate) fn importer() {
     let backend = backend();
     let raw = Raw::open();
     let mut open: Vec<Opened> = Vec::new();
     let stream = |device| backend.create_stream(device).expect("a stream");
-    requests.serve(|line| {
-        let words: Vec<&str> = line.split_whitespace().collect();
+    serve(|command, arguments| {
+        let words: Vec<&str> = [command].into_iter().chain(arguments.split_whitespace()).collect();
         let last = open.last().map(|opened| opened.range);
         let answer = |result: Result<String>| match result {
             Ok(text) => format!("ok {text}"),
@@ -119,21 +109,31 @@ pub(crate) fn encode_all(exports: &[Exported]) -> String {
 }
 
 /// Lists the importer, and makes it open the handle.
-pub(crate) fn open_listed(backend: &AscendBackend, exported: &Exported, peer: &mut Peer, on: u32) -> String {
+pub(crate) fn open_listed(
+    backend: &AscendBackend,
+    exported: &Exported,
+    peer: &mut Process,
+    on: u32,
+) -> String {
     backend.authorize(exported, &unhex(&peer.ask("id"))).expect("the importer is listed");
-    peer.ask(format!("open {} 0 {on}", encode(exported)))
+    peer.ask(&format!("open {} 0 {on}", encode(exported)))
 }
 
 /// Lists the importer, and makes it open the handle, which must succeed.
 #[track_caller]
-pub(crate) fn open_expecting_success(backend: &AscendBackend, exported: &Exported, peer: &mut Peer, on: u32) {
+pub(crate) fn open_expecting_success(
+    backend: &AscendBackend,
+    exported: &Exported,
+    peer: &mut Process,
+    on: u32,
+) {
     let opened = open_listed(backend, exported, peer, on);
     assert!(opened.starts_with("ok "), "kind {} on device {on}: {opened}", exported.kind.0);
 }
 
 /// Makes the importer close its last mapping and exit, and ends the export.
 #[track_caller]
-pub(crate) fn close_and_unexport(backend: &AscendBackend, exported: Exported, mut peer: Peer) {
+pub(crate) fn close_and_unexport(backend: &AscendBackend, exported: Exported, mut peer: Process) {
     assert_eq!(peer.ask("close"), "ok ");
     peer.finish();
     backend.unexport(exported).expect("it goes back");

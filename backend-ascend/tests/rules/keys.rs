@@ -40,7 +40,7 @@ fn key_is_imported_once_and_closed_once() {
             let exported = backend.export(&extent_of(&backend, range), None).expect("a key");
             let mut peer = scene.peer("importer");
             let first = open_listed(&backend, &exported, &mut peer, 0);
-            let second = peer.ask(format!("open {} 0 0", encode(&exported)));
+            let second = peer.ask(&format!("open {} 0 0", encode(&exported)));
             assert!(first.starts_with("ok ") && first == second, "{first} {second}");
             assert_eq!(peer.ask("calls aclrtIpcMemImportByKey"), "1");
             assert_eq!(peer.ask("close"), "ok ");
@@ -49,7 +49,7 @@ fn key_is_imported_once_and_closed_once() {
             assert_eq!(peer.ask("close"), "ok ");
             assert_eq!(peer.ask("calls aclrtIpcMemClose"), "1");
             // The key can be opened again.
-            assert!(peer.ask(format!("open {} 0 0", encode(&exported))).starts_with("ok "));
+            assert!(peer.ask(&format!("open {} 0 0", encode(&exported))).starts_with("ok "));
             assert_eq!(peer.ask("close"), "ok ");
             peer.finish();
             // Importers first, then the exporter, once.
@@ -114,7 +114,7 @@ fn second_device_of_a_process_requires_another_key() {
             assert_ne!(first.bytes, further.bytes, "an allocation can have several keys");
             let mut peer = scene.peer("importer");
             open_expecting_success(&backend, &first, &mut peer, 0);
-            let refused = peer.ask(format!("open {} 0 1", encode(&first)));
+            let refused = peer.ask(&format!("open {} 0 1", encode(&first)));
             assert!(refused.contains("Unsupported") && refused.contains("another key"), "{refused}");
             assert_eq!(peer.ask("calls aclrtIpcMemImportByKey"), "1", "the driver was not asked");
             open_expecting_success(&backend, &further, &mut peer, 1);

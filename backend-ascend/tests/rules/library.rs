@@ -107,7 +107,7 @@ fn second_library_name_is_found() {
             std::fs::remove_dir_all(&directory).expect("the directory goes");
             assert!(listed.expect("the process ran").success());
         },
-        &[("loader", |_| {
+        &[("loader", || {
             let library = backend().info().library.clone().expect("a library");
             assert!(library.ends_with("/libacl_rt.so"), "{library}");
         })],
@@ -129,7 +129,7 @@ fn oldest_supported_cann_shares_memory() {
                     open_expecting_success(&backend, &exported, &mut peer, on);
                     assert_eq!(peer.ask("whole"), "true");
                     if kind.kind == SHAREABLE {
-                        let opened = peer.ask(format!("open {} 0 {}", encode(&exported), 1 - on));
+                        let opened = peer.ask(&format!("open {} 0 {}", encode(&exported), 1 - on));
                         assert!(opened.starts_with("ok "), "{opened}");
                         assert_eq!(peer.ask("close"), "ok ");
                     }

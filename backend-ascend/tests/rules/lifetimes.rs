@@ -3,10 +3,11 @@
 use device_ipc_ascend::{AscendBackend, KEY, SHAREABLE};
 use device_ipc_core::backend::{DeviceIpc, DeviceMemory, HandleKind, Lifetime, Opened};
 use device_ipc_core::{Access, Error};
+use device_ipc_test_process::{answer, hex, request, unhex};
 
-use crate::importer::{encode, hex, received, unhex};
+use crate::importer::{encode, received};
 use crate::memory::{HUGE, ZERO, backend, extent_of, memory, pattern, read};
-use crate::support::{Requests, Scene};
+use crate::support::Scene;
 
 #[test]
 fn exporter_exit_revokes_key_and_use_fails() {
@@ -46,7 +47,7 @@ fn shareable_handle_pins_memory_after_exporter_exit() {
 /// Makes another process export memory, opens it, and kills that process.
 fn open_then_kill_exporter(scene: &Scene, kind: HandleKind, backend: &AscendBackend) -> Opened {
     let mut peer = scene.peer("exporter");
-    peer.send(format!("{} {}", kind.0, hex(&backend.local_peer_id(ZERO).expect("an id"))));
+    peer.send(&format!("{} {}", kind.0, hex(&backend.local_peer_id(ZERO).expect("an id"))));
     let handle = peer.receive();
     let parts: Vec<&str> = handle.split(':').collect();
     let size = parts[2].parse().expect("a number");
@@ -59,13 +60,13 @@ fn open_then_kill_exporter(scene: &Scene, kind: HandleKind, backend: &AscendBack
     opened
 }
 
-fn exporter(requests: &Requests) {
+fn exporter() {
     let backend = backend();
-    let line = requests.receive().expect("a kind and an importer");
+    let line = request().expect("a kind and an importer");
     let (kind, peer) = line.trim().split_once(' ').expect("two words");
     let range = memory(&backend, ZERO, HUGE, HandleKind(kind.parse().expect("a number")));
     let exported = backend.export(&extent_of(&backend, range), None).expect("a handle");
     backend.authorize(&exported, &unhex(peer)).expect("the importer is listed");
-    requests.send(encode(&exported));
-    requests.receive();
+    answer(encode(&exported));
+    request();
 }

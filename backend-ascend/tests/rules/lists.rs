@@ -5,8 +5,9 @@ use std::process::{Child, Command};
 use device_ipc_ascend::{KEY, LoadOptions, PidValidation, SHAREABLE};
 use device_ipc_core::backend::DeviceIpc;
 use device_ipc_core::{Error, VendorStatus};
+use device_ipc_test_process::unhex;
 
-use crate::importer::{IMPORTER, close_and_unexport, encode, unhex};
+use crate::importer::{IMPORTER, close_and_unexport, encode};
 use crate::memory::{HUGE, ZERO, backend, extent_of, memory, share, status_of};
 use crate::support::{Raw, Scene};
 
@@ -22,13 +23,13 @@ fn each_importer_is_listed_once() {
                 assert_eq!(exported.kind, kind);
                 let mut peer = scene.peer("importer");
                 let id = unhex(&peer.ask("id"));
-                let refused = peer.ask(format!("open {} 0 0", encode(&exported)));
+                let refused = peer.ask(&format!("open {} 0 0", encode(&exported)));
                 assert!(refused.starts_with("err "), "an importer that is not listed: {refused}");
                 for _ in 0..3 {
                     backend.authorize(&exported, &id).expect("the importer is listed");
                 }
                 assert_eq!(raw.calls(call), 1, "a process is listed once");
-                let opened = peer.ask(format!("open {} 0 0", encode(&exported)));
+                let opened = peer.ask(&format!("open {} 0 0", encode(&exported)));
                 assert!(opened.starts_with("ok "), "{opened}");
                 close_and_unexport(&backend, exported, peer);
             }
@@ -94,7 +95,7 @@ fn pid_validation_off_admits_unlisted_importers() {
             for kind in [KEY, SHAREABLE] {
                 let exported = share(&backend, ZERO, HUGE, kind);
                 let mut peer = scene.peer("importer");
-                let opened = peer.ask(format!("open {} 0 0", encode(&exported)));
+                let opened = peer.ask(&format!("open {} 0 0", encode(&exported)));
                 assert!(opened.starts_with("ok "), "no process is listed: {opened}");
                 backend.authorize(&exported, &unhex(&peer.ask("id"))).expect("there is nothing to do");
                 close_and_unexport(&backend, exported, peer);

@@ -5,9 +5,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use device_ipc_core::{Buffer, Descriptor, DeviceOwner, Dtype, Ipc, Region, TensorLayout, close_unused};
+use device_ipc_test_process::serve;
 
 use crate::memory::{HUGE, ONE, backend};
-use crate::support::{Raw, Requests, Scene};
+use crate::support::{Raw, Scene};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -62,11 +63,10 @@ impl Witnesses {
     }
 }
 
-fn importer(requests: &Requests) {
+fn importer() {
     let ipc = Ipc::with_backend(backend());
     let (mut mappings, mut bundles) = (Vec::new(), Vec::new());
-    requests.serve(|line| {
-        let (command, argument) = line.split_once(' ').unwrap_or((line, ""));
+    serve(|command, argument| {
         match command {
             "open" => {
                 let descriptor: Descriptor = argument.parse().expect("a descriptor");
@@ -82,7 +82,7 @@ fn importer(requests: &Requests) {
                 close_unused(SOON).expect("closed");
             }
         }
-        "done".into()
+        "done"
     });
 }
 
@@ -100,7 +100,7 @@ fn drops_and_callbacks_run_on_the_memorys_device() {
             export.on_change(move || {
                 let _ = seen.send(Raw::open().get_int("aclrtGetDevice"));
             });
-            peer.ask(format!("open {}", export.descriptor()));
+            peer.ask(&format!("open {}", export.descriptor()));
             assert_eq!(called.recv_timeout(SOON), Ok((0, 1)), "the device of on_change");
             drop(export);
             peer.ask("release");
@@ -112,7 +112,7 @@ fn drops_and_callbacks_run_on_the_memorys_device() {
                 bundle.owned(name, all.witness(device), Some(layout.clone())).expect("it fits");
             }
             let bundle = all.ipc.share_all(bundle).start().expect("shared");
-            peer.ask(format!("open-bundle {}", bundle.descriptor()));
+            peer.ask(&format!("open-bundle {}", bundle.descriptor()));
             drop(bundle);
             peer.kill();
             all.expect(&[0, 1]);

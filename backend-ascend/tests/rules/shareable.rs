@@ -3,8 +3,9 @@
 use device_ipc_ascend::{KEY, LoadOptions, SHAREABLE};
 use device_ipc_core::backend::{DeviceIpc, DeviceMemory, Exported, HandleKind};
 use device_ipc_core::{DeviceRange, Error, Unavailable};
+use device_ipc_test_process::{hex, unhex};
 
-use crate::importer::{IMPORTER, close_and_unexport, encode, encode_all, hex, open_listed, unhex};
+use crate::importer::{IMPORTER, close_and_unexport, encode, encode_all, open_listed};
 use crate::memory::{HUGE, ZERO, backend, extent_of, memory, pattern, range, share, write};
 use crate::support::{Raw, Scene};
 
@@ -102,12 +103,12 @@ fn foreign_physical_memory_is_shared_over_several_blocks() {
                 assert_eq!(exported.kind, SHAREABLE);
                 backend.authorize(exported, &id).expect("the importer is listed");
             }
-            let opened = peer.ask(format!("open {} 0 0", encode_all(&exports)));
+            let opened = peer.ask(&format!("open {} 0 0", encode_all(&exports)));
             assert!(opened.ends_with(&format!(" {}", whole.len)), "one range: {opened}");
             assert_eq!(peer.ask("whole"), "true");
             assert_eq!(peer.ask("close"), "ok ");
             // The failed open left nothing behind: the handle can be opened again.
-            let opened = peer.ask(format!("open {} 0 0", encode_all(&exports)));
+            let opened = peer.ask(&format!("open {} 0 0", encode_all(&exports)));
             assert!(opened.starts_with("ok "), "{opened}");
             assert_eq!(peer.ask("close"), "ok ");
             peer.finish();
@@ -130,10 +131,10 @@ fn wrong_stated_size_is_rejected_and_undone() {
             let number = &exported.bytes.as_slice()[..8];
             for size in [1, HUGE, 4 * HUGE, u64::MAX] {
                 let bytes = [number, &size.to_le_bytes()].concat();
-                let refused = peer.ask(format!("open 2:{}:{size} 0 0", hex(&bytes)));
+                let refused = peer.ask(&format!("open 2:{}:{size} 0 0", hex(&bytes)));
                 assert!(refused.starts_with("err "), "{size}: {refused}");
             }
-            let opened = peer.ask(format!("open {} 0 0", encode(&exported)));
+            let opened = peer.ask(&format!("open {} 0 0", encode(&exported)));
             assert!(opened.starts_with("ok "), "the failed open left nothing behind: {opened}");
             assert_eq!(peer.ask("close"), "ok ");
             peer.finish();

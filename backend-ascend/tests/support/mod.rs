@@ -3,7 +3,6 @@
 
 #![allow(dead_code, reason = "not every test needs all of it")]
 
-mod peer;
 mod raw;
 
 use std::ffi::OsString;
@@ -14,10 +13,8 @@ use std::time::Duration;
 
 use device_ipc_ascend::{LIBRARY_VARIABLE, LoadOptions};
 use device_ipc_sim_ascendcl::{Cann, MACHINE_VARIABLE, VISIBLE_VARIABLE, install};
+use device_ipc_test_process::{Process, output_of};
 
-use peer::within;
-#[allow(unused_imports, reason = "not every test needs both")]
-pub(crate) use peer::{Peer, Requests};
 #[allow(unused_imports, reason = "not every test makes raw calls")]
 pub(crate) use raw::Raw;
 
@@ -77,7 +74,7 @@ pub(crate) fn has_simulator() -> bool {
 }
 
 /// A role of a process that a test starts, with its name.
-pub(crate) type Role = (&'static str, fn(&Requests));
+pub(crate) type Role = (&'static str, fn());
 
 /// A test whose processes see a machine that the test describes.
 pub(crate) struct Scene {
@@ -119,11 +116,11 @@ impl Scene {
                 println!("{PLAYED}");
             }
             Ok(role) => match roles.iter().find(|(name, _)| *name == role) {
-                Some((_, play)) => play(&Requests),
+                Some((_, play)) => play(),
                 None => panic!("{} has no role {role:?}", self.name),
             },
             Err(_) if has_simulator() => {
-                let said = within(self.command("main"), DEADLINE, self.name);
+                let said = self.output_of("main");
                 assert!(said.contains(PLAYED), "{} passed without having run:\n{said}", self.name);
             }
             Err(_) => {}
@@ -131,20 +128,20 @@ impl Scene {
     }
 
     /// Starts a process that runs a role of this test.
-    pub(crate) fn peer(&self, role: &str) -> Peer {
-        Peer::start(self.command(role))
+    pub(crate) fn peer(&self, role: &str) -> Process {
+        Process::start(role, &mut self.command(role))
     }
 
     /// Starts a process that runs a role of this test, with these visible devices.
-    pub(crate) fn peer_with_visible(&self, role: &str, visible: &str) -> Peer {
-        let mut command = self.command(role);
-        command.env(VISIBLE_VARIABLE, visible);
-        Peer::start(command)
+    pub(crate) fn peer_with_visible(&self, role: &str, visible: &str) -> Process {
+        Process::start(role, self.command(role).env(VISIBLE_VARIABLE, visible))
     }
 
     /// Runs a role to completion, and returns the output of its process.
     pub(crate) fn output_of(&self, role: &str) -> String {
-        within(self.command(role), DEADLINE, role)
+        let (success, said) = output_of(self.command(role), DEADLINE);
+        assert!(success, "the role {role:?} of {} failed, and had said:\n{said}", self.name);
+        said
     }
 
     fn description(&self) -> String {

@@ -8,8 +8,7 @@ use device_ipc_core::{
     Access, Descriptor, DevicePtr, DeviceRange, Error, Export, Ipc, Mapping, close_unused,
 };
 use device_ipc_cuda::{CudaBackend, make_pool_shareable};
-
-use super::other::serve;
+use device_ipc_test_process::serve;
 
 const SOON: Duration = Duration::from_secs(30);
 

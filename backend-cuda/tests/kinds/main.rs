@@ -3,8 +3,6 @@
 
 mod blocks;
 mod child;
-#[path = "../support/other.rs"]
-mod other;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -19,6 +17,7 @@ use device_ipc_core::{
     OwnedRegion, ProcessIdentity, Region, close_mappings_of, close_unused,
 };
 use device_ipc_cuda::{CudaBackend, FABRIC, FabricSupport, LEGACY, NAME, POOL, VIRTUAL_MEMORY};
+use device_ipc_test_process::Process;
 
 use blocks::{BY_FD, Blocks, GRANULE, NO_HANDLE};
 
@@ -34,8 +33,8 @@ fn backend() -> Option<(Arc<CudaBackend>, MutexGuard<'static, ()>)> {
     Some((Arc::clone(KEPT.get_or_init(|| backend)), alone))
 }
 
-fn other_process() -> other::OtherProcess {
-    other::OtherProcess::start("the_other_process", &[])
+fn other_process() -> Process {
+    Process::of_test(concat!(module_path!(), "::the_other_process"), &[])
 }
 
 /// Returns the kinds that this device supports. Prints the reason for the others.
@@ -111,7 +110,7 @@ fn every_kind_is_shared_by_the_same_calls_and_freed() {
 
 /// Shares memory and makes the other process read, change and close it, twice. Returns the bytes that are free
 /// afterwards.
-fn share_twice(backend: &CudaBackend, ipc: &Ipc, other: &mut other::OtherProcess, kind: HandleKind) -> u64 {
+fn share_twice(backend: &CudaBackend, ipc: &Ipc, other: &mut Process, kind: HandleKind) -> u64 {
     let buffer = Arc::new(filled(ipc, BYTES, kind, 1));
     let range = buffer.range();
     assert_eq!(range.len, BYTES);

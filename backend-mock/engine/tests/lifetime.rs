@@ -3,7 +3,8 @@
 mod support;
 
 use device_ipc_mock_engine::{Access, EngineError, Revocation};
-use support::{Peer, code, from_hex, machine, serve, to_hex};
+use device_ipc_test_process::{hex, unhex};
+use support::{Peer, code, machine, serve};
 
 #[test]
 fn peer() {
@@ -21,7 +22,7 @@ fn exporter(spec: &str) -> (Peer, u64, Vec<u8>) {
     let stream = peer.ok("stream 0");
     peer.ok(&format!("fill {block} 4096 7 {stream}"));
     peer.ok(&format!("synchronize {stream}"));
-    let handle = from_hex(&peer.ok(&format!("export {block}")));
+    let handle = unhex(&peer.ok(&format!("export {block}")));
     (peer, block, handle)
 }
 
@@ -107,7 +108,7 @@ fn revoked_export_is_rejected_and_new_export_opens() {
     assert_eq!(ours.read_to_host(opened, 1, stream), revoked);
     assert_eq!(code(ours.open(&handle, None, 0, Access::ReadWrite)), INVALID_HANDLE);
 
-    let handle = from_hex(&peer.ok(&format!("export {block}")));
+    let handle = unhex(&peer.ok(&format!("export {block}")));
     let again = ours.open(&handle, None, 0, Access::ReadWrite).unwrap();
     assert_ne!(again, opened);
     assert_eq!(ours.read_to_host(again, 1, stream).unwrap(), [7]);
@@ -119,7 +120,7 @@ fn unexport_waits_for_running_importer_work() {
     const SIZE: u64 = 1 << 20;
     let block = ours.allocate(0, SIZE).unwrap();
     let (stream, peer) = (ours.create_stream(0).unwrap(), Peer::spawn(""));
-    let opened = peer.address(&format!("open {} 0 rw", to_hex(&ours.export_bytes(block).unwrap())));
+    let opened = peer.address(&format!("open {} 0 rw", hex(&ours.export_bytes(block).unwrap())));
     let their_stream = peer.ok("stream 0");
     for _ in 0..500 {
         peer.ok(&format!("add {opened} {SIZE} 1 {their_stream}"));
@@ -153,11 +154,11 @@ fn descriptor_pins_memory_with_revoking_lifetime() {
     let fd = fd.unwrap();
     let again = fd.try_clone().unwrap();
     let stream = ours.create_stream(0).unwrap();
-    let opened = ours.open(&from_hex(&handle), Some(fd), 0, Access::ReadWrite).unwrap();
+    let opened = ours.open(&unhex(&handle), Some(fd), 0, Access::ReadWrite).unwrap();
     peer.ok(&format!("free {block}"));
     peer.kill();
     assert_eq!(ours.read_to_host(opened, 4096, stream).unwrap(), [7; 4096]);
-    let other = ours.open(&from_hex(&handle), Some(again), 1, Access::ReadOnly).unwrap();
+    let other = ours.open(&unhex(&handle), Some(again), 1, Access::ReadOnly).unwrap();
     assert_eq!(ours.read_to_host(other, 4096, stream).unwrap(), [7; 4096]);
 }
 
@@ -166,7 +167,7 @@ fn open_event_after_exporter_exit_fails() {
     let ours = machine("");
     let mut peer = Peer::spawn("");
     let event = peer.ok("event 0");
-    let handle = from_hex(&peer.ok(&format!("export_event {event}")));
+    let handle = unhex(&peer.ok(&format!("export_event {event}")));
     peer.kill();
     assert_eq!(code(ours.open_event(&handle, 0)), EXPORTER_GONE);
 }

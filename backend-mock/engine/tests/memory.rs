@@ -8,7 +8,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use device_ipc_mock_engine::{Access, Address, EngineError, HANDLE_BYTES, Machine, MachineConfig, Part};
-use support::{DEADLINE, Peer, code, from_hex, machine, serve, to_hex};
+use device_ipc_test_process::{hex, unhex};
+use support::{DEADLINE, Peer, code, machine, serve};
 
 #[test]
 fn peer() {
@@ -29,7 +30,7 @@ fn bytes_handle_shares_writes_both_ways() {
     ours.fill(block, 100, 7, stream).unwrap();
     ours.synchronize(stream).unwrap();
 
-    let handle = to_hex(&ours.export_bytes(block).unwrap());
+    let handle = hex(&ours.export_bytes(block).unwrap());
     let (theirs, their_stream) = (peer.address(&format!("open {handle} 0 rw")), peer.ok("stream 0"));
     assert_eq!(peer.ok(&format!("read {theirs} 100 {their_stream}")), "07".repeat(100));
 
@@ -48,7 +49,7 @@ fn descriptor_handle_shares_writes_both_ways() {
     ours.synchronize(stream).unwrap();
 
     let (fd, handle) = ours.export_fd(block).unwrap();
-    let handle = to_hex(&handle);
+    let handle = hex(&handle);
     assert_eq!(peer.fails(&format!("open {handle} 0 rw")), INVALID_HANDLE);
     let (theirs, _) = peer.ok_with(&format!("open {handle} 0 rw"), Some(fd.as_fd()));
     let their_stream = peer.ok("stream 0");
@@ -61,7 +62,7 @@ fn descriptor_handle_shares_writes_both_ways() {
 fn second_open_with_same_device_and_access_shares_mapping() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let block = peer.address("allocate 0 4096");
-    let handle = from_hex(&peer.ok(&format!("export {block}")));
+    let handle = unhex(&peer.ok(&format!("export {block}")));
     let open = |device, access| ours.open(&handle, None, device, access).unwrap();
     let first = open(0, Access::ReadWrite);
     assert_eq!(open(0, Access::ReadWrite), first);
@@ -81,7 +82,7 @@ fn second_open_with_same_device_and_access_shares_mapping() {
 fn last_close_waits_for_streams_of_device() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let block = peer.address("allocate 0 4096");
-    let handle = from_hex(&peer.ok(&format!("export {block}")));
+    let handle = unhex(&peer.ok(&format!("export {block}")));
     let opened = ours.open(&handle, None, 0, Access::ReadWrite).unwrap();
     let (stream, rescue) = (ours.create_stream(0).unwrap(), ours.create_stream(0).unwrap());
     ours.wait_value64(stream, opened, 1).unwrap();
@@ -107,7 +108,7 @@ fn last_close_waits_for_streams_of_device() {
 fn free_close_and_export_check_owner_of_memory() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let own = ours.allocate(0, 8192).unwrap();
-    let handle = from_hex(&peer.ok(&format!("export {}", peer.address("allocate 0 4096"))));
+    let handle = unhex(&peer.ok(&format!("export {}", peer.address("allocate 0 4096"))));
     let opened = ours.open(&handle, None, 0, Access::ReadWrite).unwrap();
     assert_eq!(ours.free(opened), Err(EngineError::Imported { address: opened }));
     assert_eq!(ours.export_bytes(opened), Err(EngineError::Imported { address: opened }));
@@ -149,7 +150,7 @@ fn garbage_is_rejected_as_invalid_handle() {
     assert_eq!(code(ours.open(&[0; HANDLE_BYTES], None, 0, Access::ReadWrite)), INVALID_HANDLE);
 
     let peer = Peer::spawn("");
-    let handle = from_hex(&peer.ok(&format!("export {}", peer.address("allocate 0 4096"))));
+    let handle = unhex(&peer.ok(&format!("export {}", peer.address("allocate 0 4096"))));
     for length in 0..HANDLE_BYTES {
         assert_eq!(code(ours.open(&handle[..length], None, 0, Access::ReadWrite)), INVALID_HANDLE);
     }
@@ -170,7 +171,7 @@ fn foreign_descriptor_is_rejected() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let first = peer.address("allocate 0 4096");
     let second = peer.address("allocate 0 4096");
-    let handle = from_hex(&peer.ok_with(&format!("export_fd {first}"), None).0);
+    let handle = unhex(&peer.ok_with(&format!("export_fd {first}"), None).0);
     let (_, other) = peer.ok_with(&format!("export_fd {second}"), None);
     assert_eq!(code(ours.open(&handle, other, 0, Access::ReadWrite)), INVALID_HANDLE);
     let file = some_file();
@@ -187,8 +188,7 @@ fn stale_handle_opens_replacement_unless_generations_checked() {
     let first = peer.address("allocate 0 4096");
     let stale = peer.ok(&format!("export {first}"));
     peer.ok(&format!("free {first}"));
-    let open =
-        |ours: &device_ipc_mock_engine::Machine| ours.open(&from_hex(&stale), None, 0, Access::ReadWrite);
+    let open = |ours: &device_ipc_mock_engine::Machine| ours.open(&unhex(&stale), None, 0, Access::ReadWrite);
     assert_eq!(code(open(&ours)), INVALID_HANDLE);
 
     let second = peer.address("allocate 0 4096");
@@ -223,7 +223,7 @@ fn peer_matrix_is_physical_and_directed() {
     let peer = Peer::spawn("devices=2");
     let open = |home: usize, device| {
         let block = peer.address(&format!("allocate {home} 4096"));
-        let handle = from_hex(&peer.ok(&format!("export {block}")));
+        let handle = unhex(&peer.ok(&format!("export {block}")));
         ours.open(&handle, None, device, Access::ReadWrite)
     };
     assert_eq!(ours.devices()[0].physical, 1);
@@ -239,9 +239,8 @@ fn peer_matrix_is_physical_and_directed() {
 fn memory_of_hidden_device_opens_on_peer() {
     let ours = machine("devices=3;visible=2;peers=2>0");
     let peer = Peer::spawn("devices=3");
-    let handle = |home: usize| {
-        from_hex(&peer.ok(&format!("export {}", peer.address(&format!("allocate {home} 4096")))))
-    };
+    let handle =
+        |home: usize| unhex(&peer.ok(&format!("export {}", peer.address(&format!("allocate {home} 4096")))));
     assert!(ours.open(&handle(0), None, 0, Access::ReadWrite).is_ok());
     assert_eq!(code(ours.open(&handle(1), None, 0, Access::ReadWrite)), NO_PEER_ACCESS);
 }
@@ -250,7 +249,7 @@ fn memory_of_hidden_device_opens_on_peer() {
 fn read_only_mapping_rejects_only_writes() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let block = peer.address("allocate 0 4096");
-    let handle = from_hex(&peer.ok(&format!("export {block}")));
+    let handle = unhex(&peer.ok(&format!("export {block}")));
     let opened = ours.open(&handle, None, 0, Access::ReadOnly).unwrap();
     let own = ours.allocate(0, 4096).unwrap();
     let stream = ours.create_stream(0).unwrap();
@@ -287,7 +286,7 @@ fn several_allocations_open_contiguously() {
         .map(|value| {
             let block = peer.address("allocate 0 4096");
             peer.ok(&format!("fill {block} 4096 {value} {their_stream}"));
-            from_hex(&peer.ok(&format!("export {block}")))
+            unhex(&peer.ok(&format!("export {block}")))
         })
         .collect();
     peer.ok(&format!("synchronize {their_stream}"));
@@ -309,7 +308,7 @@ fn several_allocations_open_contiguously() {
     assert!(ours.range_of(second).is_err());
     assert!(ours.open_contiguous(Vec::new(), 0, Access::ReadWrite).is_err());
 
-    let short = from_hex(&peer.ok(&format!("export {}", peer.address("allocate 0 100"))));
+    let short = unhex(&peer.ok(&format!("export {}", peer.address("allocate 0 100"))));
     let gap = [&short, &handles[0]].map(|handle| Part { handle, fd: None });
     assert!(matches!(
         ours.open_contiguous(gap.into(), 0, Access::ReadWrite),
@@ -362,7 +361,7 @@ fn allocation_beyond_free_memory_fails() {
 fn open_by_another_user_is_not_permitted() {
     let ours = machine("");
     let block = ours.allocate(0, 4096).unwrap();
-    let handle = to_hex(&ours.export_bytes(block).unwrap());
+    let handle = hex(&ours.export_bytes(block).unwrap());
     let nobody = 65534;
     match Peer::spawn_as(nobody, "") {
         Ok(peer) => assert_eq!(peer.fails(&format!("open {handle} 0 rw")), PERMISSION_DENIED),

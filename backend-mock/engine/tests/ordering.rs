@@ -5,7 +5,8 @@ mod support;
 use std::time::{Duration, Instant};
 
 use device_ipc_mock_engine::{Access, EngineError};
-use support::{DEADLINE, Peer, code, from_hex, machine, serve, to_hex};
+use device_ipc_test_process::{hex, unhex};
+use support::{DEADLINE, Peer, code, machine, serve};
 
 #[test]
 fn peer() {
@@ -25,9 +26,9 @@ fn event_wait_orders_other_process_behind_delayed_work() {
     let (block, gate) = (ours.allocate(0, 4096).unwrap(), ours.allocate(0, 8).unwrap());
     let (stream, opener) = (ours.create_stream(0).unwrap(), ours.create_stream(0).unwrap());
     let event = ours.create_event(0, true).unwrap();
-    let handle = to_hex(&ours.export_bytes(block).unwrap());
+    let handle = hex(&ours.export_bytes(block).unwrap());
     let theirs = peer.address(&format!("open {handle} 1 rw"));
-    let their_event = peer.ok(&format!("open_event {} 1", to_hex(&ours.export_event(event).unwrap())));
+    let their_event = peer.ok(&format!("open_event {} 1", hex(&ours.export_event(event).unwrap())));
     let (careful, careless) = (peer.ok("stream 1"), peer.ok("stream 1"));
 
     ours.wait_value64(stream, gate, GATE).unwrap();
@@ -52,7 +53,7 @@ fn event_wait_orders_other_process_behind_delayed_work() {
 fn wait_captures_latest_record_of_either_process() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let event = ours.create_event(0, true).unwrap();
-    let their_event = peer.ok(&format!("open_event {} 0", to_hex(&ours.export_event(event).unwrap())));
+    let their_event = peer.ok(&format!("open_event {} 0", hex(&ours.export_event(event).unwrap())));
     let (stream, their_stream) = (ours.create_stream(0).unwrap(), peer.ok("stream 0"));
     assert_eq!(ours.query_event(event), Ok(true), "complete before any record");
     assert_eq!(ours.synchronize_event(event, None), Ok(true));
@@ -100,7 +101,7 @@ fn host_wait_returns_after_limit() {
 fn wait_after_death_of_recorder_fails() {
     let (ours, mut peer) = (machine(""), Peer::spawn(""));
     let event = ours.create_event(0, true).unwrap();
-    let their_event = peer.ok(&format!("open_event {} 0", to_hex(&ours.export_event(event).unwrap())));
+    let their_event = peer.ok(&format!("open_event {} 0", hex(&ours.export_event(event).unwrap())));
     let their_stream = peer.ok("stream 0");
     let gate = peer.address("allocate 0 8");
     peer.ok(&format!("wait_value {their_stream} {gate} {GATE}"));
@@ -121,7 +122,7 @@ fn wait_for_record_behind_failed_work_fails() {
     let (ours, peer) = (machine(""), Peer::spawn("fault=run:1"));
     let event = peer.ok("event 0");
     let handle = peer.ok(&format!("export_event {event}"));
-    let opened = ours.open_event(&from_hex(&handle), 0).unwrap();
+    let opened = ours.open_event(&unhex(&handle), 0).unwrap();
     let their_stream = peer.ok("stream 0");
     peer.ok(&format!("delay 0 {their_stream}"));
     peer.ok(&format!("record {event} {their_stream}"));
@@ -140,7 +141,7 @@ fn invalid_event_handles_are_rejected() {
     assert!(matches!(ours.export_event(local), Err(EngineError::InvalidValue { .. })));
 
     let theirs = peer.ok("event 0");
-    let handle = from_hex(&peer.ok(&format!("export_event {theirs}")));
+    let handle = unhex(&peer.ok(&format!("export_event {theirs}")));
     let opened = ours.open_event(&handle, 0).unwrap();
     assert!(matches!(ours.export_event(opened), Err(EngineError::InvalidValue { .. })));
     assert_eq!(code(ours.open(&handle, None, 0, Access::ReadWrite)), INVALID_HANDLE);
@@ -161,7 +162,7 @@ fn words_order_streams_of_two_processes() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let block = ours.allocate(0, 4096).unwrap();
     let (ping, pong, data) = (block, block.add(8), block.add(64));
-    let handle = to_hex(&ours.export_bytes(block).unwrap());
+    let handle = hex(&ours.export_bytes(block).unwrap());
     let theirs = peer.address(&format!("open {handle} 1 rw"));
     let (stream, their_stream) = (ours.create_stream(0).unwrap(), peer.ok("stream 1"));
     const ROUNDS: u64 = 20;
@@ -182,7 +183,7 @@ fn words_order_streams_of_two_processes() {
 fn maximum_value_releases_stream_that_waits_for_dead_peer() {
     let (ours, mut peer) = (machine(""), Peer::spawn(""));
     let word = peer.address("allocate 0 8");
-    let handle = from_hex(&peer.ok(&format!("export {word}")));
+    let handle = unhex(&peer.ok(&format!("export {word}")));
     let opened = ours.open(&handle, None, 0, Access::ReadWrite).unwrap();
     let (stream, rescue) = (ours.create_stream(0).unwrap(), ours.create_stream(0).unwrap());
     ours.wait_value64(stream, opened, 12).unwrap();

@@ -4,10 +4,11 @@ mod support;
 
 use std::time::Duration;
 
-use device_ipc_core::DeviceIdentity;
-use device_ipc_core::backend::DeviceIpc;
-use device_ipc_cuda::CudaBackend;
-use support::{Installed, finish};
+use device_ipc_core::backend::{DeviceIpc, DeviceMemory};
+use device_ipc_core::{DeviceIdentity, DeviceOrdinal, DevicePtr, DeviceRange, Error};
+use device_ipc_cuda::{CudaBackend, FABRIC, FabricSupport, LEGACY, POOL, VIRTUAL_MEMORY};
+use device_ipc_test_process::{command_of_test, output_of};
+use support::Installed;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -15,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 fn probes(installed: &Installed, machine: &str, only: &str) -> String {
     let mut command = installed.command(env!("CARGO_BIN_EXE_cuda-probes"), machine);
     command.arg(installed.library()).args(["--only", only]);
-    let (success, text) = finish(command, LIMIT);
+    let (success, text) = output_of(command, LIMIT);
     assert!(success, "{text}");
     text
 }
@@ -23,12 +24,11 @@ fn probes(installed: &Installed, machine: &str, only: &str) -> String {
 /// Returns the version and the ordered names of the devices that the backend reports, in a separate process.
 fn seen(machine: &str, visible: Option<&str>) -> String {
     let installed = Installed::new();
-    let mut command = installed.command(std::env::current_exe().expect("this program"), machine);
-    command.args(["--exact", "the_backend", "--ignored", "--nocapture"]);
+    let mut command = installed.prepare(command_of_test(concat!(module_path!(), "::the_backend")), machine);
     if let Some(visible) = visible {
         command.env("CUDA_VISIBLE_DEVICES", visible);
     }
-    let (_, text) = finish(command, LIMIT);
+    let (_, text) = output_of(command, LIMIT);
     let said = text.lines().find_map(|line| line.split_once("SEES ").map(|(_, said)| said.to_owned()));
     said.unwrap_or_else(|| panic!("{text}"))
 }
@@ -144,3 +144,34 @@ fn killed_processes_leave_dev_shm_empty() {
     assert!(text.lines().count() >= 4 && text.contains("reads 7"), "{text}");
     assert_eq!(ours(), 0);
 }
+
+#[test]
+fn old_driver_has_legacy_handles_only() {
+    let lacking = ["cuMemMap", "cuMemPoolImportPointer", "cuPointerGetAttributes"];
+    let installed = Installed::without(&lacking);
+    let backend = CudaBackend::load_from(installed.library()).expect("legacy handles need none of them");
+    let device = DeviceOrdinal::new(0);
+    let kinds: Vec<_> = backend.handle_kinds().iter().map(|info| info.kind).collect();
+    assert_eq!(kinds, [LEGACY]);
+
+    let range = backend.allocate(device, 10_000).expect("memory");
+    let extent = backend.extents_of(range, None).expect("attributes are asked one by one")[0];
+    assert_eq!(extent.allocation, range);
+    assert!(extent.generation.is_some());
+    assert_eq!(backend.export(&extent, None).expect("a handle").kind, LEGACY);
+    let unknown = backend.extents_of(DeviceRange { ptr: HOST, ..range }, None);
+    assert!(matches!(unknown, Err(Error::NotDeviceMemory { .. })), "{unknown:?}");
+
+    for kind in [VIRTUAL_MEMORY, POOL, FABRIC] {
+        let refused = backend.allocate_as(device, 10_000, kind);
+        assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+    }
+    assert!(matches!(backend.fabric(device), Ok(FabricSupport::NotSupported { .. })));
+    let refused = backend.make_pool_shareable(device);
+    assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+    // SAFETY: freed once.
+    unsafe { backend.free(range) }.expect("freed");
+}
+
+/// An address that no driver knows.
+const HOST: DevicePtr = DevicePtr::new(64);

@@ -3,13 +3,12 @@
 mod support;
 
 use std::ffi::CStr;
-use std::io::{BufRead, BufReader, Read as _};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use device_ipc_core::{Buffer, CacheLimits, Descriptor, Dtype, Export, Ipc, TensorLayout, set_cache_limits};
 use device_ipc_cuda::CudaBackend;
+use device_ipc_test_process::{Process, command_of_test, output_of, request};
 use libloading::Library;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -96,33 +95,15 @@ fn bundle(ipc: &Ipc, tensors: &[Arc<Buffer>; TENSORS]) -> Export {
     ipc.share_all(all).start().expect("shared")
 }
 
-/// A process with two exports of one block, one export of another block that is ready behind a stream, and a
+/// Starts a process with two exports of one block, one export of another block that is ready behind a stream, and a
 /// bundle, on this device.
-struct Exporter(Child);
-
-impl Exporter {
-    fn start(device: u32) -> (Self, Vec<Descriptor>, Descriptor) {
-        let mut child = Command::new(std::env::current_exe().expect("this program"))
-            .args(["--exact", "the_exporter", "--ignored", "--nocapture"])
-            .env("EXPORTER_DEVICE", device.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it starts");
-        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok);
-        let descriptors: Vec<Descriptor> =
-            lines.by_ref().filter_map(|line| line.parse().ok()).take(3).collect();
-        assert_eq!(descriptors.len(), 3, "it shares");
-        let bundle = lines.find_map(|line| line.parse().ok()).expect("it shares a bundle");
-        (Self(child), descriptors, bundle)
-    }
-}
-
-impl Drop for Exporter {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn exporter(device: u32) -> (Process, Vec<Descriptor>, Descriptor) {
+    let variables = [("EXPORTER_DEVICE", &*device.to_string())];
+    let process = Process::of_test(concat!(module_path!(), "::the_exporter"), &variables);
+    let descriptor = || process.line(|line| line.parse().ok());
+    let descriptors = (0..3).map(|_| descriptor()).collect();
+    let bundle = descriptor();
+    (process, descriptors, bundle)
 }
 
 #[test]
@@ -141,15 +122,14 @@ fn the_exporter() {
     let bundle = bundle(&ipc, &tensors(&ipc, device));
     println!("\n{}", bundle.descriptor());
     // Until the parent exits, or kills this process.
-    let _ = std::io::stdin().read(&mut [0]);
+    request();
 }
 
 #[test]
 fn operations_make_only_listed_driver_calls() {
     let installed = support::Installed::new();
-    let mut command = installed.command(std::env::current_exe().expect("this program"), "devices=2");
-    command.args(["--exact", "operations", "--ignored", "--nocapture"]);
-    let (success, text) = support::finish(command, Duration::from_secs(120));
+    let command = installed.prepare(command_of_test(concat!(module_path!(), "::operations")), "devices=2");
+    let (success, text) = output_of(command, Duration::from_secs(120));
     assert!(success && text.contains("1 passed"), "{text}");
 }
 
@@ -177,7 +157,7 @@ fn bundles(ipc: &Ipc, recorder: &Recorder) {
         settle();
     });
     assert_eq!(ended, in_context(&[]).repeat(2), "one entry for all owners of a bundle");
-    let (_exporter, _, descriptor) = Exporter::start(0);
+    let (_exporter, _, descriptor) = exporter(0);
     let (opened, mapping) = recorder.calls(|| ipc.open(&descriptor).at_home().expect("opened"));
     let opens = [LOOK, "cuIpcOpenMemHandle", "cuMemGetAddressRange"];
     assert_eq!(opened, in_context(&opens.repeat(TENSORS)), "a bundle's first open");
@@ -201,7 +181,7 @@ fn exports(ipc: &Ipc, recorder: &Recorder) {
 }
 
 fn opens_at_home(ipc: &Ipc, recorder: &Recorder) {
-    let (_exporter, descriptors, _) = Exporter::start(0);
+    let (_exporter, descriptors, _) = exporter(0);
     let open = |index: usize| ipc.open(&descriptors[index]).at_home().expect("opened");
     let (first, mapping) = recorder.calls(|| open(0));
     assert_eq!(first, entered(&["cuIpcOpenMemHandle", "cuMemGetAddressRange"]), "the first open");
@@ -232,7 +212,7 @@ fn opens_at_home(ipc: &Ipc, recorder: &Recorder) {
 }
 
 fn opens_on_the_other_device(ipc: &Ipc, recorder: &Recorder) {
-    let (_exporter, descriptors, _) = Exporter::start(1);
+    let (_exporter, descriptors, _) = exporter(1);
     let open = |index: usize| ipc.open(&descriptors[index]).on_device(0).expect("opened");
     let (first, mapping) = recorder.calls(|| open(0));
     let opened = entered(&["cuIpcOpenMemHandle", "cuMemGetAddressRange"]);

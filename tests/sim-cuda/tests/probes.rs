@@ -7,7 +7,8 @@ mod support;
 
 use std::time::Duration;
 
-use support::{Installed, finish};
+use device_ipc_test_process::output_of;
+use support::Installed;
 
 const EXPECTED: &str = include_str!("probes.txt");
 
@@ -112,7 +113,7 @@ fn probes_have_checked_in_outcomes() {
     let installed = Installed::new();
     let mut command = installed.command(env!("CARGO_BIN_EXE_cuda-probes"), "devices=2");
     command.arg(installed.library());
-    let (success, text) = finish(command, Duration::from_secs(240));
+    let (success, text) = output_of(command, Duration::from_secs(240));
     assert!(success, "{text}");
     let (expected, found) = (outcomes(EXPECTED), outcomes(&text));
     assert!(expected.len() >= 60, "the list of probes");
@@ -137,7 +138,7 @@ fn probes_with_one_device_skip_peer_rules() {
     let installed = Installed::new();
     let mut command = installed.command(env!("CARGO_BIN_EXE_cuda-probes"), "devices=1");
     command.arg(installed.library()).args(["--only", "another_device"]);
-    let (success, text) = finish(command, Duration::from_secs(60));
+    let (success, text) = output_of(command, Duration::from_secs(60));
     assert!(success && text.lines().count() >= 3, "{text}");
     assert!(text.lines().all(|line| line.ends_with(": skipped: one device")), "{text}");
 }

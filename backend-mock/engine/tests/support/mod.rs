@@ -7,21 +7,16 @@
 #![allow(dead_code, unreachable_pub)]
 
 use std::fs;
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use device_ipc_mock_engine::{
     Access, Address, BlockId, EngineError, EventId, Machine, MachineConfig, StreamId,
 };
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair, sockopt,
-};
+use device_ipc_test_process::{SocketProcess, hex, serve_socket, unhex};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const ROLE: &str = "MOCK_ENGINE_TEST_PEER";
@@ -37,19 +32,8 @@ pub fn code<T: std::fmt::Debug>(result: Result<T, EngineError>) -> i32 {
     result.expect_err("the call fails").code()
 }
 
-pub fn from_hex(text: &str) -> Vec<u8> {
-    (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).expect("hex")).collect()
-}
-
-pub fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// A peer process with its machine.
-pub struct Peer {
-    child: Child,
-    socket: OwnedFd,
-}
+pub struct Peer(SocketProcess);
 
 impl Peer {
     pub fn spawn(spec: &str) -> Self {
@@ -62,20 +46,14 @@ impl Peer {
     }
 
     fn start(spec: &str, user: Option<u32>) -> std::io::Result<Self> {
-        let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-                .expect("a socket pair");
-        sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(DEADLINE)).expect("a deadline");
         let mut command = Command::new(std::env::current_exe().expect("our own path"));
         command
             .args(["--exact", "peer", "--nocapture", "--test-threads=1"])
-            .env(ROLE, format!("latency=0;{spec}"))
-            .stdin(Stdio::from(theirs))
-            .stdout(Stdio::null());
+            .env(ROLE, format!("latency=0;{spec}"));
         if let Some(user) = user {
             command.uid(user);
         }
-        Ok(Self { child: command.spawn()?, socket: ours })
+        SocketProcess::start(command).map(Self)
     }
 
     /// Sends a command that must succeed.
@@ -98,8 +76,7 @@ impl Peer {
     }
 
     fn ask(&self, command: &str, fd: Option<BorrowedFd<'_>>) -> (String, Option<OwnedFd>) {
-        send(self.socket.as_fd(), command, fd);
-        receive(self.socket.as_fd()).unwrap_or_else(|| panic!("the peer exited during '{command}'"))
+        self.0.ask(command, fd).unwrap_or_else(|| panic!("the peer exited during '{command}'"))
     }
 
     pub fn address(&self, command: &str) -> u64 {
@@ -108,19 +85,11 @@ impl Peer {
 
     /// Kills the peer by SIGKILL and reaps it.
     pub fn kill(&mut self) {
-        self.child.kill().expect("it can be killed");
-        self.child.wait().expect("it is reaped");
+        self.0.kill();
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.0.id()
     }
 }
 
@@ -128,15 +97,10 @@ impl Drop for Peer {
 pub fn serve() {
     let Ok(spec) = std::env::var(ROLE) else { return };
     let machine = Machine::new(MachineConfig::from_spec(&spec).expect("a valid description"));
-    let input = std::io::stdin();
-    while let Some((command, fd)) = receive(input.as_fd()) {
-        let mut passed = None;
-        let answer = match execute(&machine, &command, fd, &mut passed) {
-            Ok(text) => format!("ok {text}"),
-            Err(error) => format!("err {} {error}", error.code()),
-        };
-        send(input.as_fd(), &answer, passed.as_ref().map(AsFd::as_fd));
-    }
+    serve_socket(|command, fd, passed| match execute(&machine, command, fd, passed) {
+        Ok(text) => format!("ok {text}"),
+        Err(error) => format!("err {} {error}", error.code()),
+    });
     // Not by returning: streams may never complete.
     std::process::exit(0);
 }
@@ -157,32 +121,30 @@ fn execute(
     match words[0] {
         "allocate" => machine.allocate(ordinal(1), number(2)).map(|address| address.get().to_string()),
         "free" => machine.free(address(1)).map(done),
-        "export" => machine.export_bytes(address(1)).map(|handle| to_hex(&handle)),
+        "export" => machine.export_bytes(address(1)).map(|handle| hex(&handle)),
         "export_fd" => machine.export_fd(address(1)).map(|(fd, handle)| {
             *passed = Some(fd);
-            to_hex(&handle)
+            hex(&handle)
         }),
         "unexport" => machine.unexport(address(1)).map(done),
         "open" => {
             let access = if words[3] == "rw" { Access::ReadWrite } else { Access::ReadOnly };
-            machine.open(&from_hex(words[1]), fd, ordinal(2), access).map(|address| address.get().to_string())
+            machine.open(&unhex(words[1]), fd, ordinal(2), access).map(|address| address.get().to_string())
         }
         "close" => machine.close(address(1)).map(done),
         "stream" => machine.create_stream(ordinal(1)).map(|stream| stream.get().to_string()),
         "fill" => machine.fill(address(1), number(2), number(3) as u8, stream(4)).map(done),
         "add" => machine.add_u8(address(1), number(2), number(3) as u8, stream(4)).map(done),
-        "read" => machine.read_to_host(address(1), number(2), stream(3)).map(|bytes| to_hex(&bytes)),
+        "read" => machine.read_to_host(address(1), number(2), stream(3)).map(|bytes| hex(&bytes)),
         "delay" => machine.delay(Duration::from_millis(number(1)), stream(2)).map(done),
         "synchronize" => machine.synchronize(stream(1)).map(done),
         "event" => machine.create_event(ordinal(1), true).map(|event| event.get().to_string()),
-        "export_event" => machine.export_event(event(1)).map(|handle| to_hex(&handle)),
+        "export_event" => machine.export_event(event(1)).map(|handle| hex(&handle)),
         "export_event_fd" => machine.export_event_fd(event(1)).map(|fd| {
             *passed = Some(fd);
             String::new()
         }),
-        "open_event" => {
-            machine.open_event(&from_hex(words[1]), ordinal(2)).map(|event| event.get().to_string())
-        }
+        "open_event" => machine.open_event(&unhex(words[1]), ordinal(2)).map(|event| event.get().to_string()),
         "destroy_event" => machine.destroy_event(event(1)).map(done),
         "record" => machine.record(event(1), stream(2)).map(done),
         "wait" => machine.wait(stream(1), event(2)).map(done),
@@ -213,31 +175,4 @@ fn execute(
         }
         other => panic!("unknown command {other}"),
     }
-}
-
-fn send(socket: BorrowedFd<'_>, text: &str, fd: Option<BorrowedFd<'_>>) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds: Vec<_> = fd.into_iter().collect();
-    if !fds.is_empty() {
-        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "room for one descriptor");
-    }
-    sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL).expect("sent");
-}
-
-/// Receives a message; `None` after the peer has closed the socket.
-fn receive(socket: BorrowedFd<'_>) -> Option<(String, Option<OwnedFd>)> {
-    let mut bytes = vec![0; 1 << 16];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
-        .expect("an answer before the deadline")
-        .bytes;
-    let fd = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
-    bytes.truncate(received);
-    (received > 0).then(|| (String::from_utf8(bytes).expect("text"), fd))
 }

@@ -3,14 +3,11 @@
 
 mod peer;
 mod programs;
-#[path = "../../../support/mod.rs"]
-mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::process::Command;
 
-use support::Process;
+use device_ipc_test_process::{Process, command_of_test};
 
 /// The programs that each vendor has at least.
 const PROGRAMS: usize = 100;
@@ -66,8 +63,7 @@ fn compare(machine: &str, simulator: &BTreeMap<String, String>, mock: &BTreeMap<
 
 /// Runs all programs on a machine, in a process of their own.
 fn outcomes(machine: &[(&'static str, String)]) -> BTreeMap<String, String> {
-    let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
-    command.args(["--exact", "programs::role", "--nocapture", "--ignored"]);
+    let mut command = command_of_test(concat!(module_path!(), "::programs::role"));
     for variable in ["DEVICE_IPC_MOCK", "CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"] {
         command.env_remove(variable);
     }

@@ -1,14 +1,11 @@
 //! The other process of a program: opens what it is sent, or exports.
 
 use std::collections::HashMap;
-use std::io::BufRead as _;
-use std::process::Command;
 use std::time::Duration;
 
 use device_ipc::backend::HandleKind;
 use device_ipc::{Access, Descriptor, Error, Export, Ipc, Mapping, Stream};
-
-use super::support::Process;
+use device_ipc_test_process::{Process, answer, request};
 
 /// A process that obeys commands of one line and answers each with one line.
 pub(crate) struct Peer(Process);
@@ -16,10 +13,7 @@ pub(crate) struct Peer(Process);
 impl Peer {
     /// Starts a process; `hidden` is a variable that hides devices from it.
     pub(crate) fn start(hidden: Option<(&str, &str)>) -> Self {
-        let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
-        command.args(["--exact", "peer::role", "--nocapture", "--ignored"]);
-        command.envs(hidden);
-        Self(Process::start("the peer", &mut command))
+        Self(Process::of_test(concat!(module_path!(), "::role"), hidden.as_slice()))
     }
 
     /// Sends a command and returns the answer.
@@ -35,7 +29,7 @@ impl Peer {
 
     /// Returns the next answer.
     pub(crate) fn answer(&mut self) -> String {
-        self.0.line(|line| line.strip_prefix("answer ").map(str::to_owned))
+        self.0.receive()
     }
 
     pub(crate) fn kill(&mut self) {
@@ -71,11 +65,9 @@ fn role() {
     let streams: Vec<Stream> =
         (0..devices).map(|device| ipc.create_stream(device).expect("a stream")).collect();
     let mut state = State::default();
-    for line in std::io::stdin().lock().lines() {
-        let line = line.expect("the input is text");
+    while let Some(line) = request() {
         let fields: Vec<&str> = line.split('\t').collect();
-        let answer = obey(&ipc, &streams, &mut state, &fields).unwrap_or_else(|error| variant(&error));
-        println!("\nanswer {answer}");
+        answer(obey(&ipc, &streams, &mut state, &fields).unwrap_or_else(|error| variant(&error)));
     }
 }
 
@@ -147,7 +139,7 @@ fn obey(ipc: &Ipc, streams: &[Stream], state: &mut State, fields: &[&str]) -> Re
         ["ring", descriptor] => {
             let descriptor: Descriptor = descriptor.parse()?;
             let mut reader = ipc.open_ring(&descriptor).at_home()?;
-            println!("\nanswer ok");
+            answer("ok");
             let slot = reader.next(Duration::from_secs(20))?.expect("the writer has not closed the ring");
             let bytes = slot.to_host::<u8, _>(&streams[0])?;
             let answer = format!("ok: {:?}", first_and_last(&bytes));

@@ -1,28 +1,16 @@
 //! A second process: this program, which executes commands line by line, with optional file descriptors.
 
 use std::ffi::c_int;
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::process::Command;
 
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair, sockopt,
-};
+use device_ipc_test_process::{SocketProcess, serve_socket, unhex};
 
 use crate::driver::{Driver, Handle, R};
 
-/// The time limit of an answer.
-const DEADLINE: Duration = Duration::from_secs(30);
-
-/// The second process, which is killed and reaped on drop.
-pub(crate) struct Other {
-    child: Child,
-    socket: OwnedFd,
-}
+/// The second process.
+pub(crate) struct Other(SocketProcess);
 
 impl Other {
     /// Starts the process, with the primary context of device 0.
@@ -32,13 +20,7 @@ impl Other {
 
     /// Starts the process through another program, such as `unshare` with its arguments.
     pub(crate) fn start_through(library: &Path, through: &[&str]) -> R<Self> {
-        let text = |error: std::io::Error| format!("cannot start a process: {error}");
-        let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-                .map_err(|error| text(error.into()))?;
-        sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(DEADLINE))
-            .map_err(|error| text(error.into()))?;
-        let own = std::env::current_exe().map_err(text)?;
+        let own = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut command = match through {
             [] => Command::new(&own),
             [program, arguments @ ..] => {
@@ -47,9 +29,9 @@ impl Other {
                 command
             }
         };
-        command.arg("--other").arg(library).stdin(Stdio::from(theirs)).stdout(Stdio::null());
-        let child = command.spawn().map_err(text)?;
-        let other = Self { child, socket: ours };
+        command.arg("--other").arg(library);
+        let started = SocketProcess::start(command);
+        let other = Self(started.map_err(|error| format!("cannot start a process: {error}"))?);
         other.ask("start")?;
         Ok(other)
     }
@@ -60,10 +42,7 @@ impl Other {
     }
 
     pub(crate) fn ask_with(&self, command: &str, fd: Option<BorrowedFd<'_>>) -> R<(String, Option<OwnedFd>)> {
-        send(self.socket.as_fd(), command, fd);
-        let Some((answer, fd)) = receive(self.socket.as_fd()) else {
-            return Err("the other process ended".into());
-        };
+        let (answer, fd) = self.0.ask(command, fd).ok_or("the other process ended")?;
         match answer.split_once(' ') {
             Some(("ok", text)) => Ok((text.to_owned(), fd)),
             Some((_, text)) => Err(text.to_owned()),
@@ -86,25 +65,16 @@ impl Other {
 
     /// Kills the process by SIGKILL and reaps it.
     pub(crate) fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        self.kill();
+        self.0.kill();
     }
 }
 
 pub(crate) fn hex(handle: Handle) -> String {
-    handle.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    device_ipc_test_process::hex(&handle.0)
 }
 
 fn from_hex(text: &str) -> R<Handle> {
-    let byte = |at: usize| u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok();
-    let bytes: Option<Vec<u8>> = (0..64).map(byte).collect();
-    bytes.and_then(|bytes| bytes.try_into().ok()).map(Handle).ok_or_else(|| "no handle".to_owned())
+    unhex(text).try_into().map(Handle).map_err(|_| "no handle".to_owned())
 }
 
 /// Serves commands until the first process exits.
@@ -113,15 +83,10 @@ pub(crate) fn serve(library: &Path) -> R {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| error.to_string())?;
     let driver = Driver::load(library)?;
-    let input = std::io::stdin();
-    while let Some((command, fd)) = receive(input.as_fd()) {
-        let mut passed = None;
-        let answer = match obey(&driver, &command, fd, &mut passed) {
-            Ok(text) => format!("ok {text}"),
-            Err(text) => format!("err {text}"),
-        };
-        send(input.as_fd(), &answer, passed.as_ref().map(AsFd::as_fd));
-    }
+    serve_socket(|command, fd, passed| match obey(&driver, command, fd, passed) {
+        Ok(text) => format!("ok {text}"),
+        Err(text) => format!("err {text}"),
+    });
     // Not by returning: streams may never complete.
     std::process::exit(0);
 }
@@ -175,31 +140,4 @@ fn obey(driver: &Driver, command: &str, fd: Option<OwnedFd>, passed: &mut Option
         "export-pointer" => driver.pool_pointer(number(1)).map(hex),
         other => Err(format!("no command {other}")),
     }
-}
-
-fn send(socket: BorrowedFd<'_>, text: &str, fd: Option<BorrowedFd<'_>>) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds: Vec<_> = fd.into_iter().collect();
-    if !fds.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(&fds));
-    }
-    // A process that has exited sends no answer.
-    let _ = sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL);
-}
-
-/// Receives a message; `None` at the end of the stream, and after the deadline.
-fn receive(socket: BorrowedFd<'_>) -> Option<(String, Option<OwnedFd>)> {
-    let mut bytes = vec![0; 4096];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)
-        .ok()?
-        .bytes;
-    let fd = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
-    bytes.truncate(received);
-    (received > 0).then(|| (String::from_utf8_lossy(&bytes).into_owned(), fd))
 }
