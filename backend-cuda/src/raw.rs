@@ -21,7 +21,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cudarc::driver::CudaStream;
-use device_ipc_core::backend::{DeviceIpc as _, HandleBytes, Opened, ReceivedHandle};
+use device_ipc_core::backend::{DeviceIpc as _, HandleBytes, Opened, ReceivedHandle, check_backend};
 use device_ipc_core::{
     Access, DeviceIdentity, DeviceOrdinal, DeviceOwner, DeviceRange, Element, Error, LayoutError,
     ProcessIdentity, Region, Result, ViewStream as _,
@@ -151,13 +151,7 @@ pub fn export<M, O: DeviceOwner<M>>(owner: O) -> Result<RawExport> {
 }
 
 fn handle_of(backend: &CudaBackend, region: &Region) -> Result<RawHandle> {
-    if region.backend != NAME {
-        return Err(Error::WrongBackend {
-            what: "the memory",
-            found: region.backend.to_owned(),
-            expected: NAME.to_owned(),
-        });
-    }
+    check_backend("the memory", region.backend, NAME)?;
     let range = region.range;
     if range.len == 0 {
         return Err(Error::InvalidRegion("cannot share a region of 0 bytes".into()));

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::backend::{DeviceEvent, HandleBytes};
-use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result};
+use device_ipc_core::backend::{DeviceEvent, HandleBytes, check_stream_device};
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, Result};
 use device_ipc_mock_engine::{EventId, Machine};
 
 use crate::errors::{engine, timeout, unsupported};
@@ -36,13 +36,7 @@ impl DeviceEvent for MockEvent {
     }
 
     fn record(&self, stream: BorrowedStream<'_>) -> Result<()> {
-        if stream.device() != self.device {
-            return Err(Error::WrongStream {
-                stream: stream.device(),
-                what: "the event",
-                expected: self.device,
-            });
-        }
+        check_stream_device(stream, "recording the event", self.device)?;
         self.machine.record(self.event, stream_of(stream)?).map_err(engine("record"))
     }
 

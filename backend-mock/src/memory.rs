@@ -9,7 +9,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::backend::{DeviceMemory, DeviceStream, HandleKind, Lifetime, MemoryInfo, TestKernels};
+use device_ipc_core::backend::{
+    DeviceMemory, DeviceStream, HandleKind, Lifetime, MemoryInfo, TestKernels, check_copy_lengths,
+};
 use device_ipc_core::{BorrowedStream, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result};
 use device_ipc_mock_engine::{self as engine_crate, Address, Machine};
 
@@ -38,15 +40,6 @@ impl MockMemory {
 
 fn address(range: DeviceRange) -> Address {
     Address::new(range.ptr.get())
-}
-
-fn same_length(device: u64, host: u64) -> Result<()> {
-    if device == host {
-        return Ok(());
-    }
-    Err(Error::InvalidRegion(format!(
-        "cannot copy between {device} bytes and {host} bytes: the lengths must be equal"
-    )))
 }
 
 impl DeviceMemory for MockMemory {
@@ -87,7 +80,7 @@ impl DeviceMemory for MockMemory {
     }
 
     unsafe fn copy(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()> {
-        same_length(dst.len, src.len)?;
+        check_copy_lengths(dst.len, src.len)?;
         if dst.len == 0 {
             return stream_of(stream).map(drop);
         }
@@ -102,7 +95,7 @@ impl DeviceMemory for MockMemory {
     }
 
     unsafe fn write(&self, dst: DeviceRange, bytes: &[u8], stream: BorrowedStream<'_>) -> Result<()> {
-        same_length(dst.len, bytes.len() as u64)?;
+        check_copy_lengths(dst.len, bytes.len() as u64)?;
         if bytes.is_empty() {
             return stream_of(stream).map(drop);
         }
@@ -112,7 +105,7 @@ impl DeviceMemory for MockMemory {
     }
 
     unsafe fn read(&self, src: DeviceRange, bytes: &mut [u8], stream: BorrowedStream<'_>) -> Result<()> {
-        same_length(src.len, bytes.len() as u64)?;
+        check_copy_lengths(bytes.len() as u64, src.len)?;
         if bytes.is_empty() {
             return self.synchronize(stream);
         }

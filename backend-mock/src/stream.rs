@@ -5,18 +5,15 @@
 use std::fmt;
 use std::sync::Arc;
 
-use device_ipc_core::backend::DeviceStream;
-use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result};
+use device_ipc_core::backend::{DeviceStream, check_backend};
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, Result};
 use device_ipc_mock_engine::{Machine, StreamId};
 
 use crate::kinds::NAME;
 
 /// Returns the engine's stream of a borrowed one.
 pub(crate) fn stream_of(stream: BorrowedStream<'_>) -> Result<StreamId> {
-    if stream.backend() != NAME {
-        let (found, expected) = (stream.backend().to_owned(), NAME.to_owned());
-        return Err(Error::WrongBackend { what: "the stream", found, expected });
-    }
+    check_backend("the stream", stream.backend(), NAME)?;
     Ok(StreamId::new(stream.raw()))
 }
 

@@ -1,6 +1,8 @@
 //! Plain device memory ("Device Memory Malloc and Free", "Memory Copy and Set").
 
-use device_ipc_core::backend::{DeviceIpc, DeviceMemory, DeviceStream, HandleKind, MemoryInfo};
+use device_ipc_core::backend::{
+    DeviceIpc, DeviceMemory, DeviceStream, HandleKind, MemoryInfo, check_copy_lengths,
+};
 use device_ipc_core::{BorrowedStream, DeviceOrdinal, DeviceRange, Error, Result};
 
 use super::ascend::AscendBackend;
@@ -52,7 +54,7 @@ impl DeviceMemory for AscendBackend {
     unsafe fn copy(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()> {
         let driver = self.driver();
         let raw = driver.stream(stream)?;
-        same_length(dst.len, src.len)?;
+        check_copy_lengths(dst.len, src.len)?;
         if dst.len == 0 {
             return Ok(());
         }
@@ -85,7 +87,7 @@ impl DeviceMemory for AscendBackend {
     unsafe fn write(&self, dst: DeviceRange, bytes: &[u8], stream: BorrowedStream<'_>) -> Result<()> {
         let driver = self.driver();
         let raw = driver.stream(stream)?;
-        same_length(dst.len, bytes.len() as u64)?;
+        check_copy_lengths(dst.len, bytes.len() as u64)?;
         if bytes.is_empty() {
             return Ok(());
         }
@@ -110,7 +112,7 @@ impl DeviceMemory for AscendBackend {
     unsafe fn read(&self, src: DeviceRange, bytes: &mut [u8], stream: BorrowedStream<'_>) -> Result<()> {
         let driver = self.driver();
         let raw = driver.stream(stream)?;
-        same_length(bytes.len() as u64, src.len)?;
+        check_copy_lengths(bytes.len() as u64, src.len)?;
         if bytes.is_empty() {
             return self.synchronize(stream);
         }
@@ -164,13 +166,4 @@ impl Driver {
         self.check("aclrtGetMemInfo", status)?;
         Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
     }
-}
-
-fn same_length(dst: u64, src: u64) -> Result<()> {
-    if dst == src {
-        return Ok(());
-    }
-    Err(Error::InvalidRegion(format!(
-        "cannot copy {src} bytes to a range of {dst} bytes: the lengths must be equal"
-    )))
 }

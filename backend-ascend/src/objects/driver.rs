@@ -10,6 +10,7 @@ use std::ops::Deref;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use device_ipc_core::backend::check_backend;
 use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result, Unavailable};
 
 use super::device::Device;
@@ -72,13 +73,7 @@ impl Driver {
 
     /// Returns the runtime's handle of a stream of this backend on an existing device.
     pub(crate) fn stream(&self, stream: BorrowedStream<'_>) -> Result<aclrtStream> {
-        if stream.backend() != NAME {
-            return Err(Error::WrongBackend {
-                what: "the stream",
-                found: stream.backend().to_owned(),
-                expected: NAME.to_owned(),
-            });
-        }
+        check_backend("the stream", stream.backend(), NAME)?;
         self.device(stream.device())?;
         Ok(aclrtStream(stream.raw() as usize as *mut c_void))
     }

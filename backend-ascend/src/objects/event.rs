@@ -7,7 +7,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use device_ipc_core::backend::{DeviceEvent, HandleBytes};
+use device_ipc_core::backend::{DeviceEvent, HandleBytes, check_stream_device};
 use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result};
 
 use super::chip::Chip;
@@ -210,13 +210,7 @@ impl DeviceEvent for AscendEvent {
 
     fn record(&self, stream: BorrowedStream<'_>) -> Result<()> {
         let raw = self.driver.stream(stream)?;
-        if stream.device() != self.device {
-            return Err(Error::WrongStream {
-                stream: stream.device(),
-                what: "recording the event",
-                expected: self.device,
-            });
-        }
+        check_stream_device(stream, "recording the event", self.device)?;
         let _current = self.driver.enter(self.device)?;
         // SAFETY: the event lives; the stream does, as `BorrowedStream` promises.
         let status = unsafe { call!(self.driver, aclrtRecordEvent(self.raw(), raw)) };

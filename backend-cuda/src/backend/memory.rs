@@ -6,8 +6,8 @@
 
 use std::ptr::NonNull;
 
-use device_ipc_core::backend::{DeviceMemory, DeviceStream, HandleKind, MemoryInfo};
-use device_ipc_core::{BorrowedStream, DeviceOrdinal, DeviceRange, Error, Result};
+use device_ipc_core::backend::{DeviceMemory, DeviceStream, HandleKind, MemoryInfo, check_copy_lengths};
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, DeviceRange, Result};
 
 use super::cuda::CudaBackend;
 use crate::memory::allocate;
@@ -31,7 +31,7 @@ impl DeviceMemory for CudaBackend {
     unsafe fn copy(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()> {
         let driver = self.driver();
         let (raw, _current) = driver.enter_with(stream)?;
-        same_length(dst.len, src.len)?;
+        check_copy_lengths(dst.len, src.len)?;
         if dst.len == 0 {
             return Ok(());
         }
@@ -56,7 +56,7 @@ impl DeviceMemory for CudaBackend {
     unsafe fn write(&self, dst: DeviceRange, bytes: &[u8], stream: BorrowedStream<'_>) -> Result<()> {
         let driver = self.driver();
         let (raw, _current) = driver.enter_with(stream)?;
-        same_length(dst.len, bytes.len() as u64)?;
+        check_copy_lengths(dst.len, bytes.len() as u64)?;
         driver.refuse_capture(raw, "writing host bytes")?;
         if bytes.is_empty() {
             return Ok(());
@@ -79,7 +79,7 @@ impl DeviceMemory for CudaBackend {
     unsafe fn read(&self, src: DeviceRange, bytes: &mut [u8], stream: BorrowedStream<'_>) -> Result<()> {
         let driver = self.driver();
         let (raw, _current) = driver.enter_with(stream)?;
-        same_length(bytes.len() as u64, src.len)?;
+        check_copy_lengths(bytes.len() as u64, src.len)?;
         driver.refuse_capture(raw, "reading bytes to the host")?;
         if bytes.is_empty() {
             return self.synchronize(stream);
@@ -150,13 +150,4 @@ impl DeviceMemory for CudaBackend {
         let status = unsafe { (driver.api.memcpy_htod_async)(dst.ptr.get(), from, len, raw) };
         driver.check("cuMemcpyHtoDAsync", status)
     }
-}
-
-fn same_length(dst: u64, src: u64) -> Result<()> {
-    if dst == src {
-        return Ok(());
-    }
-    Err(Error::InvalidRegion(format!(
-        "cannot copy {src} bytes to a range of {dst} bytes: the lengths must be equal"
-    )))
 }

@@ -9,6 +9,7 @@ use std::ops::Deref;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use device_ipc_core::backend::check_backend;
 use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result, Unavailable};
 
 use crate::bindings::api::Stream;
@@ -73,13 +74,7 @@ impl Driver {
 
     /// Returns the driver's handle of a stream of this backend on an existing device.
     pub(crate) fn stream(&self, stream: BorrowedStream<'_>) -> Result<Stream> {
-        if stream.backend() != NAME {
-            return Err(Error::WrongBackend {
-                what: "the stream",
-                found: stream.backend().to_owned(),
-                expected: NAME.to_owned(),
-            });
-        }
+        check_backend("the stream", stream.backend(), NAME)?;
         self.device(stream.device())?;
         Ok(Stream(stream.raw() as usize))
     }

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use device_ipc_core::backend::{DeviceEvent, HandleBytes};
+use device_ipc_core::backend::{DeviceEvent, HandleBytes, check_stream_device};
 use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result};
 
 use crate::bindings::api::{
@@ -120,13 +120,7 @@ impl DeviceEvent for CudaIpcEvent {
 
     fn record(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.driver.stream(stream)?;
-        if stream.device() != self.device {
-            return Err(Error::WrongStream {
-                stream: stream.device(),
-                what: "recording the event",
-                expected: self.device,
-            });
-        }
+        check_stream_device(stream, "recording the event", self.device)?;
         let (raw, _current) = self.driver.enter_with(stream)?;
         self.driver.refuse_capture(raw, "recording the event")?;
         // SAFETY: the event lives; the stream does, as `BorrowedStream` promises.

@@ -1,5 +1,7 @@
-//! The check that two objects belong to one backend.
+//! Checks of arguments, for core and for backends.
 
+use crate::backend::stream::BorrowedStream;
+use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 
 /// Checks that an object belongs to the expected backend.
@@ -7,9 +9,37 @@ use crate::model::error::{Error, Result};
 /// # Errors
 ///
 /// [`Error::WrongBackend`].
-pub(crate) fn check_backend(what: &'static str, found: &str, expected: &str) -> Result<()> {
+pub fn check_backend(what: &'static str, found: &str, expected: &str) -> Result<()> {
     if found == expected {
         return Ok(());
     }
     Err(Error::WrongBackend { what, found: found.to_owned(), expected: expected.to_owned() })
+}
+
+/// Checks that a stream runs on the device that `what` needs.
+///
+/// # Errors
+///
+/// [`Error::WrongStream`].
+pub fn check_stream_device(
+    stream: BorrowedStream<'_>,
+    what: &'static str,
+    expected: DeviceOrdinal,
+) -> Result<()> {
+    let stream = stream.device();
+    if stream == expected { Ok(()) } else { Err(Error::WrongStream { stream, what, expected }) }
+}
+
+/// Checks that source and destination of a copy have the same number of bytes.
+///
+/// # Errors
+///
+/// [`Error::InvalidRegion`].
+pub fn check_copy_lengths(dst: u64, src: u64) -> Result<()> {
+    if dst == src {
+        return Ok(());
+    }
+    Err(Error::InvalidRegion(format!(
+        "cannot copy {src} bytes to a range of {dst} bytes: the lengths must be equal"
+    )))
 }
