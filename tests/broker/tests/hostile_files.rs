@@ -7,49 +7,24 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use device_ipc_broker_tests::{Answer, Child, NOBODY, PINNING, agent, is_root};
+use device_ipc_broker_tests::{Answer, Child, Directory, NOBODY, PINNING, agent, is_root};
 use rustix::fs::{FlockOperation, flock};
 
 /// How long a call may take that waits for no other process.
 const PROMPT: Duration = Duration::from_secs(3);
 
-/// A directory for sockets, removed with its contents.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("device-ipc-hostile-{}-{name}", std::process::id()));
-        fs::create_dir_all(&path).expect("a directory");
-        Self(path)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    /// Leaves the socket of a process that was killed.
-    fn dead_socket(&self, name: &str) -> PathBuf {
-        let path = self.path(name);
-        drop(UnixListener::bind(&path).expect("the name is free"));
-        path
-    }
-
-    /// An agent whose sockets are here.
-    fn agent(&self) -> Child {
-        let mut child = agent!(PINNING);
-        child.ok(&self.ipc());
-        child
-    }
-
-    fn ipc(&self) -> String {
-        format!("ipc directory={}", self.0.display())
-    }
+/// Leaves the socket of a process that was killed.
+fn dead_socket(directory: &Directory, name: &str) -> PathBuf {
+    let path = directory.path().join(name);
+    drop(UnixListener::bind(&path).expect("the name is free"));
+    path
 }
 
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+/// Returns an agent whose sockets are in the directory.
+fn agent_in(directory: &Directory) -> Child {
+    let mut child = agent!(PINNING);
+    child.ok(&directory.ipc());
+    child
 }
 
 fn is_there(path: &Path) -> bool {
@@ -63,28 +38,28 @@ fn broker_name(random: u64) -> String {
 
 #[test]
 fn sweep_of_a_directory_removes_dead_broker_sockets_only() {
-    let folder = Folder::new("sweep");
-    let dead = folder.dead_socket(&broker_name(1));
+    let directory = Directory::new("sweep");
+    let dead = dead_socket(&directory, &broker_name(1));
     let mut kept = Vec::new();
     // connect(2) reports ECONNREFUSED for each of these.
     for name in ["device-ipc-weights.safetensors", &broker_name(2)] {
-        let path = folder.path(name);
+        let path = directory.path().join(name);
         fs::write(&path, b"weights").expect("it can be written");
         kept.push(path);
     }
-    kept.push(folder.dead_socket("device-ipc-mine"));
-    kept.push(folder.dead_socket("another-program"));
-    let link = folder.path(&broker_name(3));
-    symlink(folder.dead_socket("behind-a-link"), &link).expect("a link");
+    kept.push(dead_socket(&directory, "device-ipc-mine"));
+    kept.push(dead_socket(&directory, "another-program"));
+    let link = directory.path().join(broker_name(3));
+    symlink(dead_socket(&directory, "behind-a-link"), &link).expect("a link");
     kept.push(link);
     if is_root() {
-        let other = folder.dead_socket(&broker_name(4));
+        let other = dead_socket(&directory, &broker_name(4));
         chown(&other, Some(NOBODY), Some(NOBODY)).expect("root may");
         kept.push(other);
     } else {
         println!("the socket of another user is left out: only root can make one");
     }
-    folder.agent().share("x 4096");
+    agent_in(&directory).share("x 4096");
     let removed: Vec<_> = kept.iter().filter(|path| !is_there(path)).collect();
     assert_eq!(removed, Vec::<&PathBuf>::new(), "these were not ours to remove");
     assert!(!is_there(&dead), "the dead broker's socket was left");
@@ -92,10 +67,10 @@ fn sweep_of_a_directory_removes_dead_broker_sockets_only() {
 
 #[test]
 fn channel_listen_on_the_path_of_a_regular_file_leaves_the_file() {
-    let folder = Folder::new("regular");
-    let path = folder.path(&format!("device-ipc.{}.files", rustix::process::geteuid().as_raw()));
+    let directory = Directory::new("regular");
+    let path = directory.path().join(format!("device-ipc.{}.files", rustix::process::geteuid().as_raw()));
     fs::write(&path, b"precious").expect("it can be written");
-    let mut listener = folder.agent();
+    let mut listener = agent_in(&directory);
     let text = listener.fails("listen files", "Io");
     assert!(text.contains("not a socket"), "{text}");
     assert_eq!(fs::read(&path).expect("it is there"), b"precious");
@@ -107,10 +82,10 @@ fn channel_listen_over_a_dead_socket_of_another_user_leaves_it() {
         println!("skipped: only root can make the socket of another user");
         return;
     }
-    let folder = Folder::new("foreign");
-    let path = folder.dead_socket("device-ipc.0.files");
+    let directory = Directory::new("foreign");
+    let path = dead_socket(&directory, "device-ipc.0.files");
     chown(&path, Some(NOBODY), Some(NOBODY)).expect("root may");
-    let text = folder.agent().fails("listen files", "Io");
+    let text = agent_in(&directory).fails("listen files", "Io");
     assert!(text.contains("stale socket of user 65534"), "{text}");
     assert!(fs::symlink_metadata(&path).expect("it is there").file_type().is_socket());
 }
@@ -118,12 +93,12 @@ fn channel_listen_over_a_dead_socket_of_another_user_leaves_it() {
 /// The sweep of one process falls between bind(2) and listen(2) of another one.
 #[test]
 fn sweep_during_bind_of_another_process_leaves_its_socket() {
-    let folder = Folder::new("race");
+    let directory = Directory::new("race");
     let mut starting = agent!(PINNING, dies_at: Some("listener:bound!stop"));
-    starting.ok(&folder.ipc());
+    starting.ok(&directory.ipc());
     starting.send("share x 4096");
     starting.has_stopped();
-    let _swept = folder.agent().share("y 4096");
+    let _swept = agent_in(&directory).share("y 4096");
     starting.resume();
     let Answer::Done(descriptor) = starting.receive() else { panic!("it shares") };
     let mut importer = agent!(PINNING);
@@ -134,14 +109,14 @@ fn sweep_during_bind_of_another_process_leaves_its_socket() {
 /// A process that was stopped for longer than its socket is kept starts again.
 #[test]
 fn socket_removed_as_abandoned_is_made_again() {
-    let folder = Folder::new("stopped");
+    let directory = Directory::new("stopped");
     let mut starting = agent!(PINNING, dies_at: Some("listener:bound!stop"));
-    starting.ok(&folder.ipc());
+    starting.ok(&directory.ipc());
     starting.send("share x 4096");
     starting.has_stopped();
-    let entry = fs::read_dir(&folder.0).expect("it is there").flatten().next().expect("it is bound");
+    let entry = fs::read_dir(directory.path()).expect("it is there").flatten().next().expect("it is bound");
     age(&entry.path());
-    let _swept = folder.agent().share("y 4096");
+    let _swept = agent_in(&directory).share("y 4096");
     assert!(!is_there(&entry.path()));
     starting.resume();
     let Answer::Done(descriptor) = starting.receive() else { panic!("it shares") };
@@ -162,11 +137,11 @@ fn age(path: &Path) {
 
 #[test]
 fn unpublished_socket_is_swept_once_it_is_abandoned() {
-    let folder = Folder::new("abandoned");
-    let [young, old] =
-        [5, 6].map(|random| folder.dead_socket(&broker_name(random).replace("device-ipc-", "device-ipc~")));
+    let directory = Directory::new("abandoned");
+    let [young, old] = [5, 6]
+        .map(|random| dead_socket(&directory, &broker_name(random).replace("device-ipc-", "device-ipc~")));
     age(&old);
-    folder.agent().share("x 4096");
+    agent_in(&directory).share("x 4096");
     assert!(is_there(&young), "its maker may be about to publish it");
     assert!(!is_there(&old), "its maker is dead");
 }
@@ -174,25 +149,26 @@ fn unpublished_socket_is_swept_once_it_is_abandoned() {
 /// Every user with read access to a directory can lock it.
 #[test]
 fn locked_directory_delays_no_channel_listener() {
-    let folder = Folder::new("lock");
-    let reader = File::open(&folder.0).expect("it can be read");
+    let directory = Directory::new("lock");
+    let reader = File::open(directory.path()).expect("it can be read");
     flock(&reader, FlockOperation::NonBlockingLockExclusive).expect("nobody else has it");
-    let mut listener = folder.agent();
+    let mut listener = agent_in(&directory);
     for command in ["listen files", "unlisten files"] {
         listener.send(command);
         assert_eq!(listener.receive_for(PROMPT), Answer::Done(String::new()), "{command}");
     }
-    assert_eq!(fs::read_dir(&folder.0).expect("it is there").count(), 0, "something was left behind");
+    assert_eq!(directory.entries(), 0, "something was left behind");
 }
 
 /// A process of the same user that is stopped during `listen` is waited for, with a time limit.
 #[test]
 fn channel_listen_with_its_name_locked_times_out() {
-    let folder = Folder::new("held");
-    let lock = folder.path(&format!(".device-ipc.{}.files.lock", rustix::process::geteuid().as_raw()));
+    let directory = Directory::new("held");
+    let lock =
+        directory.path().join(format!(".device-ipc.{}.files.lock", rustix::process::geteuid().as_raw()));
     let file = File::create(&lock).expect("a file");
     flock(&file, FlockOperation::NonBlockingLockExclusive).expect("nobody else has it");
-    let mut listener = folder.agent();
+    let mut listener = agent_in(&directory);
     let text = listener.fails("listen files", "Timeout");
     assert!(text.contains(".lock"), "{text}");
     // The file of a process that has died is no obstacle.
@@ -203,10 +179,11 @@ fn channel_listen_with_its_name_locked_times_out() {
 
 #[test]
 fn channel_lock_that_is_no_file_of_ours_is_refused() {
-    let folder = Folder::new("squatted");
-    let lock = folder.path(&format!(".device-ipc.{}.files.lock", rustix::process::geteuid().as_raw()));
-    let mut listener = folder.agent();
-    let precious = folder.path("precious");
+    let directory = Directory::new("squatted");
+    let lock =
+        directory.path().join(format!(".device-ipc.{}.files.lock", rustix::process::geteuid().as_raw()));
+    let mut listener = agent_in(&directory);
+    let precious = directory.path().join("precious");
     fs::write(&precious, b"precious").expect("it can be written");
     symlink(&precious, &lock).expect("a link");
     listener.fails("listen files", "Io");

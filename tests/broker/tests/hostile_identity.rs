@@ -2,40 +2,19 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Answer, CUDA, Child, Connection, DESCRIPTORS, FakeServer, Forged, NOBODY, PINNING, Received, Setup,
-    ToExporter, agent, agent_program, can_start_through, eventually, is_root, open_request,
+    Answer, CUDA, Child, Connection, DESCRIPTORS, Directory, FakeServer, Forged, NOBODY, PINNING, Received,
+    Setup, ToExporter, agent, agent_program, can_start_through, eventually, is_root, open_request,
 };
 use device_ipc_core::Descriptor;
 
-/// A directory that every user may look into, on a file system whose programs may change their user.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("device-ipc-identity-{}-{name}", std::process::id()));
-        fs::create_dir_all(&path).expect("a directory");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is ours");
-        Self(path)
-    }
-
-    fn entries(&self) -> usize {
-        fs::read_dir(&self.0).expect("it is there").count()
-    }
-
-    fn clear(&self) {
-        for entry in fs::read_dir(&self.0).expect("it is there").flatten() {
-            fs::remove_file(entry.path()).expect("it is ours");
-        }
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+/// Removes the entries of a directory.
+fn clear(directory: &Directory) {
+    for entry in fs::read_dir(directory.path()).expect("it is there").flatten() {
+        fs::remove_file(entry.path()).expect("it is ours");
     }
 }
 
@@ -47,18 +26,18 @@ fn changes_user(program: &Path) -> bool {
 
 #[test]
 fn set_user_id_program_ignores_the_socket_directory_variable() {
-    let (programs, sockets) = (Folder::new("programs"), Folder::new("sockets"));
-    let program = programs.0.join("agent");
+    let (programs, sockets) = (Directory::new("programs"), Directory::new("sockets"));
+    let program = programs.path().join("agent");
     fs::copy(agent_program(env!("CARGO_BIN_EXE_broker-agent")), &program).expect("it can be copied");
-    fs::set_permissions(&sockets.0, fs::Permissions::from_mode(0o777)).expect("it is ours");
-    let variable = format!("DEVICE_IPC_SOCKET_DIR={}", sockets.0.display());
+    fs::set_permissions(sockets.path(), fs::Permissions::from_mode(0o777)).expect("it is ours");
+    let variable = format!("DEVICE_IPC_SOCKET_DIR={}", sockets.path().display());
     let user = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")];
     let through = ["env", &variable, "setpriv", &user[0], &user[1], "--clear-groups"];
     if !is_root() || !can_start_through(&through) {
         return;
     }
     if !changes_user(&program) {
-        println!("skipped: {} is mounted nosuid", programs.0.display());
+        println!("skipped: {} is mounted nosuid", programs.path().display());
         return;
     }
     // Owned by root and started by the user nobody: with the bit it runs as root, and the starter controls the variable.
@@ -70,7 +49,7 @@ fn set_user_id_program_ignores_the_socket_directory_variable() {
         let mut exporter = Child::start(&setup);
         exporter.share("x 4096");
         assert_eq!(sockets.entries(), used, "mode {mode:o}");
-        sockets.clear();
+        clear(&sockets);
     }
 }
 
@@ -272,8 +251,8 @@ fn server_of_another_user_at_a_socket_path_receives_nothing() {
     if !is_root() {
         return;
     }
-    let folder = Folder::new("path");
-    let path = folder.0.join("device-ipc-1-0123456789abcdef");
+    let directory = Directory::new("path");
+    let path = directory.path().join("device-ipc-1-0123456789abcdef");
     let server = FakeServer::at_path(&path);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).expect("it is ours");
     let mut exporter = agent!(PINNING);

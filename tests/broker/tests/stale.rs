@@ -1,9 +1,7 @@
 //! Descriptors whose exporter is not there, not any longer, or somewhere else: each gets its own error, or works.
 
-use std::path::{Path, PathBuf};
-
 use device_ipc_broker_tests::{
-    Child, DESCRIPTORS, Forged, Identity, PINNING, agent, can_start_through, eventually,
+    Child, DESCRIPTORS, Directory, Forged, Identity, PINNING, agent, can_start_through, eventually,
     shared_memory_objects,
 };
 
@@ -113,31 +111,6 @@ fn other_boot_and_other_host_are_distinguished() {
     importer.fails(&format!("open x {}", forged.with_exporter(container).finish()), "ExporterGone");
 }
 
-/// Removed with what is in it.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("device-ipc-broker-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a folder");
-        Self(path)
-    }
-
-    fn path(&self) -> &Path {
-        &self.0
-    }
-
-    fn entries(&self) -> usize {
-        std::fs::read_dir(&self.0).expect("it is there").count()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 #[test]
 fn other_network_namespace_fails_with_a_remedy_that_works() {
     if !can_start_through(&["unshare", "--net"]) {
@@ -149,10 +122,10 @@ fn other_network_namespace_fails_with_a_remedy_that_works() {
     let descriptor = exporter.share("x 4096");
     let text = importer.fails(&format!("open x {descriptor}"), "OtherNetworkNamespace");
     assert!(text.contains("DEVICE_IPC_SOCKET_DIR"), "{text}");
-    let folder = Folder::new("network");
-    exporter.ok(&format!("ipc directory={}", folder.path().display()));
+    let directory = Directory::new("network");
+    exporter.ok(&directory.ipc());
     let descriptor = exporter.share("y 4096");
-    assert_eq!(folder.entries(), 1);
+    assert_eq!(directory.entries(), 1);
     importer.ok(&format!("open y {descriptor}"));
     assert_eq!(importer.ok("touch y"), "1");
     assert_eq!(exporter.holders("y"), 1);
@@ -162,13 +135,13 @@ fn other_network_namespace_fails_with_a_remedy_that_works() {
 
 #[test]
 fn missing_socket_directory_is_named() {
-    let folder = Folder::new("unmounted");
+    let directory = Directory::new("unmounted");
     let mut exporter = agent!(PINNING);
-    exporter.ok(&format!("ipc directory={}", folder.path().display()));
+    exporter.ok(&directory.ipc());
     let descriptor = exporter.share("x 4096");
     let mut importer = agent!(PINNING);
     importer.ok(&format!("open x {descriptor}"));
-    drop(folder);
+    drop(directory);
     let text = agent!(PINNING).fails(&format!("open x {descriptor}"), "Io");
     assert!(text.contains("mounted"), "{text}");
     importer.ok("touch x");
@@ -176,10 +149,10 @@ fn missing_socket_directory_is_named() {
 
 #[test]
 fn socket_directory_keeps_no_sockets_of_dead_processes() {
-    let folder = Folder::new("dead");
+    let directory = Directory::new("dead");
     let share = |name: &str| {
         let mut exporter = agent!(PINNING);
-        exporter.ok(&format!("ipc directory={}", folder.path().display()));
+        exporter.ok(&directory.ipc());
         (exporter.share(&format!("{name} 4096")), exporter)
     };
     for _ in 0..3 {
@@ -190,7 +163,7 @@ fn socket_directory_keeps_no_sockets_of_dead_processes() {
     let (descriptor, _exporter) = share("y");
     let mut importer = agent!(PINNING);
     importer.ok(&format!("open y {descriptor}"));
-    assert_eq!(folder.entries(), 1, "only the living one's is left");
+    assert_eq!(directory.entries(), 1, "only the living one's is left");
 }
 
 const OWN_PIDS: &[&str] = &["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
