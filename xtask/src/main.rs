@@ -9,7 +9,6 @@ mod features;
 mod fuzz;
 mod layers;
 mod msrv;
-mod mutants;
 mod public_api;
 mod python;
 mod verify_abi;
@@ -30,7 +29,6 @@ enum Command {
     /// Check that no dependency requires a newer Rust than `rust-version`
     Msrv,
     Fuzz(fuzz::Options),
-    Mutants(mutants::Options),
     PublicApi(public_api::Options),
     Python(python::Options),
     Bindgen(bindgen::Options),
@@ -46,7 +44,6 @@ fn main() -> anyhow::Result<()> {
         Command::Layers => layers::run(),
         Command::Msrv => msrv::run(),
         Command::Fuzz(options) => fuzz::run(&options),
-        Command::Mutants(options) => mutants::run(&options),
         Command::PublicApi(options) => public_api::run(&options),
         Command::Python(options) => python::run(&options),
         Command::Bindgen(options) => bindgen::run(&options),
