@@ -1,7 +1,11 @@
-//! `cargo xtask features`: lints the library and the programs of each package without features, with each feature alone, and
-//! with all features. Tests and examples are linted by CI's step for the workspace.
+//! `cargo xtask features`: lints each package with features without them, and with each feature alone. CI's step for the
+//! workspace lints them with all features together, and tests and examples.
 //!
-//! cargo-hack can do the same with `--each-feature`, but CI would have to compile it first, which takes about a minute.
+//! cargo-hack can do the same with `--each-feature`, but CI would have to compile it first, and it lints one package at a time.
+//! Here, one command lints all packages with a feature of the same name, because they forward it to each other: the libraries
+//! below them are then checked once. A package must not enable other features of another of these packages.
+
+use std::collections::BTreeMap;
 
 use anyhow::Result;
 use serde_json::Value;
@@ -9,47 +13,32 @@ use serde_json::Value;
 use crate::workspace::{cargo, metadata, packages, run as run_command};
 
 pub(crate) fn run() -> Result<()> {
-    for package in with_features(packages(&metadata(&["--no-deps"])?)?) {
-        for set in sets(&package.features) {
-            let mut command = cargo(["clippy", "--package", &package.name, "--no-default-features"]);
-            if !set.is_empty() {
-                command.args(["--features", &set]);
+    for (feature, packages) in sets(packages(&metadata(&["--no-deps"])?)?) {
+        let mut command = cargo(["clippy", "--no-default-features"]);
+        for package in packages {
+            command.args(["--package", package]);
+            if !feature.is_empty() {
+                command.args(["--features", &format!("{package}/{feature}")]);
             }
-            command.args(["--", "-D", "warnings"]);
-            run_command(&mut command)?;
         }
+        run_command(command.args(["--", "-D", "warnings"]))?;
     }
     Ok(())
 }
 
-#[derive(Debug, PartialEq)]
-struct Package {
-    name: String,
-    features: Vec<String>,
-}
-
-/// Returns the packages that have features besides `default`.
-fn with_features(packages: &[Value]) -> Vec<Package> {
-    let features = |package: &Value| -> Vec<String> {
-        let table = package["features"].as_object();
-        table.into_iter().flat_map(|table| table.keys()).filter(|name| *name != "default").cloned().collect()
-    };
-    packages
-        .iter()
-        .map(|package| Package {
-            name: package["name"].as_str().unwrap_or_default().to_owned(),
-            features: features(package),
-        })
-        .filter(|package| !package.features.is_empty())
-        .collect()
-}
-
-/// Returns the sets to lint as values of `--features`: none, each alone, all.
-fn sets(features: &[String]) -> Vec<String> {
-    let mut sets = vec![String::new()];
-    sets.extend_from_slice(features);
-    if features.len() > 1 {
-        sets.push(features.join(","));
+/// Returns the packages to lint together with one feature, or with none (""), by feature.
+fn sets(packages: &[Value]) -> BTreeMap<&str, Vec<&str>> {
+    let mut sets = BTreeMap::<_, Vec<_>>::new();
+    for package in packages {
+        let table = package["features"].as_object().into_iter().flatten();
+        let mut features: Vec<_> =
+            table.map(|(name, _)| name.as_str()).filter(|name| *name != "default").collect();
+        if !features.is_empty() {
+            features.push("");
+        }
+        for feature in features {
+            sets.entry(feature).or_default().push(package["name"].as_str().unwrap_or_default());
+        }
     }
     sets
 }
@@ -60,19 +49,15 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn packages_with_only_default_are_skipped() {
+    fn packages_with_the_same_feature_are_linted_together() {
         let packages = [
-            json!({ "name": "facade", "features": { "cuda": ["dep:x"], "default": ["cuda"], "mock": [] } }),
-            json!({ "name": "core", "features": {} }),
+            json!({ "name": "core", "features": { "half": [] } }),
+            json!({ "name": "facade", "features": { "default": ["mock"], "half": ["core/half"], "mock": [] } }),
             json!({ "name": "tool", "features": { "default": [] } }),
+            json!({ "name": "plain", "features": {} }),
         ];
-        let facade = Package { name: "facade".into(), features: vec!["cuda".into(), "mock".into()] };
-        assert_eq!(with_features(&packages), [facade]);
-    }
-
-    #[test]
-    fn sets_contain_none_each_and_all() {
-        assert_eq!(sets(&["cuda".into(), "mock".into()]), ["", "cuda", "mock", "cuda,mock"]);
-        assert_eq!(sets(&["one".into()]), ["", "one"]);
+        let expected =
+            [("", vec!["core", "facade"]), ("half", vec!["core", "facade"]), ("mock", vec!["facade"])];
+        assert_eq!(sets(&packages).into_iter().collect::<Vec<_>>(), expected);
     }
 }

@@ -21,7 +21,7 @@ use clap::Parser;
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Command {
     Bundle(bundle::Options),
-    /// Lint each package that has features: without features, with each feature alone, and with all
+    /// Lint each package that has features: without features, and with each feature alone
     Features,
     Candle(candle::Options),
     /// Check that imports in ipc-core run down its layers only

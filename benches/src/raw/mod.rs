@@ -6,7 +6,6 @@
 #![allow(unsafe_code, reason = "raw calls on memory, words and streams that the rows keep alive")]
 
 mod backend;
-#[cfg(feature = "cuda")]
 mod cuda;
 
 use std::ptr::NonNull;
@@ -100,7 +99,6 @@ pub(super) trait RawSide: Send + Sync {
 
 /// Returns the raw side of a backend.
 pub(super) fn of(ipc: &Ipc) -> Result<Arc<dyn RawSide>> {
-    #[cfg(feature = "cuda")]
     if ipc.backend().info().name == device_ipc::cuda::NAME {
         return Ok(Arc::new(cuda::CudaDriver::load()?));
     }
