@@ -3,7 +3,7 @@
 //! Compiled with `--cfg loom` only; the filter `loom` selects these tests.
 //!
 //! ```console
-//! LOOM_MAX_PREEMPTIONS=3 RUSTFLAGS="--cfg loom" cargo test --package device-ipc-core --release --lib loom
+//! LOOM_MAX_PREEMPTIONS=3 RUSTFLAGS="--cfg loom" cargo test --package device-ipc-core --profile model-checker --lib loom
 //! ```
 //!
 //! Under loom the cache waits without a timeout, so a lost wake-up is a deadlock, which loom reports.
