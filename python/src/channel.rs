@@ -8,14 +8,15 @@ use std::time::Duration;
 use device_ipc::{ChannelReceiver, ChannelSender, Error, Ipc, Message, TrySendError};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::error::OrRaise as _;
 use crate::export::{Descriptor, Export};
 use crate::mapping::{Mapping, MappingInner};
-use crate::open::Place;
+use crate::open::{Place, device_map};
 use crate::session::{access, ipc_for_users, not_picklable};
 use crate::stream::StreamArg;
+use crate::tensor::device_name;
 use crate::wait::{self, DEFAULT};
 
 /// Listens for channels under a name.
@@ -116,14 +117,15 @@ enum Part {
 #[pymethods]
 impl Channel {
     /// Sends bytes and memory: exports, descriptors, tensors, or mappings of names to tensors. Waits for room where the receiver
-    /// is behind.
-    #[pyo3(signature = (data=None, *memory, ready=None, timeout=None))]
+    /// is behind. The memory of a reply to a received message uses the inverse of that message's device map.
+    #[pyo3(signature = (data=None, *memory, ready=None, reply_to=None, timeout=None))]
     fn send(
         &self,
         py: Python<'_>,
         data: Option<&[u8]>,
         memory: &Bound<'_, PyTuple>,
         ready: Option<&Bound<'_, PyAny>>,
+        reply_to: Option<&Bound<'_, Received>>,
         timeout: Option<f64>,
     ) -> PyResult<()> {
         self.check()?;
@@ -148,12 +150,20 @@ impl Channel {
         if let Some(stream) = &stream {
             message = message.ready_on(stream);
         }
-        let attempt = || match self.sender.try_send(message.clone()) {
+        let asked = reply_to.map(|message| &*message.get().received);
+        let try_send = |message| match asked {
+            Some(asked) => asked.try_reply(message),
+            None => self.sender.try_send(message),
+        };
+        let attempt = || match try_send(message.clone()) {
             Ok(()) => Ok(Some(())),
             Err(TrySendError::Full(_)) => Ok(None),
             Err(TrySendError::Failed(error)) => Err(error),
         };
-        let call = |slice| self.sender.send(message.clone(), slice);
+        let call = |slice| match asked {
+            Some(asked) => asked.reply(message.clone(), slice),
+            None => self.sender.send(message.clone(), slice),
+        };
         wait::try_or_wait(py, wait::limit(timeout)?, "room for the message", attempt, call)
     }
 
@@ -229,16 +239,13 @@ impl Channel {
 /// A message: its bytes, and its memory.
 #[pyclass(frozen, module = "device_ipc")]
 pub(crate) struct Received {
-    data: Vec<u8>,
-    exports: Vec<Arc<device_ipc::ReceivedExport>>,
+    received: Arc<device_ipc::Received>,
     ipc: Ipc,
 }
 
 impl Received {
     fn new(received: device_ipc::Received, ipc: &Ipc) -> Self {
-        let data = received.bytes().to_vec();
-        let exports = received.into_exports().into_iter().map(Arc::new).collect();
-        Self { data, exports, ipc: ipc.clone() }
+        Self { received: Arc::new(received), ipc: ipc.clone() }
     }
 }
 
@@ -247,14 +254,21 @@ impl Received {
     /// The bytes.
     #[getter]
     fn data<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.data)
+        PyBytes::new(py, self.received.bytes())
     }
 
     /// The memory, in the order in which it was sent.
     #[getter]
     fn exports(&self) -> Vec<ReceivedExport> {
-        let of = |export: &Arc<_>| ReceivedExport { export: Arc::clone(export), ipc: self.ipc.clone() };
-        self.exports.iter().map(of).collect()
+        let export =
+            |index| ReceivedExport { received: Arc::clone(&self.received), index, ipc: self.ipc.clone() };
+        (0..self.received.exports().len()).map(export).collect()
+    }
+
+    /// Raises an exception if the sender died before it wrote the memory of this message. Call it when the work that reads the
+    /// memory has finished.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.received.check()).or_raise(py)
     }
 
     /// Opens the only memory of the message; see `ReceivedExport.open`.
@@ -270,14 +284,14 @@ impl Received {
         timeout: Option<f64>,
         allow_read_only: bool,
     ) -> PyResult<Mapping> {
-        let [export] = self.exports.as_slice() else {
+        let mut exports = self.exports();
+        if exports.len() != 1 {
             return Err(PyTypeError::new_err(format!(
                 "the message has {} exports; open one of them: received.exports[0].open()",
-                self.exports.len()
+                exports.len()
             )));
-        };
-        let export = ReceivedExport { export: Arc::clone(export), ipc: self.ipc.clone() };
-        export.open(py, device, access, stream, staged, timeout, allow_read_only)
+        }
+        exports.remove(0).open(py, device, access, stream, staged, timeout, allow_read_only)
     }
 
     fn __reduce__(&self) -> PyResult<()> {
@@ -285,15 +299,23 @@ impl Received {
     }
 
     fn __repr__(&self) -> String {
-        format!("<device_ipc.Received of {} B and {} exports>", self.data.len(), self.exports.len())
+        let (bytes, exports) = (self.received.bytes().len(), self.received.exports().len());
+        format!("<device_ipc.Received of {bytes} B and {exports} exports>")
     }
 }
 
-/// Memory that came with a message. Dropping it unopened returns it to the sender.
+/// Memory that came with a message. Dropping the message unopened returns it to the sender.
 #[pyclass(frozen, module = "device_ipc")]
 pub(crate) struct ReceivedExport {
-    export: Arc<device_ipc::ReceivedExport>,
+    received: Arc<device_ipc::Received>,
+    index: usize,
     ipc: Ipc,
+}
+
+impl ReceivedExport {
+    fn export(&self) -> &device_ipc::ReceivedExport {
+        &self.received.exports()[self.index]
+    }
 }
 
 #[pymethods]
@@ -301,10 +323,17 @@ impl ReceivedExport {
     /// The descriptor.
     #[getter]
     fn descriptor(&self) -> Descriptor {
-        Descriptor { descriptor: self.export.descriptor().clone() }
+        Descriptor { descriptor: self.export().descriptor().clone() }
     }
 
-    /// Opens the memory, also if the sender has dropped it since.
+    /// The device that the device map of the channel names for the memory; `None` if the choice is free.
+    #[getter]
+    fn device(&self) -> Option<String> {
+        self.export().device().map(|device| device_name(self.ipc.backend().info().name, device.get()))
+    }
+
+    /// Opens the memory, also if the sender has dropped it since. Without a device, it is opened where the device map of the
+    /// channel says, or on its home device.
     #[pyo3(signature = (*, device=None, access=None, stream=None, staged=false, timeout=Some(DEFAULT), allow_read_only=false))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn open(
@@ -318,11 +347,16 @@ impl ReceivedExport {
         allow_read_only: bool,
     ) -> PyResult<Mapping> {
         let access = self::access(access)?;
-        let place = Place::parse(py, &self.ipc, device)?;
+        let mapped = self.export().device();
+        let place = match (device, mapped) {
+            (None, Some(device)) => Place::On(device),
+            _ => Place::parse(py, &self.ipc, device, self.export().descriptor())?,
+        };
         let stream = place.stream(py, stream, &self.ipc)?.map(Arc::new);
-        let (opened_on, export) = (stream.clone(), Arc::clone(&self.export));
+        let (opened_on, received, index) = (stream.clone(), Arc::clone(&self.received), self.index);
+        let is_mapped = device.is_none() && mapped.is_some();
         let call = move |timeout: Duration| {
-            let mut builder = export.open().timeout(timeout);
+            let mut builder = received.exports()[index].open().timeout(timeout);
             if let Some(access) = access {
                 builder = builder.access(access);
             }
@@ -336,6 +370,7 @@ impl ReceivedExport {
                     Err(Error::InvalidDeviceMap("a message uses the map of its channel".into()))
                 }
                 (Some(stream), _) => builder.on(&**stream),
+                (None, _) if is_mapped => builder.mapped(),
                 (None, Place::Home) => builder.at_home(),
                 (None, Place::On(device)) => builder.on_device(*device),
             }
@@ -350,37 +385,48 @@ impl ReceivedExport {
     }
 
     fn __repr__(&self) -> String {
-        format!("<device_ipc.ReceivedExport of {} B>", self.export.descriptor().len())
+        format!("<device_ipc.ReceivedExport of {} B>", self.export().descriptor().len())
     }
 }
 
 /// Listens for channels under a name.
 #[pyfunction]
-#[pyo3(signature = (name, *, backend=None, allow_users=Vec::new()))]
+#[pyo3(signature = (name, *, backend=None, device_map=None, allow_users=Vec::new()))]
 pub(crate) fn listen(
     py: Python<'_>,
     name: String,
     backend: Option<&str>,
+    device_map: Option<&Bound<'_, PyDict>>,
     allow_users: Vec<u32>,
 ) -> PyResult<Listener> {
     let ipc = ipc_for_users(py, backend, &allow_users)?;
-    let listener = py.detach(|| ipc.listen(&name).start()).or_raise(py)?;
+    let map = device_map.map(|pairs| self::device_map(py, &ipc, pairs, std::iter::empty())).transpose()?;
+    let start = || {
+        let builder = ipc.listen(&name);
+        map.into_iter().fold(builder, device_ipc::ListenBuilder::device_map).start()
+    };
+    let listener = py.detach(start).or_raise(py)?;
     Ok(Listener { listener: Mutex::new(Some(Arc::new(listener))), name, ipc })
 }
 
 /// Connects to the process that listens under a name.
 #[pyfunction]
-#[pyo3(signature = (name, *, backend=None, timeout=Some(DEFAULT), allow_users=Vec::new()))]
+#[pyo3(signature = (name, *, backend=None, device_map=None, timeout=Some(DEFAULT), allow_users=Vec::new()))]
 pub(crate) fn connect(
     py: Python<'_>,
     name: String,
     backend: Option<&str>,
+    device_map: Option<&Bound<'_, PyDict>>,
     timeout: Option<f64>,
     allow_users: Vec<u32>,
 ) -> PyResult<Channel> {
     let ipc = ipc_for_users(py, backend, &allow_users)?;
+    let map = device_map.map(|pairs| self::device_map(py, &ipc, pairs, std::iter::empty())).transpose()?;
     let session = ipc.clone();
-    let call = move |timeout| session.connect(&name).timeout(timeout).start();
+    let call = move |timeout| {
+        let builder = session.connect(&name).timeout(timeout);
+        map.clone().into_iter().fold(builder, device_ipc::ConnectBuilder::device_map).start()
+    };
     let channel = wait::once(py, wait::limit(timeout)?, call)?;
     Ok(Channel::new(channel, &ipc))
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc::{Access, Descriptor, DeviceMap, Ipc, OpenBuilder};
+use device_ipc::{Access, Descriptor, DeviceIdentity, DeviceMap, DeviceName, Ipc, OpenBuilder};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -26,10 +26,15 @@ pub(crate) enum Place {
 impl Place {
     /// Parses the argument `device`: `None` for the home device, a device, or a dict from identities of the exporter's devices
     /// to devices here.
-    pub(crate) fn parse(py: Python<'_>, ipc: &Ipc, device: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+    pub(crate) fn parse(
+        py: Python<'_>,
+        ipc: &Ipc,
+        device: Option<&Bound<'_, PyAny>>,
+        descriptor: &Descriptor,
+    ) -> PyResult<Self> {
         let Some(device) = device else { return Ok(Self::Home) };
         if let Ok(pairs) = device.cast::<PyDict>() {
-            return map(py, ipc, pairs).map(Self::Mapped);
+            return device_map(py, ipc, pairs, descriptor.homes()).map(Self::Mapped);
         }
         let parsed = DeviceArg::parse(device)?;
         let backend = ipc.backend().info().name;
@@ -55,21 +60,32 @@ impl Place {
     }
 }
 
-fn map(py: Python<'_>, ipc: &Ipc, pairs: &Bound<'_, PyDict>) -> PyResult<DeviceMap> {
+/// Reads a map from devices of the sender to devices of the receiver: identities (`Device.uuid`), names such as `"cuda:1"`, or
+/// ordinals.
+pub(crate) fn device_map(
+    py: Python<'_>,
+    ipc: &Ipc,
+    pairs: &Bound<'_, PyDict>,
+    homes: impl Iterator<Item = DeviceIdentity>,
+) -> PyResult<DeviceMap> {
     let devices = py.detach(|| ipc.devices()).or_raise(py)?;
-    let mut map = DeviceMap::new();
-    for (from, to) in pairs {
-        let from: String = from.str()?.extract()?;
-        let to = DeviceArg::parse(&to)?;
-        let known = devices.iter().find(|device| device.identity.to_string() == from);
-        let known = known.ok_or_else(|| {
+    let known: Vec<_> = devices.iter().map(|device| device.identity).chain(homes).collect();
+    let parse = |device: &Bound<'_, PyAny>| -> PyResult<DeviceName> {
+        let text = device.str()?.to_cow()?.into_owned();
+        if let Some(identity) = known.iter().find(|identity| identity.to_string() == text) {
+            return Ok((*identity).into());
+        }
+        let named = DeviceArg::parse(device).map_err(|_| {
             PyValueError::new_err(format!(
-                "the device map names {from:?}, which is not the identity of a device of this process (Device.uuid)"
+                "the device map names {text:?}; expected an ordinal, a name such as \"cuda:1\", or the identity of a device \
+                 that this process sees (Device.uuid)"
             ))
         })?;
-        map = map.insert(known.identity, to.ordinal).or_raise(py)?;
-    }
-    Ok(map)
+        Ok(named.ordinal.into())
+    };
+    pairs
+        .iter()
+        .try_fold(DeviceMap::new(), |map, (from, to)| map.insert(parse(&from)?, parse(&to)?).or_raise(py))
 }
 
 /// Opens memory of another process: a mapping of names to tensors.
@@ -93,7 +109,7 @@ pub(crate) fn open(
     let access = self::access(access)?;
     let descriptor = parse(py, descriptor)?;
     let ipc = ipc_for_users(py, Some(descriptor.backend()), &allow_users)?;
-    let place = Place::parse(py, &ipc, device)?;
+    let place = Place::parse(py, &ipc, device, &descriptor)?;
     let stream = place.stream(py, stream, &ipc)?;
     let backend = ipc.backend().info().name;
     let stream = stream.map(Arc::new);

@@ -235,7 +235,8 @@ pub(crate) struct RingWriteSlot {
 
 impl RingWriteSlot {
     fn inner(&self) -> PyResult<Arc<RingInner>> {
-        let ended = || format!("sequence {} of the ring was published already, or its block failed", self.sequence);
+        let ended =
+            || format!("sequence {} of the ring was published already, or its block failed", self.sequence);
         let inner = lock(&self.inner).as_ref().map(|(inner, _)| Arc::clone(inner));
         inner.ok_or_else(|| PyValueError::new_err(ended()))
     }
@@ -570,7 +571,7 @@ pub(crate) fn join(
     let access = self::access(access)?;
     let descriptor = parse(py, descriptor)?;
     let ipc = ipc(py, Some(descriptor.backend()))?;
-    let place = Place::parse(py, &ipc, device)?;
+    let place = Place::parse(py, &ipc, device, &descriptor)?;
     let backend = ipc.backend().info().name;
     let session = ipc.clone();
     let call = move |timeout| {

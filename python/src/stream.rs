@@ -76,7 +76,7 @@ pub(crate) struct StreamArg {
 
 impl StreamArg {
     /// Reads a stream: an object of the library, an object with `__cuda_stream__`, `cuda_stream` (PyTorch), `npu_stream`
-    /// (torch_npu) or `ptr` (CuPy), or a number.
+    /// (torch_npu), `ptr` (CuPy) or `handle` (numba), or a number.
     pub(crate) fn parse(stream: &Bound<'_, PyAny>, ipc: &Ipc, device: DeviceOrdinal) -> PyResult<Self> {
         let backend = ipc.backend().info().name;
         let made = |device, raw| {
@@ -104,6 +104,13 @@ impl StreamArg {
             let pair = if protocol.is_callable() { protocol.call0()? } else { protocol };
             let (_, raw): (u32, u64) = pair.extract()?;
             return Ok(made(device, raw));
+        }
+        // A stream of numba: a `c_void_p`, whose value is `None` for the default stream, or a number.
+        if let Ok(handle) = stream.getattr("handle") {
+            let raw = handle.getattr("value").unwrap_or(handle);
+            if let Ok(raw) = raw.extract::<Option<u64>>() {
+                return Ok(made(device, raw.unwrap_or(0)));
+            }
         }
         let found = stream.get_type().name().map(|name| name.to_string()).unwrap_or_default();
         Err(PyTypeError::new_err(format!(

@@ -67,12 +67,14 @@ async def send(
     data: bytes | None = None,
     *memory: Any,
     ready: object | None = None,
+    reply_to: Received | None = None,
     timeout: float | None = None,
 ) -> None:
     """Sends a message when there is room for it."""
     known = (_native.Export, _native.Descriptor)
     parts = [part if isinstance(part, known) else _native.share(part, ready=ready) for part in memory]
-    await _wait(channel, channel.send_fileno, lambda: channel.send(data, *parts, ready=ready, timeout=0), timeout)
+    attempt = lambda: channel.send(data, *parts, ready=ready, reply_to=reply_to, timeout=0)  # noqa: E731
+    await _wait(channel, channel.send_fileno, attempt, timeout)
 
 
 async def call(function: Callable[P, T], /, *arguments: P.args, **options: P.kwargs) -> T:
