@@ -3,10 +3,14 @@
     cargo build -p device-ipc-cli -p device-ipc -p device-ipc-sim-ascendcl --lib --bins --examples
     python3 docs/seeds/refresh.py                    # the mock and the simulated Ascend machine
     python3 docs/seeds/refresh.py --machine gpu      # on a machine with GPUs
+    cargo xtask python --seeds                       # the Python programs, with the package
     python3 docs/seeds/refresh.py --check            # fail where a command fails or says something else; change nothing
 
 A block is a comment, `<!-- output: MACHINE: COMMAND -->`, and the fenced text behind it. The command is run by bash in an empty
 folder; its standard output becomes the text. A command that fails, or takes longer than two minutes, changes nothing.
+
+The machine `python` is the mock with the Python package, which the interpreter of this program must have. Its folder holds the
+Python blocks of the page that begin with a comment, `# NAME.py`, as files of these names.
 
 What differs from run to run is not compared: process ids, ports, times, and which of two processes printed first.
 """
@@ -25,7 +29,8 @@ from pathlib import Path
 PAGES = Path(__file__).resolve().parent
 SECONDS = 120
 BLOCK = re.compile(r"<!-- output: (?P<machine>\w+): (?P<command>.+?) -->\n```text\n(?P<text>.*?)```\n", re.DOTALL)
-MACHINES = ("mock", "ascend", "gpu")
+PROGRAM = re.compile(r"^```python\n(?P<text># (?P<name>\w+\.py)\n.*?)^```$", re.DOTALL | re.MULTILINE)
+MACHINES = ("mock", "ascend", "gpu", "python")
 
 
 CHANGING = [
@@ -45,6 +50,9 @@ def environment(machine: str, programs: Path) -> dict[str, str]:
     kept["PATH"] = f"{programs}:{programs / 'examples'}:{kept.get('PATH', '')}"
     if machine == "mock":
         return {**kept, "DEVICE_IPC_BACKEND": "mock"}
+    if machine == "python":
+        kept["PATH"] = f"{Path(sys.executable).parent}:{kept['PATH']}"
+        return {**kept, "DEVICE_IPC_BACKEND": "mock", "DEVICE_IPC_MOCK": "devices=2"}
     if machine == "gpu":
         return {**kept, "DEVICE_IPC_BACKEND": "cuda"}
     library = programs / "libdevice_ipc_sim_ascendcl.so"
@@ -58,9 +66,11 @@ def environment(machine: str, programs: Path) -> dict[str, str]:
     }
 
 
-def run(command: str, variables: dict[str, str]) -> str:
+def run(command: str, variables: dict[str, str], programs: dict[str, str] | None = None) -> str:
     """The standard output of a command. What it leaves running is killed."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
+        for name, text in (programs or {}).items():
+            Path(folder, name).write_text(text)
         shell = subprocess.Popen(
             ["bash", "-o", "pipefail", "-ec", command],
             cwd=folder,
@@ -131,12 +141,17 @@ def main() -> int:
     machines = arguments.machine or ["mock", "ascend"]
     target = Path(os.environ.get("CARGO_TARGET_DIR", PAGES.parent.parent / "target"))
     programs = (arguments.programs or target / "debug").resolve()
-    if not (programs / "device-ipc").is_file():
+    if machines != ["python"] and not (programs / "device-ipc").is_file():
         parser.error(f"{programs} holds no device-ipc: build it as said above, or say --programs FOLDER")
     failures = []
     for path in sorted(PAGES.glob("*.md")):
         text = path.read_text()
-        filled, failed = refreshed(text, machines, lambda machine, command: run(command, environment(machine, programs)))
+        written = {program["name"]: program["text"] for program in PROGRAM.finditer(text)}
+
+        def run_on(machine: str, command: str, written: dict[str, str] = written) -> str:
+            return run(command, environment(machine, programs), written if machine == "python" else {})
+
+        filled, failed = refreshed(text, machines, run_on)
         failures += [f"{path.name}: {failure}" for failure in failed]
         if arguments.check:
             failures += [f"{path.name}: {failure}" for failure in stale(text, filled)]

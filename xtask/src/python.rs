@@ -1,22 +1,45 @@
 //! `cargo xtask python`: builds the Python package in a virtual environment below the target directory, and tests it.
 //!
-//! The package is built as `pip install ./python` builds it, but without optimization. The tests run on the mock. Tests with
-//! PyTorch run if it is installed in the environment, or with `--torch DIR` from a directory; otherwise they are skipped.
+//! The package is built as `pip install ./python` builds it, but without optimization. The tests run on the mock, with NumPy and
+//! with PyTorch, and so do the Python programs of `docs/seeds`.
+//!
+//! PyTorch is the wheel for CUDA, with stubs of the CUDA libraries (`python/tools/stub_cuda_libraries.py`). It is installed once,
+//! within a time limit: a download of 530 MB, and 1.5 GB on disk. Where that fails, or with `--no-torch`, its tests are skipped.
 //!
 //! Everything is skipped, with the reason, where there is no suitable interpreter, or where pip cannot install what the tests
 //! need, as on a machine without a network.
 
 use std::env;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 use clap::Args;
 
 use crate::workspace::{root, run as run_command, target_directory};
 
+const PIP: &[&str] = &["-m", "pip", "--disable-pip-version-check", "install", "--quiet"];
+
 /// What the tests need beside the package.
 const PACKAGES: &[&str] = &["maturin>=1.9.4,<2", "mypy", "numpy", "pytest"];
+
+/// PyTorch without the CUDA libraries, except for the runtime.
+const TORCH: &[&str] = &["--no-deps", "--no-cache-dir", "torch==2.11.0", "nvidia-cuda-runtime==13.0.96"];
+
+/// What PyTorch imports.
+const TORCH_NEEDS: &[&str] = &[
+    "expecttest",
+    "filelock",
+    "fsspec",
+    "jinja2",
+    "networkx",
+    "setuptools<82",
+    "sympy",
+    "typing-extensions",
+];
+
+/// The time limit of the installation of PyTorch, in seconds. It takes 40 s with 18 MB/s.
+const TORCH_SECONDS: &str = "180";
 
 /// A program that fails unless the interpreter can make the virtual environment.
 const SUITABLE: &str = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))";
@@ -27,16 +50,24 @@ pub(crate) struct Options {
     /// The interpreter, 3.10 or later
     #[arg(long, default_value = "python3")]
     python: String,
-    /// A directory with PyTorch, as `pip install --target DIR torch` makes it
-    #[arg(long, value_name = "DIR")]
+    /// A directory with PyTorch, as `pip install --target DIR torch` makes it, instead of one in the environment
+    #[arg(long, value_name = "DIR", conflicts_with = "no_torch")]
     torch: Option<PathBuf>,
+    /// Do not install PyTorch, whose tests are skipped
+    #[arg(long)]
+    no_torch: bool,
+    /// Fill in the outputs of the Python programs in docs/seeds, instead of comparing them
+    #[arg(long)]
+    seeds: bool,
     /// Arguments of pytest
     #[arg(last = true)]
     arguments: Vec<String>,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let environment = target_directory().join("python");
+    // Another interpreter has another environment.
+    let name = Path::new(&options.python).file_name().context("--python names no program")?;
+    let environment = target_directory().join("python").join(name);
     let interpreter = environment.join("bin/python");
     if let Err(error) = run_command(Command::new(&options.python).args(["-c", SUITABLE])) {
         return skip(
@@ -52,9 +83,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         command.current_dir(root().join("python")).env("VIRTUAL_ENV", &environment).env_remove("PYTHONPATH");
         command
     };
-    let pip = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet"];
-    if let Err(error) = run_command(python().args(pip).args(PACKAGES)) {
+    if let Err(error) = run_command(python().args(PIP).args(PACKAGES)) {
         return skip("pip cannot install the packages; is the package index reachable?", &error);
+    }
+    if options.torch.is_none() && !options.no_torch {
+        install_torch(&python)?;
     }
     // maturin finds the interpreter by VIRTUAL_ENV, and itself needs no activation.
     let mut maturin = python();
@@ -72,7 +105,40 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     run_command(&mut pytest)?;
     run_command(python().args(["-m", "mypy", "--strict", "-p", "device_ipc"]))?;
     run_command(python().args(["-m", "mypy", "--strict", "tests"]))?;
-    run_command(python().args(["-m", "mypy.stubtest", "device_ipc._native"]))
+    run_command(python().args(["-m", "mypy.stubtest", "device_ipc._native"]))?;
+    let mut seeds = python();
+    seeds.arg(root().join("docs/seeds/refresh.py")).args(["--machine", "python"]);
+    if !options.seeds {
+        seeds.arg("--check");
+    }
+    run_command(&mut seeds)
+}
+
+/// Installs PyTorch in the environment, unless it can be imported. Reports why it cannot be installed, which is not a failure.
+fn install_torch(python: &impl Fn() -> Command) -> Result<()> {
+    let imports = |quiet: bool| {
+        let mut import = python();
+        import.args(["-c", "import torch"]).stderr(if quiet { Stdio::null() } else { Stdio::inherit() });
+        run_command(&mut import)
+    };
+    if imports(true).is_ok() {
+        return Ok(());
+    }
+    let installed = || -> Result<()> {
+        let interpreter = python().get_program().to_owned();
+        let mut pip = Command::new("timeout");
+        pip.arg(TORCH_SECONDS).arg(interpreter).args(PIP).args(TORCH).current_dir(root().join("python"));
+        run_command(&mut pip)?;
+        run_command(python().args(PIP).args(TORCH_NEEDS))?;
+        run_command(python().arg("tools/stub_cuda_libraries.py"))
+    };
+    if let Err(error) = installed() {
+        eprintln!(
+            "the tests with PyTorch are skipped: it cannot be installed within {TORCH_SECONDS} s\n  {error}"
+        );
+        return Ok(());
+    }
+    imports(false).context("PyTorch was installed, but cannot be imported")
 }
 
 /// Reports that nothing was tested, which is not a failure.
