@@ -1,0 +1,187 @@
+"""Options of share, open and channels: users, exposure, copies, device maps, notifications."""
+
+import os
+import queue
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import device_ipc
+from conftest import Start
+from test_share import finish, line, ones, tell
+
+NOBODY = 65534
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can run a process of another user")
+def test_memory_is_opened_by_permitted_users_only(start: Start) -> None:
+    permitted, refused = device_ipc.share(ones(4), allow_users=[NOBODY]), device_ipc.share(ones(4))
+    other = start(
+        f"""
+        import os
+        os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+        for text, users in [(sys.argv[1], [0]), (sys.argv[1], []), (sys.argv[2], [0])]:
+            try:
+                d.open(text, allow_users=users)
+            except d.Error as error:
+                print(type(error).__name__, error, flush=True)
+        """,
+        str(permitted),
+        str(refused),
+    )
+    # The broker permits it. The memory of the mock cannot cross users; that of a driver with file descriptors can.
+    assert line(other).startswith("Error open failed") and permitted.opened == 1
+    # An exporter that the importer does not trust, and an export that is not for this user.
+    assert line(other).startswith("NotPermittedError")
+    assert line(other).startswith("StaleError") and refused.opened == 0
+    finish(other)
+
+
+def test_exposure_is_a_policy() -> None:
+    memory = np.from_dlpack(device_ipc.empty((1024,), "uint8", "mock:0"))
+    memory[:] = 5
+    part = memory[100:200]
+    device_ipc.share(part).close(timeout=30)
+    with pytest.raises(device_ipc.UnsupportedError):
+        device_ipc.share(part, exposure="refuse")
+    copied = device_ipc.share(part, exposure="copy")
+    part[:] = 6
+    with device_ipc.open(copied.descriptor) as mapping:
+        assert (np.from_dlpack(mapping) == 5).all(), "importers read a copy"
+    copied.close(timeout=30)
+    with pytest.raises(ValueError, match='expected "allow", "refuse" or "copy"'):
+        device_ipc.share(part, exposure="hide")  # type: ignore[arg-type]
+
+
+def test_staged_memory_is_a_copy(start: Start) -> None:
+    tensor = ones(4)
+    export = device_ipc.share(tensor)
+    other = start(
+        """
+        for staged, is_copy in [(False, False), (None, False), (True, True)]:
+            with d.open(sys.argv[1], device="mock:1", staged=staged) as mapping:
+                assert mapping.is_copy is is_copy, (staged, mapping)
+                np.from_dlpack(mapping)[:] = 3 if is_copy else 2
+        """,
+        str(export),
+    )
+    finish(other)
+    assert (np.from_dlpack(tensor) == 2).all(), "a write to the copy stays there"
+
+
+def test_changes_of_holders_are_reported(start: Start) -> None:
+    export = device_ipc.share(ones(4))
+    states: queue.Queue[list[str]] = queue.Queue()
+    export.on_change(lambda: states.put([holder.state for holder in export.holders()]))
+    other = start(
+        """
+        stream = d.Stream("mock:0")
+        mapping = d.open(sys.argv[1], device="mock:0", stream=stream)
+        print("open", flush=True)
+        sys.stdin.readline()
+        mapping.close(stream)
+        sys.stdin.readline()
+        """,
+        str(export),
+    )
+    assert line(other) == "open"
+    assert states.get(timeout=30) == ["in use"]
+    tell(other, "close")
+    while states.get(timeout=30) != ["idle"]:
+        pass
+    export.recall()
+    while states.get(timeout=30) != []:
+        pass
+    tell(other, "end")
+    finish(other)
+
+
+def test_descriptor_for_changes_is_readable_until_it_is_cleared() -> None:
+    import select
+
+    export = device_ipc.share(ones(4))
+    changes = export.changes()
+    readable: Callable[[float], bool] = lambda seconds: bool(select.select([changes], [], [], seconds)[0])  # noqa: E731
+    assert readable(0)
+    changes.clear()
+    assert not readable(0)
+    with device_ipc.open(export.descriptor):
+        assert readable(30) and readable(0)
+        export.holders()
+        assert readable(0)
+        changes.clear()
+    export.wait_released(timeout=30)
+    assert readable(30)
+
+
+def test_device_map_of_a_channel_places_messages_and_replies(start: Start) -> None:
+    with device_ipc.listen("python-map", device_map={"mock:0": 1}) as listener:
+        other = start(
+            """
+            channel = d.connect("python-map")
+            message = channel.receive(timeout=30)
+            [export] = message.exports
+            print(export.device, *export.open().devices, flush=True)
+            try:
+                export.open(device="mock:0")
+            except ValueError as error:
+                print(type(error).__name__, flush=True)
+            message.check()
+            result = d.empty((4,), "float32", "mock:1")
+            channel.send(b"reply", result, reply_to=message)
+            try:
+                channel.send(b"", d.empty((4,), "float32", "mock:0"))
+            except d.PlacementError:
+                print("refused", flush=True)
+            channel.close(timeout=30)
+            """
+        )
+        channel = listener.accept(timeout=30)
+    channel.send(b"", ones(4))
+    assert line(other) == "mock:1 mock:1"
+    assert line(other) == "PlacementError"
+    assert line(other) == "refused"
+    reply = channel.receive(timeout=30)
+    assert reply.data == b"reply" and reply.exports[0].device == "mock:0"
+    with reply.open() as mapping:
+        assert mapping.devices == ["mock:0"]
+    del reply, mapping
+    finish(other)
+
+
+def test_device_map_is_checked() -> None:
+    with pytest.raises(ValueError, match="identity of a device"):
+        device_ipc.listen("python-map-wrong", device_map={"tpu": 0})
+    with pytest.raises(device_ipc.PlacementError, match="conflicts"):
+        device_ipc.listen("python-map-wrong", device_map={0: 1, 1: 1})
+    export = device_ipc.share(ones(4))
+    with pytest.raises(device_ipc.PlacementError, match="position in the sender's numbering"):
+        device_ipc.open(export.descriptor, device={0: "mock:1"})
+
+
+def test_map_names_a_home_device_that_is_not_visible(start: Start) -> None:
+    tensor = device_ipc.empty((4,), "uint8", "mock:1")
+    np.from_dlpack(tensor)[:] = 9
+    export = device_ipc.share(tensor)
+    other = start(
+        """
+        home = d.Descriptor(sys.argv[1]).homes[0]
+        assert home not in [device.uuid for device in d.devices()]
+        with d.open(sys.argv[1], device={home: "mock:0"}, staged=None) as mapping:
+            print(np.from_dlpack(mapping).tolist(), *mapping.devices)
+        """,
+        str(export),
+        DEVICE_IPC_MOCK="devices=1",
+    )
+    assert line(other) == "[9, 9, 9, 9] mock:0"
+    finish(other)
+
+
+def test_counters_count() -> None:
+    before = device_ipc.counters()
+    export = device_ipc.share(ones(4))
+    with device_ipc.open(export.descriptor):
+        now = device_ipc.counters()
+    assert now["exports_total"] == before["exports_total"] + 1
+    assert now["leases_total"] == before["leases_total"] + 1
