@@ -29,15 +29,15 @@ const VERSIONED_NAME: &CStr = c"dltensor_versioned";
 
 /// `DLTensor`.
 #[repr(C)]
-struct DlTensor {
-    data: *mut c_void,
-    device_type: i32,
-    device_id: i32,
-    ndim: i32,
-    dtype: DlDtype,
-    shape: *mut i64,
-    strides: *mut i64,
-    byte_offset: u64,
+pub(crate) struct DlTensor {
+    pub(crate) data: *mut c_void,
+    pub(crate) device_type: i32,
+    pub(crate) device_id: i32,
+    pub(crate) ndim: i32,
+    pub(crate) dtype: DlDtype,
+    pub(crate) shape: *mut i64,
+    pub(crate) strides: *mut i64,
+    pub(crate) byte_offset: u64,
 }
 
 /// `DLManagedTensor`.
@@ -222,6 +222,16 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
             return Err(PyTypeError::new_err("__dlpack__ returned something that is not a DLPack capsule"));
         }
     };
+    // SAFETY: it is alive, and so are its sizes.
+    unsafe { foreign(tensor, capsule.unbind()) }
+}
+
+/// Returns the tensor that a `DLTensor` describes.
+///
+/// # Safety
+///
+/// `shape` has `ndim` elements, and `strides` too unless it is null.
+pub(crate) unsafe fn foreign(tensor: &DlTensor, owner: Py<PyAny>) -> PyResult<Foreign> {
     let backend = match tensor.device_type {
         CPU => "mock",
         CUDA => "cuda",
@@ -250,7 +260,7 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
         dtype,
         shape,
         strides,
-        owner: capsule.unbind(),
+        owner,
     })
 }
 

@@ -21,6 +21,7 @@ mod share;
 mod stream;
 mod tensor;
 mod torch_pool;
+mod torch_tensor;
 mod wait;
 
 use pyo3::prelude::*;

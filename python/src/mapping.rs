@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use device_ipc::{Access, Dtype};
+use device_ipc::{Access, DeviceRange, Dtype, TensorLayout};
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
@@ -61,9 +61,11 @@ impl Mapping {
     }
 }
 
-/// The result of `Mapping._places` for one tensor.
-type Place<'py> =
-    (Bound<'py, PyString>, Bound<'py, PyString>, Option<usize>, u64, Bound<'py, PyTuple>, Bound<'py, PyTuple>);
+/// A kind of tensors in the result of `Mapping._places`.
+type Kind = (String, Option<usize>);
+
+/// A tensor in the result of `Mapping._places`.
+type Place<'py> = (Bound<'py, PyString>, usize, u64, Bound<'py, PyTuple>, Option<Bound<'py, PyTuple>>);
 
 fn data(inner: &Arc<MappingInner>, tensor: &device_ipc::Tensor<'_>) -> TensorData {
     let keeper = Keeper::Mapping(Arc::clone(inner));
@@ -89,39 +91,39 @@ impl Mapping {
         Ok(inner.mapping.regions().map(made).collect())
     }
 
-    /// Returns of each tensor: name, element type, position of its region in `regions` or None, offset in the region in bytes, shape,
-    /// strides in elements. A tensor without elements has no region.
-    fn _places<'py>(&self, py: Python<'py>) -> PyResult<Vec<Place<'py>>> {
+    /// Returns the kinds of tensors and the tensors, for views of the regions. A kind is an element type and the position of a region in
+    /// `regions`, or None for tensors without elements. A tensor is its name, the position of its kind, its offset in the region in
+    /// elements, its shape, and its strides in elements or None where they follow from the
+    /// shape.
+    fn _places<'py>(&self, py: Python<'py>) -> PyResult<(Vec<Kind>, Vec<Place<'py>>)> {
         let inner = self.inner()?;
         let mut regions: Vec<_> = inner.mapping.regions().enumerate().collect();
         regions.sort_unstable_by_key(|(_, region)| (region.device, region.ptr));
-        let mut names: Vec<(Dtype, Bound<'py, PyString>)> = Vec::new();
-        let mut name_of = |dtype: Dtype| {
-            let known = names.iter().find(|(known, _)| *known == dtype).map(|(_, name)| name.clone());
-            known.unwrap_or_else(|| {
-                let name = PyString::new(py, &dtype.to_string());
-                names.push((dtype, name.clone()));
-                name
-            })
-        };
+        let mut kinds: Vec<(Dtype, Option<usize>)> = Vec::new();
         let place = |(name, tensor): (&str, device_ipc::Tensor<'_>)| {
             let (range, layout) = (tensor.range(), tensor.layout());
-            let behind = regions.partition_point(|(_, region)| {
-                (region.device, region.ptr) <= (range.device, range.ptr)
-            });
+            let behind = regions
+                .partition_point(|(_, region)| (region.device, region.ptr) <= (range.device, range.ptr));
             let region = behind.checked_sub(1).map(|before| regions[before]);
-            let region = region.filter(|(_, region)| range.len > 0 && region.contains(&range));
-            let offset = region.and_then(|(_, region)| range.ptr.offset_from(region.ptr)).unwrap_or(0);
-            Ok((
-                PyString::new(py, name),
-                name_of(layout.dtype()),
-                region.map(|(position, _)| position),
-                offset,
-                PyTuple::new(py, layout.shape())?,
-                PyTuple::new(py, layout.strides())?,
-            ))
+            let element = layout.dtype().bytes().unwrap_or(1);
+            let offset = |region: DeviceRange| {
+                let bytes = range.ptr.offset_from(region.ptr)?;
+                (range.len > 0 && region.contains(&range) && bytes.is_multiple_of(element))
+                    .then_some(bytes / element)
+            };
+            let found = region.and_then(|(position, region)| Some((position, offset(region)?)));
+            let kind = (layout.dtype(), found.map(|(position, _)| position));
+            let known = kinds.iter().rposition(|known| *known == kind);
+            let kind = known.unwrap_or_else(|| {
+                kinds.push(kind);
+                kinds.len() - 1
+            });
+            let strides = (!is_row_major(layout)).then(|| PyTuple::new(py, layout.strides())).transpose()?;
+            let shape = PyTuple::new(py, layout.shape())?;
+            Ok((PyString::new(py, name), kind, found.map_or(0, |(_, offset)| offset), shape, strides))
         };
-        inner.mapping.tensors().map(place).collect()
+        let places = inner.mapping.tensors().map(place).collect::<PyResult<_>>()?;
+        Ok((kinds.into_iter().map(|(dtype, region)| (dtype.to_string(), region)).collect(), places))
     }
 
     /// The devices in whose address space the tensors are.
@@ -279,4 +281,14 @@ impl Mapping {
             inner.mapping.access()
         )
     }
+}
+
+/// Returns whether the strides are those that frameworks derive from the shape, also for dimensions of one element.
+fn is_row_major(layout: &TensorLayout) -> bool {
+    let mut expected = 1_u64;
+    layout.shape().iter().zip(layout.strides()).rev().all(|(size, stride)| {
+        let is_expected = *stride == expected;
+        expected = expected.saturating_mul((*size).max(1));
+        is_expected
+    })
 }

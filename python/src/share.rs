@@ -19,7 +19,7 @@ use crate::owner::PyOwner;
 use crate::session::{access, backend_of, ipc_for_users};
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor};
-use crate::{cuda_array_interface, dlpack};
+use crate::{cuda_array_interface, dlpack, torch_tensor};
 
 /// The value that keeps shared memory allocated.
 #[expect(dead_code, reason = "the values are only dropped")]
@@ -108,6 +108,9 @@ fn device_here(backend: &str, ordinal: u32) -> DeviceOrdinal {
 
 /// Reads a tensor of PyTorch without DLPack, which has fewer element types. The storage keeps the memory.
 fn torch(tensor: &Bound<'_, PyAny>) -> PyResult<Foreign> {
+    if let Some(read) = torch_tensor::read(tensor)? {
+        return Ok(read);
+    }
     let refused = |why: &str| Err(PyTypeError::new_err(format!("cannot share the tensor: {why}")));
     let is = |name: &str| -> PyResult<bool> { tensor.call_method0(name)?.is_truthy() };
     if tensor.getattr("layout")?.str()?.to_cow()? != "torch.strided" {

@@ -136,8 +136,14 @@ fn allocate(bytes: u64, device: DeviceOrdinal) -> Result<u64, Error> {
 /// Allocates a segment for PyTorch. Returns null where there is no memory, which PyTorch reports as `OutOfMemoryError` after it has
 /// freed what it keeps in reserve.
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn device_ipc_torch_alloc(size: isize, device: c_int, _stream: *mut c_void) -> *mut c_void {
-    let (Ok(bytes), Ok(device)) = (u64::try_from(size), u32::try_from(device)) else { return ptr::null_mut() };
+pub(crate) extern "C" fn device_ipc_torch_alloc(
+    size: isize,
+    device: c_int,
+    _stream: *mut c_void,
+) -> *mut c_void {
+    let (Ok(bytes), Ok(device)) = (u64::try_from(size), u32::try_from(device)) else {
+        return ptr::null_mut();
+    };
     let Some(bytes) = bytes.max(1).checked_next_multiple_of(UNIT) else { return ptr::null_mut() };
     allocate(bytes, device.into()).map_or(ptr::null_mut(), |address| address as *mut c_void)
 }

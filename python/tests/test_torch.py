@@ -47,13 +47,15 @@ def test_all_element_types_and_strides_arrive_as_views_of_one_storage(start: Sta
 
 def test_parameter_and_escaped_tensor(start: Start) -> None:
     parameter = torch.nn.Parameter(filled([3, 4], torch.float32, 2))
-    export = device_ipc.share({"w": parameter, "none": dt.empty([0, 3], torch.int32, "mock:0")})
+    row = parameter.as_strided((1, 4), (7, 1))
+    export = device_ipc.share({"w": parameter, "row": row, "none": dt.empty([0, 3], torch.int32, "mock:0")})
     other = start(
         """
         import torch, device_ipc.torch as dt
         with dt.open(sys.argv[1]) as state:
             tensor = state["w"]
             assert state["none"].shape == (0, 3)
+            assert state["row"].stride() == (7, 1) and tensor.stride() == (4, 1)
         tensor += 1
         print(tensor.sum().item())
         """,
@@ -76,6 +78,10 @@ def test_tensors_that_are_not_plain_memory_are_refused() -> None:
         device_ipc.share(torch.eye(3).to_sparse())
     with pytest.raises(TypeError, match="conjugate"):
         device_ipc.share(torch.ones(3, dtype=torch.complex64).conj())
+    with pytest.raises(TypeError, match="negative"):
+        device_ipc.share(torch.ones(3, dtype=torch.complex64).conj().imag)
+    with pytest.raises(TypeError, match="quantized"):
+        device_ipc.share(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8))
     with pytest.raises(TypeError, match="meta"):
         device_ipc.share(torch.empty(3, device="meta"))
     with pytest.raises(device_ipc.Error, match="not device memory"):

@@ -19,18 +19,19 @@ class Arrays(Views):
         import cupy
 
         regions = [cupy.from_dlpack(region) for region in mapping.regions]
-        dtypes: dict[str, Any] = {}
+        kinds, places = mapping._places()
+        sources = [
+            (_dtype(cupy, dtype), None if position is None else regions[position].data) for dtype, position in kinds
+        ]
         views = {}
-        for name, dtype_name, position, offset, shape, strides in mapping._places():
-            dtype = dtypes.get(dtype_name)
-            if dtype is None:
-                dtype = dtypes[dtype_name] = _dtype(cupy, dtype_name)
-            if position is None:
+        for name, kind, offset, shape, strides in places:
+            dtype, region = sources[kind]
+            if region is None:
                 views[name] = cupy.empty(shape, dtype)
                 continue
             size = dtype.itemsize
-            memory = regions[position].data + offset
-            views[name] = cupy.ndarray(shape, dtype, memory, tuple([size * stride for stride in strides]))
+            steps = None if strides is None else tuple([size * stride for stride in strides])
+            views[name] = cupy.ndarray(shape, dtype, region + size * offset, steps)
         return views
 
 

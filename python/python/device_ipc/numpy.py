@@ -21,15 +21,16 @@ class Arrays(Views):
 
         regions = [numpy.from_dlpack(region) for region in mapping.regions]
         nothing = numpy.empty(0, numpy.uint8)
-        dtypes: dict[str, Any] = {}
+        kinds, places = mapping._places()
+        sources = [
+            (_dtype(dtype), nothing if position is None else regions[position]) for dtype, position in kinds
+        ]
         views = {}
-        for name, dtype_name, position, offset, shape, strides in mapping._places():
-            dtype = dtypes.get(dtype_name)
-            if dtype is None:
-                dtype = dtypes[dtype_name] = _dtype(dtype_name)
+        for name, kind, offset, shape, strides in places:
+            dtype, region = sources[kind]
             size = dtype.itemsize
-            region = nothing if position is None else regions[position]
-            views[name] = numpy.ndarray(shape, dtype, region, offset, tuple([size * stride for stride in strides]))
+            steps = None if strides is None else tuple([size * stride for stride in strides])
+            views[name] = numpy.ndarray(shape, dtype, region, size * offset, steps)
         return views
 
 

@@ -21,22 +21,24 @@ class Tensors(Views):
     def _import(self, mapping: _native.Mapping) -> dict[str, Any]:
         torch = _torch()
         regions = [torch.from_dlpack(region) for region in mapping.regions]
-        storages = [region.untyped_storage() for region in regions]
-        # An empty tensor of each element type and region, of which set_ makes a view.
-        empties: dict[tuple[str, int | None], Any] = {}
-        views = {}
-        for name, dtype, position, offset, shape, strides in mapping._places():
-            key = (dtype, position)
-            if key not in empties:
-                device = regions[position].device if position is not None else None
-                empties[key] = torch.empty(0, dtype=_dtype(torch, dtype), device=device)
-            empty = empties[key]
-            items, rest = divmod(offset, empty.itemsize)
-            if position is not None and not rest:
-                views[name] = empty.new_empty(0).set_(storages[position], items, shape, strides)
+        kinds, places = mapping._places()
+        # A function that makes empty tensors, and the storage that they become views of.
+        makers: list[tuple[Any, Any]] = []
+        for dtype, position in kinds:
+            if position is None:
+                makers.append((None, None))
             else:
-                # Without elements, or at an offset that torch cannot state: a storage of its own.
+                empty = torch.empty(0, dtype=_dtype(torch, dtype), device=regions[position].device)
+                makers.append((empty.new_empty, regions[position].untyped_storage()))
+        views = {}
+        for name, kind, offset, shape, strides in places:
+            new_empty, storage = makers[kind]
+            if new_empty is None:
                 views[name] = _single(torch, mapping[name])
+            elif strides is None:
+                views[name] = new_empty(0).set_(storage, offset, shape)
+            else:
+                views[name] = new_empty(0).set_(storage, offset, shape, strides)
         return views
 
 

@@ -1,0 +1,392 @@
+"""What hand-overs of CUDA tensors between two Python processes take, beside stock torch.multiprocessing, in one run.
+
+    python benches/figures.py [--quick] [--side SIDE]... [--rust PATH] [--output FILE]
+
+The sides run one after the other, each with a sender and a receiver process of its own on the first device:
+
+    stock     torch.multiprocessing.Queue of PyTorch
+    install   the same program after device_ipc.torch.install()
+    ours      device_ipc: a Channel for one tensor, `share` and `device_ipc.torch.open` for state dicts
+
+A sample is the time from the start of the hand-over until the sender has the acknowledgement that the receiver has all tensors as
+torch tensors. "first": the memory was never shared before. "again": the same tensors once more, while the receiver keeps those of
+before; `share` is called again each time. Cells are medians in microseconds, with the 10th and the 90th percentile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+SECONDS = 60
+SIDES = ("stock", "install", "ours")
+GIB = 1 << 30
+
+
+def llama_3_8b() -> dict[str, tuple[int, ...]]:
+    """The names and shapes of Llama-3-8B: 291 tensors, 16 GB in bfloat16."""
+    layer = {
+        "q_proj": (4096, 4096),
+        "k_proj": (1024, 4096),
+        "v_proj": (1024, 4096),
+        "o_proj": (4096, 4096),
+        "gate_proj": (14336, 4096),
+        "up_proj": (14336, 4096),
+        "down_proj": (4096, 14336),
+        "input_norm": (4096,),
+        "post_norm": (4096,),
+    }
+    shapes = {f"layers.{i}.{name}": shape for i in range(32) for name, shape in layer.items()}
+    return {"embed": (128256, 4096), **shapes, "norm": (4096,), "lm_head": (128256, 4096)}
+
+
+def thousand(*shape: int) -> dict[str, tuple[int, ...]]:
+    return {f"layer.{i}.weight": shape for i in range(1000)}
+
+
+# name: shapes, element type, rounds, memory of the side "ours" beside the caching allocator (None)
+DICTS: dict[str, tuple[dict[str, tuple[int, ...]], str, int, list[int | None]]] = {
+    "1000 x 64 B": (thousand(16), "float32", 9, [None]),
+    "1000 x 1 MiB": (thousand(512, 512), "float32", 7, [None, 512 << 20]),
+    "Llama-3-8B, 291 tensors, 16 GB": (llama_3_8b(), "bfloat16", 4, [None, 512 << 20, 17 * GIB]),
+}
+
+
+def memory_name(block_bytes: int | None) -> str:
+    if block_bytes is None:
+        return "ours"
+    return f"ours, pool of {block_bytes >> 20} MiB" if block_bytes < GIB else "ours, pool of one block"
+
+
+def make(shapes: dict[str, tuple[int, ...]], dtype: str, block_bytes: int | None) -> dict[str, Any]:
+    """Allocates a state dict."""
+    import torch
+
+    import device_ipc.torch as dt
+
+    place: Any = contextlib.nullcontext() if block_bytes is None else dt.pool(block_bytes=block_bytes)
+    with place:
+        state = {
+            name: torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda:0")
+            for name, shape in shapes.items()
+        }
+    torch.cuda.synchronize()
+    return state
+
+
+def forget() -> None:
+    """Gives all unused memory back to the driver."""
+    import torch
+
+    gc.collect()
+    torch.cuda.ipc_collect()
+    torch.cuda.empty_cache()
+
+
+def timed(body: Callable[[], object]) -> float:
+    begun = time.perf_counter_ns()
+    body()
+    return (time.perf_counter_ns() - begun) / 1e3
+
+
+def note(side: str, row: str, samples: list[float], **details: float) -> None:
+    print(json.dumps({"side": side, "row": row, "samples": samples, "details": details}), flush=True)
+
+
+# The side "stock", and "install".
+
+
+def start(side: str) -> None:
+    import torch
+
+    torch.cuda.set_device(0)
+    torch.zeros(1, device="cuda:0")
+    if side == "install":
+        import device_ipc.torch as dt
+
+        dt.install()  # type: ignore[attr-defined]
+
+
+def receive_by_queue(side: str, values: Any, acknowledgements: Any) -> None:
+    start(side)
+    acknowledgements.put("ready")
+    kept: list[Any] = []
+    while True:
+        command, value = values.get(timeout=SECONDS)
+        if command == "end":
+            return
+        if command == "drop":
+            kept.clear()
+            del value
+            gc.collect()
+        elif command == "one":
+            kept[:] = [value]  # the one of before is dropped after this one has come
+        else:
+            kept.append(value)
+        value = None
+        acknowledgements.put(1)
+
+
+def by_queue(side: str, rounds: int) -> None:
+    import torch
+    import torch.multiprocessing as multiprocessing
+
+    start(side)
+    context = multiprocessing.get_context("spawn")
+    values, acknowledgements = context.Queue(), context.Queue()
+    receiver = context.Process(target=receive_by_queue, args=(side, values, acknowledgements), daemon=True)
+    receiver.start()
+    acknowledgements.get(timeout=SECONDS)
+
+    def hand_over(command: str, value: object) -> None:
+        values.put((command, value))
+        acknowledgements.get(timeout=SECONDS)
+
+    tensor = torch.zeros((4, 5), device="cuda:0")
+    torch.cuda.synchronize()
+    for _ in range(50):
+        hand_over("one", tensor)
+    note(side, "one tensor", [timed(lambda: hand_over("one", tensor)) for _ in range(rounds)])
+    hand_over("drop", None)
+    for name, (shapes, dtype, repeats, _) in DICTS.items():
+        first, again = [], []
+        for repeat in range(repeats if rounds > 100 else 3):
+            forget()
+            state = make(shapes, dtype, None)
+            first.append(timed(lambda: hand_over("take", state)))
+            again += [timed(lambda: hand_over("take", state)) for _ in range(3)]
+            hand_over("drop", None)
+            del state
+        # The first round initialises the processes.
+        note(side, f"{name}, first", first[1:])
+        note(side, f"{name}, again", again[3:])
+    values.put(("end", None))
+    receiver.join(SECONDS)
+
+
+# The side "ours".
+
+
+def receive_by_text(pipe: Any, name: str) -> None:
+    """Opens descriptors that come through a pipe, and tensors that come through a channel."""
+    start("ours")
+    import torch
+
+    import device_ipc
+    import device_ipc.torch as dt
+
+    pipe.send_bytes(b"ready")
+    channel = device_ipc.connect(name, backend="cuda")
+    while (message := channel.receive(timeout=SECONDS)).exports:
+        with message.open(device="cuda:0") as mapping:
+            tensor = torch.from_dlpack(mapping)
+        channel.send(b"taken")
+        del tensor
+    channel.close()
+    kept: list[Any] = []
+    while pipe.poll(SECONDS):
+        text = pipe.recv_bytes()
+        if text == b"end":
+            return
+        if text == b"drop":
+            kept.clear()
+            gc.collect()
+            pipe.send_bytes(struct.pack("dd", 0, 0))
+            continue
+        begun = time.perf_counter_ns()
+        mapping = device_ipc.open(text, device="cuda:0")
+        opened = time.perf_counter_ns()
+        kept.append(dt.Tensors(mapping))
+        viewed = time.perf_counter_ns()
+        pipe.send_bytes(struct.pack("dd", (opened - begun) / 1e3, (viewed - opened) / 1e3))
+
+
+def by_text(rounds: int) -> None:
+    import os
+
+    import torch
+    import torch.multiprocessing as multiprocessing
+
+    import device_ipc
+
+    start("ours")
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    name = f"figures-{os.getpid()}"
+    with device_ipc.listen(name, backend="cuda") as listener:
+        receiver = context.Process(target=receive_by_text, args=(theirs, name), daemon=True)
+        receiver.start()
+        theirs.close()
+        assert pipe.poll(SECONDS) and pipe.recv_bytes() == b"ready"
+        channel = listener.accept(timeout=SECONDS)
+
+    def by_channel() -> None:
+        channel.send(b"", tensor)
+        channel.receive(timeout=SECONDS)
+
+    tensor = torch.zeros((4, 5), device="cuda:0")
+    torch.cuda.synchronize()
+    for _ in range(50):
+        by_channel()
+    note("ours", "one tensor", [timed(by_channel) for _ in range(rounds)])
+    channel.send(b"")
+    channel.close(timeout=SECONDS)
+
+    exports: list[device_ipc.Export] = []
+    parts: list[tuple[float, float, float]] = []
+
+    def answer() -> tuple[float, float]:
+        assert pipe.poll(SECONDS), "the receiver does not answer"
+        opened, viewed = struct.unpack("dd", pipe.recv_bytes())
+        return opened, viewed
+
+    def hand_over(value: Any) -> None:
+        begun = time.perf_counter_ns()
+        export = device_ipc.share(value)
+        shared = time.perf_counter_ns()
+        pipe.send_bytes(bytes(export.descriptor))
+        exports.append(export)
+        parts.append(((shared - begun) / 1e3, *answer()))
+
+    def drop() -> None:
+        pipe.send_bytes(b"drop")
+        answer()
+        for export in exports:
+            export.close(timeout=SECONDS)
+        exports.clear()
+        device_ipc.close_unused()
+
+    def detail(kinds: list[tuple[float, float, float]]) -> dict[str, float]:
+        medians = [statistics.median(part) for part in zip(*kinds)]
+        return dict(zip(("share", "open", "views"), medians))
+
+    for _ in range(50):
+        hand_over(tensor)
+        drop()
+    samples = []
+    for _ in range(rounds):
+        samples.append(timed(lambda: hand_over(tensor)))
+        drop()
+    note("ours, text over a pipe", "one tensor", samples, **detail(parts[50:]))
+    for name, (shapes, dtype, repeats, memories) in DICTS.items():
+        for block_bytes in memories:
+            first, again, first_parts, again_parts = [], [], [], []
+            for repeat in range(repeats if rounds > 100 else 3):
+                forget()
+                state = make(shapes, dtype, block_bytes)
+                parts.clear()
+                first.append(timed(lambda: hand_over(state)))
+                again += [timed(lambda: hand_over(state)) for _ in range(3)]
+                first_parts += parts[:1]
+                again_parts += parts[1:]
+                drop()
+                del state
+            side = memory_name(block_bytes)
+            note(side, f"{name}, first", first[1:], **detail(first_parts[1:]))
+            note(side, f"{name}, again", again[3:], **detail(again_parts[3:]))
+    pipe.send_bytes(b"end")
+    receiver.join(SECONDS)
+
+
+# The table.
+
+
+def rows_of(side: str, quick: bool) -> Iterator[dict[str, Any]]:
+    """Runs a side in a process of its own."""
+    if side == "install":
+        import device_ipc.torch as dt
+
+        if not hasattr(dt, "install"):
+            yield {"side": side, "row": "all", "skipped": "this version has no device_ipc.torch.install"}
+            return
+    command = [sys.executable, __file__, "--run", side, *(["--quick"] if quick else [])]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        yield json.loads(line)
+    if process.wait(SECONDS) != 0:
+        yield {"side": side, "row": "all", "skipped": f"the process has ended with status {process.returncode}"}
+
+
+def by_rust(program: str) -> Iterator[dict[str, Any]]:
+    """Runs the rows of the Rust benchmarks that Python is compared with."""
+    path = shutil.which(program)
+    if path is None:
+        yield {"side": "Rust", "row": "one tensor", "skipped": f"{program} not found"}
+        return
+    command = [path, "--row", "hand-over", "--backend", "cuda"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    yield {"side": "Rust", "row": "one tensor", "skipped": (done.stdout + done.stderr)[-3000:]}
+
+
+def cell(samples: list[float]) -> str:
+    if len(samples) < 2:
+        return f"{samples[0]:.0f}" if samples else "-"
+    tenths = statistics.quantiles(samples, n=10)
+    return f"{statistics.median(samples):.0f} ({tenths[0]:.0f} to {tenths[-1]:.0f})"
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    import torch
+
+    import device_ipc
+
+    stock = {row["row"]: statistics.median(row["samples"]) for row in found if row["side"] == "stock" and "samples" in row}
+    lines = [
+        f"device_ipc {device_ipc.__version__}, torch {torch.__version__}, {torch.cuda.get_device_name(0)}; "
+        f"`python {' '.join(sys.argv)}`; microseconds, median (p10 to p90)",
+        "",
+        "| hand-over | side | time | times as fast as stock | of which, medians |",
+        "|---|---|---|---|---|",
+    ]
+    order = list(dict.fromkeys(row["row"] for row in found if "samples" in row))
+    for row in sorted((row for row in found if "samples" in row), key=lambda row: order.index(row["row"])):
+        median = statistics.median(row["samples"]) if row["samples"] else 0
+        against = stock.get(row["row"])
+        ratio = f"{against / median:.1f}" if against and median and row["side"] != "stock" else ""
+        parts = ", ".join(f"{name} {value:.0f}" for name, value in row["details"].items())
+        lines.append(f"| {row['row']} | {row['side']} | {cell(row['samples'])} | {ratio} | {parts} |")
+    lines += [""] + [f"{row['side']}, {row['row']}: {row['skipped']}" for row in found if "skipped" in row]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--side", action="append", choices=SIDES, help="only this side; can be repeated")
+    parser.add_argument("--rust", default="device-ipc-bench", help="the program of the Rust benchmarks")
+    parser.add_argument("--output", help="a file for the table, in Markdown")
+    parser.add_argument("--run", choices=SIDES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    rounds = 100 if arguments.quick else 500
+    if arguments.run == "ours":
+        by_text(rounds)
+        return
+    if arguments.run:
+        by_queue(arguments.run, rounds)
+        return
+    found: list[dict[str, Any]] = []
+    for side in arguments.side or SIDES:
+        for row in rows_of(side, arguments.quick):
+            print(row["side"], row["row"], cell(row["samples"]) if "samples" in row else row["skipped"], file=sys.stderr)
+            found.append(row)
+    found += by_rust(arguments.rust)
+    text = table(found)
+    print(text)
+    if arguments.output:
+        with open(arguments.output, "w") as file:
+            file.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
