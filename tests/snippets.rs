@@ -10,6 +10,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -461,6 +462,29 @@ fn attachable(weights: Buffer) -> Result<()> {
 }
 
 #[rustfmt::skip]
+fn kept_weights(ipc: &Ipc, stream: Stream, new_version: Arc<AtomicBool>) -> Result<()> {
+    // begin docs/guide/keeper.md
+    let kept = ipc.find("keeper:llama").start()?; // waits until a keeper of this name answers, 30 s at most
+    let weights = kept.open().on(&stream)?; // or at_home(), on_device(1)
+    weights.on_dropped(move || new_version.store(true, Ordering::Release)); // `weights` stays valid: open the new version when it suits
+    for (name, tensor) in weights.tensors() {
+        println!("{name}: {:?} {:?}, version {}", tensor.dtype(), tensor.shape(), kept.version());
+    }
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn keep(ipc: &Ipc, export: Export, next: Export, timeout: Duration) -> Result<()> {
+    // begin docs/guide/keeper.md
+    let keeper = ipc.keep("llama", 1, export)?; // an export of one tensor, or of many
+    keeper.answer(timeout)?; // in a loop, or try_answer() when the keeper's descriptor is readable
+    drop(keeper.replace(2, next)); // the drop of the former export notifies the processes that have it open
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
 fn operations() -> Result<()> {
     // begin docs/guide/operations.md
     std::fs::write("/var/lib/node_exporter/device_ipc.prom", device_ipc::counters().to_prometheus())?;
@@ -486,6 +510,7 @@ const PAGES: &[(&str, &str)] = &[
     ("docs/guide/kubernetes.md", include_str!("../docs/guide/kubernetes.md")),
     ("docs/guide/ascend.md", include_str!("../docs/guide/ascend.md")),
     ("docs/guide/mock.md", include_str!("../docs/guide/mock.md")),
+    ("docs/guide/keeper.md", include_str!("../docs/guide/keeper.md")),
     ("docs/guide/program.md", include_str!("../docs/guide/program.md")),
     ("docs/guide/operations.md", include_str!("../docs/guide/operations.md")),
 ];
