@@ -1,12 +1,12 @@
 //! The exporter's guard.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use super::changes::ExportChanges;
 use super::exposure::Exposure;
-use super::shared::Handles;
+use super::shared::{Allocation, Handles};
 use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Result};
 use crate::model::lease::Holders;
@@ -65,21 +65,24 @@ pub(super) enum Reach {
 pub(super) struct LaterReach {
     bytes: u64,
     owned_whole: Vec<DeviceRange>,
-    handles: Vec<Handles>,
+    /// Of each part, as long as the export shares it: the handles end before the memory is freed.
+    handles: Vec<Weak<[Arc<Allocation>]>>,
     known: OnceLock<Exposure>,
 }
 
 impl Reach {
-    pub(super) fn later(bytes: u64, owned_whole: Vec<DeviceRange>, handles: Vec<Handles>) -> Self {
+    pub(super) fn later(bytes: u64, owned_whole: Vec<DeviceRange>, handles: &[Handles]) -> Self {
+        let handles = handles.iter().map(Arc::downgrade).collect();
         Self::Later(Box::new(LaterReach { bytes, owned_whole, handles, known: OnceLock::new() }))
     }
 
     fn exposure(&self) -> Exposure {
         match self {
             Self::Known(exposure) => *exposure,
-            Self::Later(later) => *later
-                .known
-                .get_or_init(|| Exposure::of_tensors(later.bytes, &later.owned_whole, &later.handles)),
+            Self::Later(later) => *later.known.get_or_init(|| {
+                let handles: Vec<_> = later.handles.iter().filter_map(Weak::upgrade).collect();
+                Exposure::of_tensors(later.bytes, &later.owned_whole, &handles)
+            }),
         }
     }
 }

@@ -112,7 +112,6 @@ impl<'a> ShareBuilder<'a, TensorSet> {
     fn reach(&self, given: &Memories, gathered: &Gathered, handles: &[Handles]) -> Result<Reach> {
         let bytes = gathered.parts.iter().map(|part| part.bytes).sum();
         if self.exposing == ExposurePolicy::Allow {
-            let handles = handles.iter().map(Arc::clone).collect();
             return Ok(Reach::later(bytes, given.owned_whole(), handles));
         }
         let exposure = Exposure::of_tensors(bytes, &given.owned_whole(), handles);
