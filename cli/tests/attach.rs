@@ -121,7 +121,7 @@ fn exports_without_layout_with_gaps_or_read_only_work() {
     assert!(attach(&at, &["read"]).good().contains("64 bytes"));
     for action in [&["fill", "1"][..], &["add", "1"]] {
         let error = attach(&at, action).bad();
-        assert!(error.contains("shared read-only, and read-write was asked for"), "{error}");
+        assert!(error.contains("read-write access denied: the memory is read-only"), "{error}");
     }
 }
 

@@ -52,7 +52,7 @@ pub fn peer_access_is_answered_for_all_pairs(context: &Context) -> Outcome {
         }
     }
     let beyond = DeviceOrdinal::new(devices.len() as u32);
-    let phrase = format!("no device {beyond}");
+    let phrase = format!("device {beyond} not found");
     refused(backend.peer_access(beyond, FIRST), "access from no device", "NoSuchDevice", &[&phrase])?;
     refused(backend.peer_access(FIRST, beyond), "access to no device", "NoSuchDevice", &[&phrase])
 }

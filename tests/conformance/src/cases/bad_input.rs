@@ -193,7 +193,7 @@ pub fn writing_what_is_shared_for_reading(context: &Context) -> Outcome {
     let share = memory.ipc.share(Arc::clone(&memory.buffer)).access(Access::ReadOnly).start()?;
     let mut receiver = context.agent()?;
     let opening = Opening::new(share.descriptor(), Place::Home).access(Access::ReadWrite);
-    let phrases = ["shared read-only", "read-write was asked for", "ask the exporter"];
+    let phrases = ["read-write access denied", "read-only", "ShareBuilder::access"];
     refused(receiver.try_open("m", opening)?, "opening a read-only export to write", "AccessDenied", &phrases)?;
     // A descriptor that lies about it is the exporter's to refuse.
     let lying = crate::wire::altered(share.descriptor(), |bytes| bytes[crate::wire::ACCESS] = 2)?;

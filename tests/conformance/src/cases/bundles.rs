@@ -271,7 +271,7 @@ pub fn read_only_is_kept(context: &Context) -> Outcome {
     equal(locked.descriptor().access(), Access::ReadOnly, "the access that the descriptor tells")?;
     let ipc = &memory.ipc;
     let wanted = ipc.open(locked.descriptor()).access(Access::ReadWrite).at_home();
-    refused(wanted, "opening for writing what is read-only", "InBundle", &["\"w\"", "shared read-only"])?;
+    refused(wanted, "opening for writing what is read-only", "InBundle", &["\"w\"", "read-write access denied"])?;
     for mapping in [
         ipc.open(locked.descriptor()).at_home()?,
         ipc.open(open.descriptor()).access(Access::ReadOnly).at_home()?,

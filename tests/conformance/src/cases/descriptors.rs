@@ -72,9 +72,9 @@ pub fn trailing_and_oversized(context: &Context) -> Outcome {
     bytes.push(0);
     refused(Descriptor::from_bytes(&bytes), "a byte behind the end", KIND, &["1 bytes follow"])?;
     bytes.resize(MAX_DESCRIPTOR_BYTES + 1, 0);
-    refused(Descriptor::from_bytes(&bytes), "too many bytes", KIND, &["more than any descriptor"])?;
+    refused(Descriptor::from_bytes(&bytes), "too many bytes", KIND, &["exceeds the maximum size"])?;
     let text = format!("{TEXT_PREFIX}{}", "A".repeat(MAX_DESCRIPTOR_BYTES * 2));
-    refused(text.parse::<Descriptor>(), "too long a text", KIND, &["more than any descriptor"])
+    refused(text.parse::<Descriptor>(), "too long a text", KIND, &["exceeds the maximum size"])
 }
 
 /// One flipped bit, anywhere, is noticed.
@@ -188,7 +188,7 @@ pub fn altered_and_with_a_fitting_checksum(context: &Context) -> Outcome {
         ("the token altered", at.token.clone(), "NotPermitted", "altered"),
         ("the allocation's number altered", generation, "StaleGeneration", "allocation"),
         ("the allocation's size altered", size, "StaleGeneration", "allocation"),
-        ("the boot id altered", wire::BOOT, "Rebooted", "last started"),
+        ("the boot id altered", wire::BOOT, "Rebooted", "last boot"),
         ("the network namespace altered", wire::NET_NAMESPACE, "OtherNetworkNamespace", "DEVICE_IPC_SOCKET_DIR"),
         ("the start time altered", wire::START_TIME, "ExporterGone", "has terminated"),
         ("the export's number altered", at.export.clone(), "ExportDropped", "dropped"),

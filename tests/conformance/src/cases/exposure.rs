@@ -77,14 +77,14 @@ pub fn part_of_an_allocation_exposes_the_rest(context: &Context) -> Outcome {
             that(reaches, format!("importers reach the whole allocation: {exposure:?}"))?;
             let said = exposure.to_string();
             that(
-                said.contains(&format!("beside the {len} bytes")),
+                said.contains(&format!("in addition to the {len} B")),
                 format!("an exposure should say so: {said}"),
             )?;
             let before = counters().exports_total;
             let part = memory.buffer.slice(offset, len)?;
             let region = part.region().range;
             let refusal = memory.ipc.share(part).exposure(ExposurePolicy::Refuse).start();
-            let phrases = [&*format!("beside the {len} bytes"), "a part of its allocation", "ExposurePolicy::Copy"];
+            let phrases = [&*format!("in addition to the {len} B"), "a part of its allocation", "ExposurePolicy::Copy"];
             owner_comes_back(refusal, region, "Exposes", &phrases)?;
             equal(counters().exports_total, before, "the exports that were made, after the refusal")?;
         }

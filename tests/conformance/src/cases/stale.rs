@@ -194,7 +194,7 @@ pub fn exporter_does_not_answer(context: &Context) -> Outcome {
     let begun = Instant::now();
     let opened = context.ipc().open(&descriptor).timeout(timeout).at_home();
     let took = begun.elapsed();
-    refused(opened, "opening memory of a stopped process", "Timeout", &["within 300 ms", "stopped"])?;
+    refused(opened, "opening memory of a stopped process", "Timeout", &["after 300 ms", "stopped"])?;
     that(took >= timeout, format!("a timeout of 300 ms came after {took:?}"))?;
     that(took < SOON, format!("a timeout of 300 ms came after {took:?}"))?;
     exporter.peer().resume()?;

@@ -224,7 +224,7 @@ pub fn waiting_for_a_timeline_times_out(context: &Context) -> Outcome {
     equal(share.timelines(0, SHORT)?.len(), 0, "the timelines of an export without an importer")?;
     let mut importer = context.agent()?;
     importer.open("m", share.descriptor(), Place::Home)?;
-    let none = ["within 50 ms", "0 importers", "Mapping::timeline"];
+    let none = ["after 50 ms", "0 importers", "Mapping::timeline"];
     refused(share.timelines(1, SHORT).map(drop), "a timeline that no importer has requested", "Timeout", &none)?;
     importer.must(&Command::Timeline { name: "t".into(), of: Some("m".into()) })?;
     equal(share.timelines(1, SHORT)?.len(), 1, "the timelines once the importer has asked")?;
@@ -238,7 +238,7 @@ pub fn hosts_signal_and_wait(context: &Context) -> Outcome {
     pair.importer.must(&signal_now(5))?;
     pair.timeline.wait_now(5, PATIENCE)?;
     equal(pair.timeline.value()?, 5, "the value that the importer's host has signalled")?;
-    let phrases = ["value 6", "within 50 ms", "has signalled 5"];
+    let phrases = ["value 6", "after 50 ms", "has signalled 5"];
     refused(pair.timeline.wait_now(6, SHORT), "a value that does not come", "Timeout", &phrases)?;
     // A stream waits for the importer's host, and the importer's host for the stream.
     pair.timeline.wait(6, &pair.memory.stream)?;

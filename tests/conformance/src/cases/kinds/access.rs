@@ -35,7 +35,7 @@ pub fn read_only_is_kept(context: &Context) -> Outcome {
                 add.result,
                 "a view for writing",
                 "AccessDenied",
-                &["read-only", "read-write was asked for"],
+                &["read-only", "read-write access denied"],
             )?;
             let fill = importer.request(&Command::FillUnchecked { name: "m".into(), byte: 0xee })?;
             that(fill.result.is_err(), "a write to a read-only mapping should be an error of the device")?;
