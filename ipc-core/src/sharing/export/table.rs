@@ -75,10 +75,11 @@ struct Entry {
     /// The size of all regions in bytes.
     bytes: u64,
     access: Access,
-    allow: AllowList,
+    /// `None` for one that allows this process's own user alone. Boxed, as few exports allow others.
+    allow: Option<Box<AllowList>>,
     leases: HashMap<LeaseId, Lease>,
-    /// The time at which idle leases were reclaimed whose importers have not closed the memory yet.
-    reclaimed: HashMap<LeaseId, Instant>,
+    /// The times at which idle leases were reclaimed whose importers have not closed the memory yet.
+    reclaimed: Vec<(LeaseId, Instant)>,
     /// Whether the poller retires the export at a fixed time.
     retires_at: Option<Instant>,
     grants: Grants,
@@ -90,8 +91,15 @@ struct Entry {
     borrowed: Option<Box<BorrowedMemory>>,
     /// `None` once the worker has been asked to drop it.
     shared: Option<Arc<Shared>>,
+    /// Boxed, as few exports have observers.
+    observers: Option<Box<Observers>>,
+}
+
+/// The observers of an export's leases.
+#[derive(Debug, Default)]
+struct Observers {
     /// Receives the timelines that importers take.
-    observer: Option<Arc<dyn TimelineObserver>>,
+    timelines: Option<Arc<dyn TimelineObserver>>,
     /// Receives every change of the holders.
     watcher: Option<Watcher>,
     /// Set at every change of the holders.
@@ -124,9 +132,9 @@ impl ExportTable {
             since: Instant::now(),
             bytes: new.bytes,
             access: new.access,
-            allow: new.allow,
+            allow: (new.allow != AllowList::own_user()).then(|| Box::new(new.allow)),
             leases: HashMap::new(),
-            reclaimed: HashMap::new(),
+            reclaimed: Vec::new(),
             retires_at: None,
             grants: Grants::new(),
             opened: 0,
@@ -134,16 +142,14 @@ impl ExportTable {
             recalled: false,
             borrowed: new.borrowed.map(Box::new),
             shared: Some(Arc::new(new.shared)),
-            observer: None,
-            watcher: None,
-            readiness: Vec::new(),
+            observers: None,
         };
         metrics(|metrics| {
             metrics.exports_total.add(1);
             metrics.exports.add(1);
             metrics.exported_bytes.add(entry.bytes);
         });
-        state.allowed.extend(&entry.allow);
+        state.allowed.extend(entry.allow());
         state.exports.insert(id, Box::new(entry));
         id
     }
@@ -200,7 +206,7 @@ impl ExportTable {
         }
         let Ok(runtime) = Runtime::get() else { return };
         // Vendors define the free of memory after all importers have closed it, so those that answer are waited for.
-        let closed_until = entry.reclaimed.values().max().map(|since| *since + CLOSING_TIME);
+        let closed_until = entry.reclaimed.iter().map(|(_, since)| *since + CLOSING_TIME).max();
         if let Some(until) = closed_until.filter(|until| *until > Instant::now()) {
             if entry.retires_at.replace(until) != Some(until) {
                 runtime.poller.retire_at(until, export);
@@ -347,6 +353,19 @@ fn metrics(count: impl FnOnce(&Metrics)) {
 }
 
 impl Entry {
+    fn allow(&self) -> &AllowList {
+        static OWN_USER: AllowList = AllowList::own_user();
+        self.allow.as_deref().unwrap_or(&OWN_USER)
+    }
+
+    fn watcher(&self) -> Option<&Watcher> {
+        self.observers.as_ref()?.watcher.as_ref()
+    }
+
+    fn observers(&mut self) -> &mut Observers {
+        self.observers.get_or_insert_default()
+    }
+
     fn connections(&self) -> Vec<ConnectionId> {
         let mut connections: Vec<_> = self.leases.values().filter_map(|lease| lease.connection).collect();
         connections.sort_unstable();

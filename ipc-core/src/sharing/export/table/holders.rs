@@ -34,7 +34,7 @@ impl ExportTable {
     pub(crate) fn list(&self, after: ExportId, peer: &PeerCredentials) -> (Vec<ListedExport>, bool) {
         let state = self.lock();
         let behind = state.exports.range((Bound::Excluded(after), Bound::Unbounded));
-        let mut visible = behind.filter(|(_, entry)| entry.allow.permits(peer));
+        let mut visible = behind.filter(|(_, entry)| entry.allow().permits(peer));
         let listed = visible.by_ref().take(LISTED_EXPORTS).map(|(id, entry)| entry.list(*id)).collect();
         (listed, visible.next().is_some())
     }

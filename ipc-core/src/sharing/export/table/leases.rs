@@ -135,7 +135,9 @@ impl ExportTable {
     /// Notes that the state of a lease has changed, and requests a notification of the next change.
     pub(crate) fn lease_changed(&self, export: ExportId, lease: LeaseId) {
         let state = self.lock();
-        let Some(entry) = state.exports.get(&export).filter(|entry| entry.watcher.is_some()) else { return };
+        let Some(entry) = state.exports.get(&export).filter(|entry| entry.watcher().is_some()) else {
+            return;
+        };
         if let Some(lease) = entry.leases.get(&lease) {
             lease.watch();
             entry.tell_change();
@@ -151,7 +153,7 @@ impl ExportTable {
             ended.end(how);
             entry.tell_change();
         }
-        entry.reclaimed.remove(&lease);
+        entry.reclaimed.retain(|(reclaimed, _)| *reclaimed != lease);
         self.retire_if_free(&mut state, export);
         self.changed.notify_all();
     }
@@ -184,7 +186,8 @@ impl ExportTable {
             }
         };
         if taken && !std::mem::replace(&mut lease.taken, true) {
-            if let Some(observer) = &entry.observer {
+            let observer = entry.observers.as_ref().and_then(|observers| observers.timelines.as_ref());
+            if let Some(observer) = observer {
                 observer.taken(id, &lease.holder(entry.bytes), &timeline);
             }
             entry.set_readiness();
@@ -196,7 +199,7 @@ impl ExportTable {
     /// Passes the timelines that importers take to the observer, from now on.
     pub(crate) fn observe(&self, export: ExportId, observer: Arc<dyn TimelineObserver>) {
         if let Some(entry) = self.lock().exports.get_mut(&export) {
-            entry.observer = Some(observer);
+            entry.observers().timelines = Some(observer);
         }
     }
 
@@ -290,7 +293,7 @@ impl State {
         let entry = self.exports.get_mut(&request.export).ok_or(Refusal::Dropped)?;
         // Before the token, and as where there is no such export: a user who may not open it learns neither whether it is there
         // nor whether it knows the token.
-        if !entry.allow.permits(&importer.credentials) {
+        if !entry.allow().permits(&importer.credentials) {
             let PeerCredentials { pid, uid, .. } = importer.credentials;
             static WARNINGS: Throttle = Throttle::new();
             if let Some(count) = WARNINGS.count() {
@@ -318,7 +321,7 @@ impl State {
         let Importer { credentials, program, connection, word } = importer;
         let (pid, since) = (credentials.pid, Instant::now());
         let begun = Lease { pid, program, since, connection, timeline: None, taken: false, word };
-        if entry.watcher.is_some() {
+        if entry.watcher().is_some() {
             begun.watch();
         }
         entry.leases.insert(lease, begun);
@@ -340,7 +343,7 @@ impl Entry {
         let mut count = 0;
         for (id, lease) in self.leases.extract_if(|_, lease| is_reclaimed(lease)) {
             lease.end(Termination::Released);
-            self.reclaimed.insert(id, now);
+            self.reclaimed.push((id, now));
             count += 1;
         }
         if count > 0 {

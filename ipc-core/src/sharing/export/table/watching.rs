@@ -43,7 +43,7 @@ impl ExportTable {
             callback.with(|callback| callback());
         };
         let watcher = Watcher { callback: Arc::new(callback), due: Arc::default() };
-        let before = entry.watcher.replace(watcher);
+        let before = entry.observers().watcher.replace(watcher);
         entry.leases.values().for_each(Lease::watch);
         // Values that the previous callback captured may call the table when they are dropped.
         drop(state);
@@ -55,8 +55,9 @@ impl ExportTable {
     /// Sets a descriptor at every change of the export's holders, from now on. It is set now for the changes so far.
     pub(crate) fn report_changes(&self, export: ExportId, readiness: &Arc<Readiness>) {
         if let Some(entry) = self.lock().exports.get_mut(&export) {
-            entry.readiness.retain(|known| known.strong_count() > 0);
-            entry.readiness.push(Arc::downgrade(readiness));
+            let known = &mut entry.observers().readiness;
+            known.retain(|known| known.strong_count() > 0);
+            known.push(Arc::downgrade(readiness));
         }
         readiness.set();
     }
@@ -70,13 +71,14 @@ impl ExportTable {
 impl Entry {
     /// Makes the descriptors for changes readable.
     pub(super) fn set_readiness(&self) {
-        self.readiness.iter().filter_map(Weak::upgrade).for_each(|readiness| readiness.set());
+        let known = self.observers.iter().flat_map(|observers| &observers.readiness);
+        known.filter_map(Weak::upgrade).for_each(|readiness| readiness.set());
     }
 
     /// Calls the watcher on the worker: it is the user's code.
     pub(super) fn tell_change(&self) {
         self.set_readiness();
-        let (Some(Watcher { callback, due }), Some(runtime)) = (&self.watcher, Runtime::existing()) else {
+        let (Some(Watcher { callback, due }), Some(runtime)) = (self.watcher(), Runtime::existing()) else {
             return;
         };
         if due.swap(true, Ordering::AcqRel) {
