@@ -17,6 +17,9 @@
 //! the importer uses an idle lease again by one from idle to in use, so exactly one of them succeeds. An importer that finds its
 //! lease reclaimed opens the export again, as if it had not cached it.
 //!
+//! A bit of the word states that the exporter has dropped the export. The importer is notified of that by a message, which an
+//! exporter that exits at once may not send any more; the bit is in the page when the drop of the export returns.
+//!
 //! The exporter takes no other decision from a word than whether this importer uses this lease. An importer that states a wrong
 //! state harms itself: the word "idle" for memory that it uses is a lease that it has returned, any other value one that it keeps.
 
@@ -46,6 +49,9 @@ const STATE: u32 = 3;
 
 /// Set by the exporter: the importer reports its next change by a message, and clears the bit.
 const WATCHED: u32 = 4;
+
+/// Set by the exporter when it drops the export. No change of the state clears the bit.
+const DROPPED: u32 = 8;
 
 /// Maximum number of attempts at a change that the peer gets in the way of. An honest peer does so twice at most.
 const ATTEMPTS: u32 = 8;
@@ -90,14 +96,18 @@ word!(loom::sync::atomic::AtomicU32);
 
 /// The importer's: no mapping uses the lease any longer; device work has finished or not. Returns whether to notify the exporter.
 pub(crate) fn rest(word: &impl Word, finished: bool) -> bool {
-    word.swap(if finished { IDLE } else { DRAINING }) & WATCHED != 0
+    let before = word.swap(if finished { IDLE } else { DRAINING });
+    if before & DROPPED != 0 {
+        word.set(DROPPED);
+    }
+    before & WATCHED != 0
 }
 
 /// The importer's: uses the lease again. Returns whether to notify the exporter; `None` where the exporter has reclaimed it.
 pub(crate) fn resume(word: &impl Word) -> Option<bool> {
     let mut expected = IDLE;
     for _ in 0..ATTEMPTS {
-        match word.exchange(expected, IN_USE) {
+        match word.exchange(expected, IN_USE | expected & DROPPED) {
             Ok(before) => return Some(before & WATCHED != 0),
             Err(found) if found & STATE == RECLAIMED => return None,
             Err(found) => expected = found,
@@ -110,7 +120,7 @@ pub(crate) fn resume(word: &impl Word) -> Option<bool> {
 pub(crate) fn reclaim(word: &impl Word) -> bool {
     let mut expected = IDLE;
     for _ in 0..ATTEMPTS {
-        match word.exchange(expected, RECLAIMED) {
+        match word.exchange(expected, RECLAIMED | expected & DROPPED) {
             Ok(_) => return true,
             Err(found) if found & STATE == IDLE => expected = found,
             Err(_) => return false,
@@ -122,6 +132,11 @@ pub(crate) fn reclaim(word: &impl Word) -> bool {
 /// The exporter's: requests a notification of the next change.
 pub(crate) fn watch(word: &impl Word) {
     word.set(WATCHED);
+}
+
+/// The exporter's: states that the export has been dropped.
+pub(crate) fn note_drop(word: &impl Word) {
+    word.set(DROPPED);
 }
 
 fn state(word: &impl Word) -> LeaseState {
@@ -192,6 +207,16 @@ impl LeaseWord {
     /// See [`watch`].
     pub(crate) fn watch(&self) {
         watch(self.atomic());
+    }
+
+    /// See [`note_drop`].
+    pub(crate) fn note_drop(&self) {
+        note_drop(self.atomic());
+    }
+
+    /// Returns whether the exporter has dropped the export.
+    pub(crate) fn is_dropped(&self) -> bool {
+        self.atomic().load(Ordering::Acquire) & DROPPED != 0
     }
 
     /// Returns the state that the importer states.
@@ -303,6 +328,25 @@ mod tests {
         there.rest(true);
         here.watch();
         assert!(here.reclaim(), "watched and idle");
+    }
+
+    #[test]
+    fn drop_of_the_export_stays_noted() {
+        let (mut places, page) = pair();
+        let here = places.take().unwrap();
+        let there = page.word(here.slot()).unwrap();
+        assert!(!there.is_dropped());
+        here.watch();
+        here.note_drop();
+        assert!(there.rest(false) && there.is_dropped());
+        assert_eq!((there.resume(), there.is_dropped()), (Some(false), true));
+        assert!(!there.rest(true) && there.is_dropped());
+        assert_eq!(here.state(), LeaseState::Idle);
+        assert!(here.reclaim() && there.is_dropped());
+        assert_eq!(there.resume(), None);
+        places.note(here.slot(), Some(LeaseId(1)));
+        places.give_back(LeaseId(1));
+        assert!(!places.take().unwrap().is_dropped(), "a word begins without it");
     }
 
     #[test]

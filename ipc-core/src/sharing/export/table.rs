@@ -189,6 +189,7 @@ impl ExportTable {
         kill_point!("exporter:dropped");
         tracing::debug!(target: crate::os::log::EXPORT, %export, leases = entry.leases.len(), "dropped");
         let connections = entry.connections();
+        entry.leases.values().for_each(Lease::note_drop);
         entry.reclaim_idle();
         self.retire_if_free(&mut state, export);
         drop(state);

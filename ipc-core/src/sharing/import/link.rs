@@ -58,14 +58,32 @@ impl Subscriptions {
     fn note(&self, export: ExportId, notice: impl FnOnce(&ExportNotices) -> bool) {
         let Some(notices) = self.lock().exports.get(&export).cloned() else { return };
         if notice(&notices) {
-            if notices.is_dropped() {
-                for (_, callback) in notices.take_callbacks() {
-                    self.runtime.worker.submit(callback);
-                }
-            }
+            self.run_dropped(&notices);
             self.close_idle(notices.leases());
             // The exporter waits for its memory, so it receives the deferred reports now.
             self.runtime.imports.give_back_soon(&self.exporter);
+        }
+    }
+
+    /// Runs the callbacks for the drop of an export, if it has been dropped.
+    fn run_dropped(&self, notices: &ExportNotices) {
+        if notices.is_dropped() {
+            for (_, callback) in notices.take_callbacks() {
+                self.runtime.worker.submit(callback);
+            }
+        }
+    }
+
+    /// Notes the drops of exports that an exporter which has terminated could not report by a message: their leases' words state
+    /// them.
+    fn note_unreported_drops(&self, exports: &HashMap<ExportId, Arc<ExportNotices>>) {
+        for notices in exports.values().filter(|notices| !notices.is_dropped()) {
+            let leases: Vec<_> = notices.leases().iter().filter_map(KnownLease::upgrade).collect();
+            if leases.iter().any(|lease| lease.is_open() && lease.is_dropped()) && notices.drop_export() {
+                self.run_dropped(notices);
+            }
+            // Not on the poller's thread, where these may be the last references.
+            self.runtime.worker.submit(move || drop(leases));
         }
     }
 
@@ -100,6 +118,7 @@ impl Subscriber for Subscriptions {
         if !self.runtime.owner.is_here() {
             return;
         }
+        self.note_unreported_drops(&exports);
         let lost = exports
             .iter()
             .filter(|(_, notices)| !notices.is_dropped())

@@ -270,6 +270,13 @@ impl Lease {
         }
     }
 
+    /// States to the importer that the export has been dropped.
+    pub(super) fn note_drop(&self) {
+        if let Some(word) = &self.word {
+            word.note_drop();
+        }
+    }
+
     /// Ends the lease: waits of this process's streams for the importer are satisfied.
     fn end(self, how: Termination) {
         let Some(timeline) = self.timeline else { return };

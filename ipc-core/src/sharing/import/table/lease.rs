@@ -33,7 +33,7 @@ impl KnownLease {
         Self(Arc::downgrade(lease))
     }
 
-    pub(super) fn upgrade(&self) -> Option<LeaseRef> {
+    pub(in crate::sharing::import) fn upgrade(&self) -> Option<LeaseRef> {
         self.0.upgrade()
     }
 }
@@ -101,6 +101,11 @@ impl Lease {
     /// Checks that the mappings of this lease may still be used.
     pub(in crate::sharing::import) fn check(&self) -> Result<()> {
         if self.is_revoked() { Err(self.link.error_gone()) } else { Ok(()) }
+    }
+
+    /// Returns whether the exporter states, in memory that it shares with this process, that it has dropped the export.
+    pub(in crate::sharing::import) fn is_dropped(&self) -> bool {
+        self.word.as_ref().is_some_and(LeaseWord::is_dropped)
     }
 
     fn is_revoked(&self) -> bool {
