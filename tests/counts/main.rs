@@ -149,12 +149,21 @@ fn drop_of_mapping_queues_no_job_unless_its_lease_ends() {
     let one_after_the_other = jobs(&|| (0..10).for_each(|_| drop(open())));
     // The first round begins after `settle`, which closes idle mappings.
     assert_eq!(one_after_the_other, (0, 0), "each the last of its lease");
+    let used = || {
+        let _ = open().range();
+    };
+    assert_eq!(jobs(&|| (0..10).for_each(|_| used())), (0, 0), "also of mappings whose address was used");
     let ended = jobs(&|| {
-        drop(open());
+        used();
         settle();
     });
     // It is `settle`'s.
     assert_eq!(ended, (1, 1), "the device is waited for once, before the lease ends");
+    let unused = jobs(&|| {
+        drop(open());
+        settle();
+    });
+    assert_eq!(unused, (1, 0), "no device work can have used it");
     process.finish();
 }
 

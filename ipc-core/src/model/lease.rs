@@ -21,8 +21,9 @@ impl fmt::Display for LeaseId {
 pub enum LeaseState {
     /// A mapping uses the lease.
     InUse,
-    /// The last mapping was dropped without a stream: no mapping uses the lease, but device work that was submitted before may
-    /// still use the memory. The importer waits for that work before it returns the lease.
+    /// The last mapping was dropped without a stream, after its address was used: no mapping uses the lease, but device work that
+    /// was submitted before may still use the memory. Only the importer can wait for that work, so an importer that is stopped
+    /// keeps the lease until it continues or terminates.
     Draining,
     /// No mapping and no device work uses the lease: only the import cache of the process keeps it. The exporter can end it
     /// without the process; see [`Export::recall`](crate::Export::recall).

@@ -192,15 +192,23 @@ fn opens_at_home(ipc: &Ipc, recorder: &Recorder) {
     let (kept, ()) = recorder.calls(|| drop((another, same, mapping)));
     assert!(kept.is_empty(), "the end of mappings whose lease stays open: {kept:?}");
     // `settle` closes unused mappings.
-    let mapping = open(0);
-    set_cache_limits(CacheLimits::NONE).expect("set");
-    let (closed, ()) = recorder.calls(|| {
-        drop(mapping);
-        settle();
-    });
-    set_cache_limits(CacheLimits::default()).expect("set");
-    let wait = entered(&["cuStreamIsCapturing", "cuCtxSynchronize"]);
-    assert_eq!(closed, [wait, entered(&["cuIpcCloseMemHandle"])].concat(), "the end of the last mapping");
+    let ended = |is_used: bool| {
+        let mapping = open(0);
+        if is_used {
+            let _ = mapping.range();
+        }
+        set_cache_limits(CacheLimits::NONE).expect("set");
+        let (closed, ()) = recorder.calls(|| {
+            drop(mapping);
+            settle();
+        });
+        set_cache_limits(CacheLimits::default()).expect("set");
+        closed
+    };
+    let (wait, close) =
+        (entered(&["cuStreamIsCapturing", "cuCtxSynchronize"]), entered(&["cuIpcCloseMemHandle"]));
+    assert_eq!(ended(true), [wait, close.clone()].concat(), "the end of the last mapping");
+    assert_eq!(ended(false), close, "the end of a mapping that no device work can have used");
     let (ready, mapping) = recorder.calls(|| open(2));
     let opened = [["cuIpcOpenMemHandle", "cuMemGetAddressRange"].as_slice(), &["cuIpcOpenEventHandle"]];
     let (opened, asked) = (opened.map(entered).concat(), entered(&["cuEventQuery"]));

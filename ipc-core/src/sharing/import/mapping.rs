@@ -20,7 +20,9 @@ use crate::wire::descriptor::{DescribedRegion, Descriptor};
 /// Opened memory of another process: one region, or any number of named tensors.
 ///
 /// The lease ends when device work with the memory has completed: [`release`](Self::release) waits for a stream; after a plain
-/// drop, the library waits for all work of the device before it ends the lease or uses it again. Neither blocks the caller.
+/// drop, the library waits for all work of the device before it ends the lease or uses it again. Neither blocks the caller. A
+/// mapping that device work cannot have used (no view or address of it was taken, and no stream waits for it) is released at once,
+/// also by a plain drop: for example after [`to_host`](Self::to_host).
 ///
 /// # Examples
 ///
@@ -82,6 +84,7 @@ impl Mapping {
             self.range.len > 0,
             "a mapping of named tensors has no single range; take Mapping::get or Mapping::tensors"
         );
+        self.first_part().note_use();
         self.range
     }
 
@@ -110,6 +113,7 @@ impl Mapping {
     /// # }
     /// ```
     pub fn regions(&self) -> impl Iterator<Item = DeviceRange> {
+        self.parts.iter().for_each(OpenPart::note_use);
         let unnamed = Some(self.range).filter(|range| range.len > 0);
         let parts = if unnamed.is_some() { &[] } else { &self.parts[..] };
         let mapped = parts.iter().flat_map(|part| part.regions().iter().copied());
@@ -385,7 +389,7 @@ impl Mapping {
     }
 
     /// Registers a callback that runs once when the exporter drops or closes the export, now if it has: it shares a new
-    /// version, or needs the memory.
+    /// version, or needs the memory. It also runs if the exporter terminates right after that.
     ///
     /// The mapping stays valid; opening the export again fails with [`Error::ExportDropped`]. [`on_gone`](Self::on_gone)
     /// reports the termination of the exporter's process. The callback runs on a thread of the library, with the context of the

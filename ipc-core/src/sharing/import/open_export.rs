@@ -128,6 +128,7 @@ impl OpenExport<'_> {
             // Its drop ends the lease, also after an error.
             let kept = part(home, Access::ReadOnly, self.local_source(granted));
             kept.wait_ready(|| timeout)?;
+            kept.note_use();
             copy_within(backend, kept.regions(), &layout, device)?
         } else {
             let allow = session.allow_list();

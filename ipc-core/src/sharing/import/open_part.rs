@@ -36,6 +36,9 @@ pub(crate) struct OpenPart {
     owner: Owner,
     /// Whether the host has seen that the bytes are ready.
     seen_ready: AtomicBool,
+    /// Whether device work may use the memory or its words at the end of the mapping: an address was returned, or a stream waits.
+    /// Without, the lease is idle at once when the mapping is dropped.
+    is_used: AtomicBool,
     extras: OnceLock<Box<MappingExtras>>,
 }
 
@@ -142,7 +145,16 @@ impl OpenPart {
     /// Creates a part that belongs to the process of the runtime.
     pub(super) fn new(runtime: &Runtime, source: MappingSource, terms: Terms) -> Self {
         let seen_ready = AtomicBool::new(source.is_ready_by_itself());
-        Self { source: Some(source), terms, owner: runtime.owner, seen_ready, extras: OnceLock::new() }
+        let (is_used, extras) = (AtomicBool::new(false), OnceLock::new());
+        Self { source: Some(source), terms, owner: runtime.owner, seen_ready, is_used, extras }
+    }
+
+    /// Notes that device work may use the memory or its words from now on.
+    pub(super) fn note_use(&self) {
+        // Mostly set already: no write to a cache line that other threads read.
+        if !self.is_used.load(Ordering::Relaxed) {
+            self.is_used.store(true, Ordering::Release);
+        }
     }
 
     fn source(&self) -> &MappingSource {
@@ -219,6 +231,7 @@ impl OpenPart {
         if self.seen_ready.load(Ordering::Acquire) || self.source().is_ready_by_itself() {
             return Ok(());
         }
+        self.note_use();
         self.source().wait_ready_on(stream)
     }
 
@@ -244,6 +257,7 @@ impl OpenPart {
     /// Returns the timeline, also if only hosts can use it.
     pub(crate) fn words(&self) -> Result<Timeline> {
         self.owner.check()?;
+        self.note_use();
         match self.source() {
             MappingSource::Remote(lease) => lease.timeline(Deadline::after(self.terms.timeout)),
             MappingSource::Local(local) => {
@@ -431,12 +445,12 @@ impl MappingSource {
 
 impl Drop for OpenPart {
     fn drop(&mut self) {
-        let device = self.device();
+        let (device, is_used) = (self.device(), *self.is_used.get_mut());
         let Some((runtime, source)) = self.take_for_end() else { return };
         let near = self.end_local_timeline(runtime, &source);
-        let Some(source) = source.return_lease(runtime, false) else { return };
+        let Some(source) = source.return_lease(runtime, !is_used) else { return };
         runtime.worker.submit(move || {
-            if let Err(error) = source.backend().synchronize_device(device) {
+            if is_used && let Err(error) = source.backend().synchronize_device(device) {
                 tracing::warn!(target: crate::os::log::IMPORT, %error, "the device could not be waited for before a mapping was closed");
             }
             end(near);

@@ -73,7 +73,8 @@ impl<'m> Tensor<'m> {
 
     /// Returns the range from the first element to the end of the last one, with the gaps between them; the layout's
     /// [offset](TensorLayout::offset) is before it. It is empty for a tensor without elements.
-    pub const fn range(&self) -> DeviceRange {
+    pub fn range(&self) -> DeviceRange {
+        self.keeper.note_use();
         self.range
     }
 

@@ -43,6 +43,7 @@ impl<'m> ViewOwner<'m> {
         stream: &impl ViewStream<M>,
     ) -> Result<M::View<'m, T>> {
         self.check_viewable::<T>(range, layout, stream.as_stream())?;
+        self.note_use();
         // SAFETY: the view borrows the guard, the caller names bytes in its regions, and size and alignment have been
         // checked.
         unsafe { stream.view(range) }
@@ -60,6 +61,7 @@ impl<'m> ViewOwner<'m> {
             return Err(Error::AccessDenied { wanted: Access::ReadWrite, granted });
         }
         self.check_viewable::<T>(range, layout, stream.as_stream())?;
+        self.note_use();
         // SAFETY: as in `view`; the memory may be written. Views are device addresses: what two streams or two processes
         // do with them at a time is for events to order, as with all device memory.
         unsafe { stream.view_mut(range) }
@@ -120,11 +122,21 @@ impl<'m> ViewOwner<'m> {
             Self::Own(own) => own.backend().memory(),
         };
         // SAFETY: the guard keeps the memory while this runs, and the caller names bytes in its regions.
-        unsafe {
+        let read = unsafe {
             match layout {
                 Some(layout) => read_tensor(memory, range, layout, stream),
                 None => read_elements(memory, range, stream),
             }
+        };
+        // The copy has been waited for, unless that failed.
+        read.inspect_err(|_| self.note_use())
+    }
+
+    /// Notes that device work may use the memory from now on.
+    pub(super) fn note_use(self) {
+        match self {
+            Self::Opened(held) => held.note_use(),
+            Self::Own(_) => {}
         }
     }
 
