@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use device_ipc_broker_tests::{ASCEND, CUDA, PINNING, REVOKING, agent, eventually};
+use device_ipc_broker_tests::{ASCEND, Answer, CUDA, PINNING, REVOKING, agent, eventually};
 
 /// Far less than the time limits of the calls below.
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -132,24 +132,103 @@ fn lease_that_becomes_idle_while_the_exporter_waits_ends() {
 
 #[test]
 fn reuse_that_races_with_the_close_reads_no_stale_bytes() {
-    let (mut exporter, mut importer) = (agent!(PINNING), agent!(PINNING));
-    for round in 0..150_u32 {
-        let byte = round % 251 + 1;
-        exporter.ok("allocate block 4096");
-        exporter.ok(&format!("fill block {byte}"));
-        exporter.ok("sync");
-        let descriptor = exporter.share("x 4096 of=block");
-        exporter.ok("free block");
-        importer.send(&format!("reopen-until-dropped {descriptor} {byte}"));
-        eventually("it is open", false, || exporter.ok("states x").is_empty());
-        if round % 2 == 0 {
-            exporter.ok("recall x");
+    for machine in [PINNING, REVOKING, CUDA, ASCEND] {
+        let (mut exporter, mut importer) = (agent!(machine), agent!(machine));
+        for round in 0..30_u32 {
+            let byte = round % 100 + 1;
+            exporter.ok("allocate block 4096");
+            exporter.ok(&format!("fill block {byte}"));
+            exporter.ok("sync");
+            let descriptor = exporter.share("x 4096 of=block");
+            importer.send(&format!("reopen-until-dropped {descriptor} {byte}"));
+            eventually("it is open", false, || exporter.ok("states x").is_empty());
+            if round % 3 > 0 {
+                exporter.ok("recall x");
+            }
+            // A stopped importer that uses the memory keeps the export from closing; any other one does not.
+            let stopped = round % 3 == 2;
+            if stopped {
+                importer.stop();
+            }
+            if !stopped || exporter.ok("close-keeping x 300") != "closed" {
+                importer.resume();
+                exporter.ok("close x 60000");
+            }
+            // No importer uses the memory, so the exporter does.
+            exporter.ok("fill block 255");
+            exporter.ok("sync");
+            importer.resume();
+            let reopened = importer.receive();
+            assert!(matches!(reopened, Answer::Done(_)), "{machine}, round {round}: {reopened:?}");
+            exporter.ok("free block");
         }
-        exporter.ok("close x 60000");
-        importer.receive();
+        assert_eq!((exporter.counter("exports"), exporter.allocated()), (0, 0));
+        eventually("mappings", 0, || importer.counter("mapped_bytes"));
     }
-    assert_eq!((exporter.counter("exports"), exporter.allocated()), (0, 0));
-    eventually("mappings", 0, || importer.counter("mapped_bytes"));
+}
+
+#[test]
+fn lease_that_was_taken_back_is_not_used_again() {
+    /// Exports that are recalled first: the importer has as many notifications to read before that of the last.
+    const OTHERS: usize = 64;
+    for machine in [PINNING, REVOKING, CUDA, ASCEND] {
+        let (mut exporter, mut importer) = (agent!(machine), agent!(machine));
+        exporter.ok("allocate block 4096");
+        for round in 0..4 {
+            let names: Vec<_> =
+                (0..OTHERS).map(|other| format!("other{other}")).chain(["x".into()]).collect();
+            let mut last = None;
+            for name in &names {
+                let descriptor = exporter.share(&format!("{name} 4096 of=block"));
+                importer.ok(&format!("read-on-host {descriptor}"));
+                last = Some(descriptor);
+            }
+            let last = last.expect("there is one at least");
+            importer.stop();
+            for name in &names {
+                exporter.ok(&format!("recall {name}"));
+            }
+            importer.send(&format!("open x {last}"));
+            importer.resume();
+            importer.receive();
+            let state = exporter.ok("states x");
+            assert_eq!(state, format!("{}:in use", importer.id()), "{machine}, round {round}");
+            importer.ok("release x");
+            for name in &names {
+                exporter.ok(&format!("close {name} 60000"));
+            }
+        }
+    }
+}
+
+#[test]
+fn mapping_dropped_without_device_work_blocks_nothing() {
+    for machine in [PINNING, REVOKING, CUDA, ASCEND] {
+        let (mut exporter, mut importer) = (agent!(machine), agent!(machine));
+        let descriptor = exporter.share("x 4096");
+        importer.ok(&format!("read-on-host {descriptor}"));
+        assert_eq!(exporter.ok("states x"), format!("{}:idle", importer.id()), "{machine}");
+        importer.stop();
+        let began = Instant::now();
+        exporter.ok("close x 60000");
+        assert!(began.elapsed() < AT_ONCE, "{machine}: {:?}", began.elapsed());
+        importer.resume();
+        importer.fails(&format!("read-on-host {descriptor}"), "ExportDropped");
+    }
+}
+
+#[test]
+fn mapping_dropped_after_device_work_is_named_while_its_process_is_stopped() {
+    let (mut exporter, mut importer) = (agent!(PINNING), agent!(PINNING));
+    let descriptor = exporter.share("x 4096");
+    importer.ok(&format!("open x {descriptor}"));
+    importer.ok("touch x");
+    importer.ok("drop x");
+    importer.stop();
+    let text = exporter.ok("close-keeping x 100");
+    assert!(text.ends_with(" s, draining"), "{text}");
+    importer.resume();
+    assert_eq!(exporter.ok("close-keeping x 60000"), "closed");
 }
 
 #[test]
@@ -189,4 +268,26 @@ fn drop_of_the_export_and_death_of_the_exporter_are_different_notifications() {
     events.sort_unstable();
     assert_eq!(events, ["gone first ExporterGone", "gone second ExporterGone"]);
     assert_eq!(importer.take_events(), Vec::<String>::new(), "no export was dropped");
+}
+
+#[test]
+fn drop_by_an_exporter_that_exits_at_once_is_reported() {
+    for machine in [PINNING, REVOKING, CUDA, ASCEND] {
+        let mut importer = agent!(machine);
+        for round in 0..5 {
+            let mut exporter = agent!(machine);
+            let descriptors = [exporter.share("dropped 4096"), exporter.share("lost 4096")];
+            for (name, descriptor) in ["dropped", "lost"].iter().zip(&descriptors) {
+                importer.ok(&format!("open {name} {descriptor}"));
+                importer.ok(&format!("on-dropped {name}"));
+            }
+            importer.ok("on-gone lost");
+            exporter.send("drop-and-exit dropped");
+            let events = [importer.event(""), importer.event("")];
+            assert_eq!(events, ["dropped dropped", "gone lost ExporterGone"], "{machine}, round {round}");
+            importer.ok("drop dropped");
+            importer.ok("drop lost");
+            assert_eq!(importer.take_events(), Vec::<String>::new(), "the other export was not dropped");
+        }
+    }
 }

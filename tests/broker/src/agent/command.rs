@@ -63,8 +63,13 @@ pub enum SystemCommand {
     OnDropped { name: String },
     /// Reports the event `changed NAME` on changes of an export's holders.
     ReportChanges { name: String },
-    /// Opens, reads and releases an export until it has been dropped; returns how often. Every byte is to be `byte`.
+    /// Opens, reads and drops an export until it has been dropped; returns how often. Every byte is to be `byte`, at the begin and
+    /// at the end of each mapping.
     ReopenUntilDropped { descriptor: Descriptor, byte: u8 },
+    /// Opens an export, copies it to the host and drops the mapping, without any device work of its own.
+    ReadOnHost { descriptor: Descriptor },
+    /// Drops an export and exits at once, without exit handlers.
+    DropAndExit { name: String },
 
     /// Becomes another user, for good.
     Become { uid: u32, gid: u32 },

@@ -97,6 +97,8 @@ impl Agent {
             C::OnDropped { name } => self.on_dropped(&name),
             C::ReportChanges { name } => self.report_changes(&name),
             C::ReopenUntilDropped { descriptor, byte } => self.reopen_until_dropped(&descriptor, byte)?,
+            C::ReadOnHost { descriptor } => self.read_on_host(&descriptor)?,
+            C::DropAndExit { name } => self.drop_and_exit(&name),
             C::Become { uid, gid } => process::become_user(uid, gid),
             C::LeaveNetwork => process::leave_network(),
             C::DropCapabilities => process::drop_capabilities(),

@@ -1,7 +1,7 @@
 //! What an exporter observes of its importers, and importers of it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use device_ipc_conformance::agent::{Answer, Server};
 use device_ipc_core::{Descriptor, Error, Result};
@@ -41,7 +41,8 @@ impl Agent {
         Answer::Done
     }
 
-    /// Opens, reads and releases an export until an open fails. Every byte is to be `byte`.
+    /// Opens, reads and drops an export until an open fails. Every byte is to be `byte`, at the begin and at the end of each
+    /// mapping.
     pub(super) fn reopen_until_dropped(&mut self, descriptor: &Descriptor, byte: u8) -> Result<Answer> {
         let stream = self.server().stream(0)?;
         let mut rounds = 0;
@@ -51,12 +52,40 @@ impl Agent {
                 Err(Error::ExportDropped { .. }) => return Ok(Answer::Number(rounds)),
                 Err(error) => return Err(error),
             };
-            if rounds % 8 == 0 {
-                let bytes = mapping.view::<u8, _>(&stream)?.to_vec()?;
-                assert!(bytes.iter().all(|read| *read == byte), "round {rounds}: not all bytes are {byte}");
+            for place in ["begin", "end"] {
+                let bytes: Vec<u8> = mapping.to_host(&stream)?;
+                let wrong = bytes.iter().find(|read| **read != byte);
+                assert_eq!(wrong, None, "at the {place} of round {rounds}, not {byte}");
+                // Long enough for the other process to do something meanwhile.
+                spin(Duration::from_micros(100));
             }
-            mapping.release(&stream)?;
+            // The lease is idle now and then, so that it can be taken back.
+            if rounds % 4 == 3 {
+                mapping.release(&stream)?;
+            } else {
+                drop(mapping);
+                spin(Duration::from_micros(100));
+            }
             rounds += 1;
         }
+    }
+
+    pub(super) fn read_on_host(&mut self, descriptor: &Descriptor) -> Result<Answer> {
+        let stream = self.server().stream(0)?;
+        let mapping = open(&self.server().ipc, descriptor, Duration::from_secs(5))?;
+        Ok(Answer::Bytes(mapping.to_host(&stream)?))
+    }
+
+    pub(super) fn drop_and_exit(&mut self, name: &str) -> Answer {
+        drop(self.server().exports.remove(name).expect("the test has shared it"));
+        // SAFETY: ends the process, and runs nothing of it.
+        unsafe { libc::_exit(0) }
+    }
+}
+
+fn spin(time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        std::hint::spin_loop();
     }
 }
