@@ -1,15 +1,23 @@
 //! A parameter server: one process publishes versions of a tensor, several workers read each of them. A worker that is killed
 //! or stopped does not keep the server from publishing the next version and freeing the last.
+//!
+//! It runs on the mock and on both simulated drivers, and with `DEVICE_IPC_BACKEND` on the backend of that name alone, for example
+//! on a GPU:
+//!
+//! ```text
+//! DEVICE_IPC_BACKEND=cuda cargo test --test parameter_server
+//! ```
 
 mod support;
 
+use std::ffi::OsString;
 use std::process::Command;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use device_ipc::{Descriptor, Dtype, Error, Export, Ipc, Result};
 use device_ipc_test_process::Process;
-use support::{role as role_name, start};
+use support::{role as role_name, start_with};
 
 const ELEMENTS: usize = 4096;
 const VERSIONS: u64 = 5;
@@ -19,9 +27,24 @@ const AT_ONCE: Duration = Duration::from_secs(10);
 
 #[test]
 fn killed_and_stopped_workers_block_no_version() {
-    let mut server = start("server", &[]);
-    let [mut reader, mut stopped] = [(); 2].map(|()| start("reader", &[]));
-    let [mut holder, mut killed] = [(); 2].map(|()| start("holder", &[]));
+    if std::env::var_os("DEVICE_IPC_BACKEND").is_some() {
+        return run(&[]);
+    }
+    let path = |library: std::io::Result<std::path::PathBuf>| {
+        library.expect("the simulator is built with the tests").into_os_string()
+    };
+    let (cuda, ascend) = (path(device_ipc_sim_cuda::library()), path(device_ipc_sim_ascendcl::library()));
+    run(&[("DEVICE_IPC_BACKEND", "mock".into())]);
+    run(&[("DEVICE_IPC_BACKEND", "cuda".into()), (device_ipc::cuda::LIBRARY_VARIABLE, cuda)]);
+    run(&[("DEVICE_IPC_BACKEND", "ascend".into()), (device_ipc::ascend::LIBRARY_VARIABLE, ascend)]);
+}
+
+/// Runs the processes with these environment variables.
+fn run(environment: &[(&str, OsString)]) {
+    let process = |role| start_with(role, environment);
+    let mut server = process("server");
+    let [mut reader, mut stopped] = [(); 2].map(|()| process("reader"));
+    let [mut holder, mut killed] = [(); 2].map(|()| process("holder"));
     let version = |server: &mut Process| {
         server.send("next");
         server.line(|line| line.starts_with("dipc").then(|| line.to_owned()))

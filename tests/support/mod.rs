@@ -1,7 +1,7 @@
 //! Processes of the tests of this folder: the roles of a test, and examples.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use device_ipc_test_process::{Process, command_of_test};
@@ -30,12 +30,20 @@ fn argument_variable(name: &str) -> String {
 
 /// Starts the test `role` of this program in another process.
 pub(crate) fn start(role: &str, arguments: &[(&str, &str)]) -> Process {
+    let arguments: Vec<_> =
+        arguments.iter().map(|(name, value)| (argument_variable(name), value.into())).collect();
+    start_with(role, &arguments)
+}
+
+/// Starts the test `role` of this program in another process, with these environment variables.
+pub(crate) fn start_with(role: &str, environment: &[(impl AsRef<OsStr>, OsString)]) -> Process {
     let tests = module_path!().strip_suffix("::support").expect("a module of the tests");
     let mut command = command_of_test(&format!("{tests}::role"));
-    command.env(ROLE, role).envs(arguments.iter().map(|(name, value)| (argument_variable(name), value)));
+    command.env(ROLE, role);
     if let Some(path) = search_path() {
         command.env("LD_LIBRARY_PATH", path);
     }
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
     Process::start(role, &mut command)
 }
 
