@@ -1,5 +1,6 @@
 //! The importing process: carries out the commands of the exporter and answers each.
 
+use std::sync::mpsc::{Receiver, channel};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ pub(crate) fn serve(device: u32) -> Result<()> {
     let ipc = ipc()?;
     let stream = ipc.create_stream(device)?;
     let mut held = Vec::new();
+    let mut observed = None;
     let lines = Lines::of_child()?;
     lines.send("ok")?;
     while let Ok(line) = lines.receive(FOREVER) {
@@ -34,6 +36,11 @@ pub(crate) fn serve(device: u32) -> Result<()> {
                 held.push(mapping);
                 String::new()
             }),
+            "observe" => observe(&ipc, &stream, arguments).map(|observing| {
+                observed = Some(observing);
+                String::new()
+            }),
+            "dropped" => dropped(&stream, observed.take()).map(|()| String::new()),
             _ => carry_out(&ipc, &stream, command, arguments).map(|()| String::new()),
         };
         match answer {
@@ -53,6 +60,29 @@ fn open(ipc: &Ipc, stream: &Stream, arguments: &str) -> Result<Mapping> {
     Ok(mapping)
 }
 
+/// Opens `VALUE DESCRIPTOR`, copies the bytes to the host and drops the mapping: its lease is idle.
+fn read(ipc: &Ipc, stream: &Stream, arguments: &str) -> Result<()> {
+    let (value, descriptor) = value_and(arguments)?;
+    check(&ipc.open(&descriptor.parse()?).at_home()?.to_host::<f32, _>(stream)?, value)
+}
+
+/// Opens `VALUE DESCRIPTOR`, and waits for the drop of the export from now on.
+fn observe(ipc: &Ipc, stream: &Stream, arguments: &str) -> Result<(Mapping, Receiver<()>)> {
+    let (value, descriptor) = value_and(arguments)?;
+    let mapping = ipc.open(&descriptor.parse()?).at_home()?;
+    check(&mapping.to_host::<f32, _>(stream)?, value)?;
+    let (sender, receiver) = channel();
+    mapping.on_dropped(move || sender.send(()).unwrap_or_default());
+    Ok((mapping, receiver))
+}
+
+fn dropped(stream: &Stream, observed: Option<(Mapping, Receiver<()>)>) -> Result<()> {
+    let (mapping, dropped) = observed.context("observe comes first")?;
+    dropped.recv_timeout(TIMEOUT).context("the drop of the export was not reported")?;
+    mapping.release(stream)?;
+    Ok(())
+}
+
 fn value_and(arguments: &str) -> Result<(f32, &str)> {
     let (value, rest) = arguments.split_once(' ').context("a value, then more")?;
     Ok((value.parse()?, rest))
@@ -67,6 +97,7 @@ fn check(seen: &[f32], value: f32) -> Result<()> {
 fn carry_out(ipc: &Ipc, stream: &Stream, command: &str, arguments: &str) -> Result<()> {
     match command {
         "open" => open(ipc, stream, arguments)?.release(stream)?,
+        "read" => read(ipc, stream, arguments)?,
         "staged" => {
             let (value, descriptor) = value_and(arguments)?;
             let copy = ipc.open(&descriptor.parse()?).staged().on(stream)?;
@@ -100,7 +131,7 @@ fn carry_out(ipc: &Ipc, stream: &Stream, command: &str, arguments: &str) -> Resu
             mapping.release(&stream)?;
         }
         "ring" => ring(ipc, stream, arguments)?,
-        "channel" => channel(ipc, stream, arguments)?,
+        "channel" => receive_all(ipc, stream, arguments)?,
         _ => bail!("unknown command {command:?}"),
     }
     Ok(())
@@ -132,7 +163,7 @@ fn next_by_descriptor(reader: &mut RingReader) -> Result<Option<RingReadSlot>> {
 }
 
 /// Receives from the channel of this name until it is closed: tensors, and their values as bytes.
-fn channel(ipc: &Ipc, stream: &Stream, name: &str) -> Result<()> {
+fn receive_all(ipc: &Ipc, stream: &Stream, name: &str) -> Result<()> {
     let channel = ipc.connect(name).timeout(TIMEOUT).start()?;
     loop {
         let message = match channel.receive(TIMEOUT) {

@@ -42,6 +42,8 @@ pub(crate) enum Row {
     Ready,
     /// As `ready`, with cudarc's `CudaSlice` on the default stream as the only owner (CUDA)
     Cudarc,
+    /// As `plain`, observed by `holders`, `on_change` and `on_dropped`, with idle leases, recalls and closes of memory in use
+    Observe,
     /// New memory, and a timeline signalled in both directions
     Timeline,
     /// A publication of a ring; a new ring every 100
@@ -75,6 +77,7 @@ impl Row {
             Self::Plain => "plain",
             Self::Ready => "ready",
             Self::Cudarc => "cudarc",
+            Self::Observe => "observe",
             Self::Timeline => "timeline",
             Self::Ring => "ring",
             Self::Channel => "channel",
@@ -120,6 +123,7 @@ impl Exporter {
             Row::Plain => self.plain()?,
             Row::Ready => self.ready()?,
             Row::Cudarc => self.cudarc()?,
+            Row::Observe => self.observe()?,
             Row::Timeline => self.timeline()?,
             Row::Bundle => self.bundle()?,
             Row::Staged => self.staged()?,

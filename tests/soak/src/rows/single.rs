@@ -1,8 +1,11 @@
 //! Hand-overs of one tensor, which is shared, opened, released and freed.
 
-use anyhow::{Context, Result};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
 use cudarc::driver::CudaContext;
-use device_ipc::{Export, cuda};
+use device_ipc::{Export, LeaseState, cuda};
 
 use super::{ELEMENTS, Exporter};
 use crate::TIMEOUT;
@@ -45,6 +48,41 @@ impl Exporter {
         timeline.wait(1, &self.stream)?;
         self.importer.answer()?;
         finish(export)
+    }
+
+    /// An export that is opened, idle, recalled in every second round, opened again, and ended while it is in use.
+    pub(super) fn observe(&mut self) -> Result<()> {
+        let buffer = self.new_tensor()?;
+        self.stream.synchronize()?;
+        let export = self.ipc.share(buffer).start()?;
+        let (changed, changes) = channel();
+        export.on_change(move || changed.send(()).unwrap_or_default());
+        let check = |export: &Export, state, count| {
+            let holders = export.holders();
+            ensure!(holders.count(state) == count, "{count} holders were to be {state}: {holders}");
+            Ok(())
+        };
+        self.opened_by("read", &export)?;
+        check(&export, LeaseState::Idle, 1)?;
+        let even = self.done.is_multiple_of(2);
+        if even {
+            export.recall();
+            check(&export, LeaseState::Idle, 0)?;
+        }
+        self.opened_by("observe", &export)?;
+        check(&export, LeaseState::InUse, 1)?;
+        // Each returns once `on_dropped` has run in the importer, and releases the mapping.
+        if even {
+            drop(export);
+            self.importer.ask("dropped")?;
+        } else {
+            let Err(failed) = export.close(Duration::ZERO) else {
+                bail!("it was closed while it was in use")
+            };
+            self.importer.ask("dropped")?;
+            failed.into_inner().close(TIMEOUT)?;
+        }
+        changes.recv_timeout(TIMEOUT).context("no change of the holders was reported")
     }
 
     pub(super) fn staged(&mut self) -> Result<()> {
