@@ -298,6 +298,37 @@ fn cancelled_waits_lose_no_message() {
     assert_eq!(peer.receive(), "done");
 }
 
+#[test]
+fn event_loop_connects_without_waiting() {
+    let ipc = ipc();
+    let name = format!("channels-{}-connecting", std::process::id());
+    let nobody = ipc.connect(&name).try_start().map(drop);
+    assert!(matches!(nobody, Err(Error::NoListener { after: Duration::ZERO, .. })), "{nobody:?}");
+    let listener = ipc.listen(&name).start().expect("the name is new");
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(async {
+        let connecting = ipc.connect(&name).try_start().expect("it listens");
+        let connecting = connecting.try_finish().expect("it listens").expect_err("it has not accepted yet");
+        assert!(!is_readable_now(&connecting));
+        let connecting = watch(connecting);
+        let accepted = tokio::task::spawn_blocking(move || listener.accept(TIMEOUT).expect("one connects"));
+        let mut ready = connecting.readable().await.expect("it is watched");
+        ready.clear_ready();
+        drop(ready);
+        let channel =
+            connecting.into_inner().try_finish().expect("it was accepted").expect("there is an answer");
+        let accepted = accepted.await.expect("no panic");
+        channel.send(Message::new().bytes(b"one"), TIMEOUT).expect("it is open");
+        assert_eq!(accepted.receive(TIMEOUT).expect("a message").bytes(), b"one");
+    });
+    // A listener that ends before it accepts.
+    let listener = ipc.listen(&name).start().expect("the name is free");
+    let connecting = ipc.connect(&name).try_start().expect("it listens");
+    drop(listener);
+    assert!(is_readable(&connecting, TIMEOUT));
+    let ended = connecting.try_finish().map(drop);
+    assert!(matches!(ended, Err(Error::NoListener { .. })), "{ended:?}");
+}
+
 #[allow(deprecated, reason = "the other functions are unsafe, and a channel keeps its descriptor")]
 fn watch<T: std::os::fd::AsRawFd>(inner: T) -> AsyncFd<T> {
     AsyncFd::with_interest(inner, Interest::READABLE).expect("a runtime runs")

@@ -61,8 +61,8 @@ pub use model::tensor::{Bool, Dtype, Element, LayoutError, TensorLayout, TensorT
 pub use os::kill::KILL_POINTS;
 pub use os::process::ProcessIdentity;
 pub use patterns::channel::{
-    Channel, ChannelReceiver, ChannelSender, ConnectBuilder, ListenBuilder, Listener, Message, MessageExport,
-    Received, ReceivedExport, TrySendError,
+    Channel, ChannelReceiver, ChannelSender, ConnectBuilder, Connecting, ListenBuilder, Listener, Message,
+    MessageExport, Received, ReceivedExport, TrySendError,
 };
 pub use patterns::keeper::{FindBuilder, Keeper, KeeperName, Kept, list_keepers};
 pub use patterns::ring::{

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::Runtime;
+use crate::model::error::{Error, Result};
 use crate::os::Readiness;
 
 /// Bounds of the interval between two evaluations in the first second: an eighth of the time waited so far.
@@ -40,16 +41,20 @@ pub(crate) struct Watch {
 impl PolledReadiness {
     /// Returns the descriptor, which the first call creates, readable.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// If the process cannot create a descriptor.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        let create = || {
-            let readiness = Readiness::new().unwrap_or_else(|error| panic!("creating an eventfd: {error}"));
-            readiness.set();
-            Arc::new(Descriptor { readiness, is_watched: AtomicBool::new(false) })
+    /// [`Error::Io`](crate::Error::Io) if the process cannot create a descriptor.
+    pub(crate) fn fd(&self) -> Result<BorrowedFd<'_>> {
+        let created = match self.0.get() {
+            Some(known) => known,
+            None => {
+                let readiness = Readiness::new().map_err(|error| Error::io("creating an eventfd", error))?;
+                readiness.set();
+                let is_watched = AtomicBool::new(false);
+                self.0.get_or_init(|| Arc::new(Descriptor { readiness, is_watched }))
+            }
         };
-        self.0.get_or_init(create).readiness.as_fd()
+        Ok(created.readiness.as_fd())
     }
 
     /// Makes the descriptor unreadable until the condition is true. Does nothing if no descriptor was requested.

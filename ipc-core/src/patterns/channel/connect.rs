@@ -1,6 +1,7 @@
 //! The connecting end.
 
-use std::os::fd::OwnedFd;
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use rustix::event::PollFlags;
@@ -13,6 +14,7 @@ use super::{Channel, DEFAULT_MESSAGE_LIMIT, name};
 use crate::model::error::{Error, Result};
 use crate::model::placement::DeviceMap;
 use crate::os::kill::kill_point;
+use crate::os::process::Owner;
 use crate::sharing::Runtime;
 use crate::sharing::Session;
 use crate::sharing::timeline::{Side, WordPage};
@@ -123,27 +125,43 @@ impl<'a> ConnectBuilder<'a> {
     /// [`Error::InvalidDeviceMap`]; [`Error::WrongBackend`]; [`Error::Protocol`] for another protocol version;
     /// [`Error::Forked`].
     pub fn start(self) -> Result<Channel> {
-        let runtime = Runtime::get()?;
-        let own = Hello::own(self.ipc, runtime.identity, &self.map, self.limit)?;
-        let uid = self.user.unwrap_or_else(|| rustix::process::geteuid().as_raw());
-        let directory = self.ipc.socket_directory();
-        let address = name::address(self.name, uid, directory.as_deref())?;
+        let (own, address) = self.target()?;
         let deadline = Deadline::after(self.timeout);
         let mut pause = FIRST_PAUSE;
         loop {
-            if let Some(socket) = self.try_connect(&address)? {
+            if let Some(connecting) = self.begin(&own, &address)? {
                 // A listener that closes before it accepts may be followed by another one.
-                if let Some(channel) = self.exchange_hello(runtime, socket, &address, &own, deadline)? {
+                if let Some(channel) = connecting.wait(deadline)? {
                     return Ok(channel);
                 }
             }
             let left = deadline.left();
             if left.is_zero() {
-                return Err(self.no_listener(&address));
+                return Err(no_listener(self.name, &address, self.timeout));
             }
             std::thread::sleep(pause.min(left));
             pause = (pause * 2).min(MAX_PAUSE);
         }
+    }
+
+    /// Begins to connect, and does not wait: for event loops, which wait for the [`Connecting`] meanwhile. The
+    /// [`timeout`](Self::timeout) has no effect.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start), except [`Error::Timeout`]. [`Error::NoListener`] if there is no listener now, or too many
+    /// processes connect to it: the start of a listener can be awaited only by trying again.
+    pub fn try_start(self) -> Result<Connecting> {
+        let (own, address) = self.target()?;
+        self.begin(&own, &address)?.ok_or_else(|| no_listener(self.name, &address, Duration::ZERO))
+    }
+
+    /// Returns the description of this process, and the address of the listener.
+    fn target(&self) -> Result<(Hello, BrokerAddress)> {
+        let own = Hello::own(self.ipc, Runtime::get()?.identity, &self.map, self.limit)?;
+        let uid = self.user.unwrap_or_else(|| rustix::process::geteuid().as_raw());
+        let address = name::address(self.name, uid, self.ipc.socket_directory().as_deref())?;
+        Ok((own, address))
     }
 
     /// Returns a connected socket, or `None` if there is no listener or its queue is full.
@@ -159,34 +177,9 @@ impl<'a> ConnectBuilder<'a> {
         }
     }
 
-    fn no_listener(&self, address: &BrokerAddress) -> Error {
-        let detail = match address {
-            BrokerAddress::Path(path) if path.parent().is_some_and(|directory| !directory.is_dir()) => {
-                format!(
-                    "the directory of {address} does not exist; mount it at the same path in this process"
-                )
-            }
-            BrokerAddress::Path(_) => format!(
-                "tried {address}; a listener without {SOCKET_DIR_VARIABLE}, of another user or with another name has another \
-                 address"
-            ),
-            BrokerAddress::Abstract(_) => format!(
-                "tried {address}; a listener with {SOCKET_DIR_VARIABLE}, of another user, in another network namespace or with \
-                 another name has another address"
-            ),
-        };
-        Error::NoListener { name: self.name.to_owned(), after: self.timeout, detail }
-    }
-
-    /// Exchanges the first packets with a listener. `None` if it has closed meanwhile.
-    fn exchange_hello(
-        &self,
-        runtime: &Runtime,
-        socket: PeerSocket,
-        address: &BrokerAddress,
-        own: &Hello,
-        deadline: Deadline,
-    ) -> Result<Option<Channel>> {
+    /// Connects to a listener and says hello. `None` if there is none, or its queue is full.
+    fn begin(&self, own: &Hello, address: &BrokerAddress) -> Result<Option<Connecting>> {
+        let Some(socket) = self.try_connect(address)? else { return Ok(None) };
         kill_point!("connector:channel-connected");
         let credentials = peer_credentials(socket.owned()).map_err(|error| {
             Error::io(format!("reading the credentials of the listener at {address}"), error)
@@ -206,20 +199,100 @@ impl<'a> ConnectBuilder<'a> {
             Err(error) => return Err(Error::io(format!("sending hello to {:?}", self.name), error)),
         }
         kill_point!("connector:channel-said-hello");
-        let Some(packet) = receive_answer(&socket, &credentials, deadline)? else { return Ok(None) };
+        Ok(Some(Connecting {
+            ipc: self.ipc.clone(),
+            name: self.name.to_owned(),
+            address: address.clone(),
+            own: own.clone(),
+            limits: self.limits,
+            listener: credentials,
+            socket,
+            owner: Owner::current(),
+        }))
+    }
+}
+
+/// A connection that a listener has not accepted yet; see [`ConnectBuilder::try_start`].
+///
+/// The descriptor ([`AsFd`]) is readable when [`try_finish`](Self::try_finish) has a result. Dropping it abandons the
+/// connection.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
+/// let listener = ipc.listen("example-try-start").start()?;
+/// let connecting = ipc.connect("example-try-start").try_start()?;
+/// let connecting = connecting.try_finish()?.expect_err("the listener has not accepted yet");
+/// // An event loop waits until the descriptor of `connecting` is readable.
+/// # let accepted = listener.accept(std::time::Duration::from_secs(10))?;
+/// let channel = connecting.try_finish()?.expect("the listener has accepted");
+/// # drop(accepted);
+/// # drop(channel);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "the channel is that of Connecting::try_finish"]
+pub struct Connecting {
+    ipc: Session,
+    name: String,
+    address: BrokerAddress,
+    own: Hello,
+    limits: Limits,
+    listener: PeerCredentials,
+    socket: PeerSocket,
+    owner: Owner,
+}
+
+impl Connecting {
+    /// Returns the channel if the listener has accepted it, and else this connection again. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoListener`] if the listener was closed; the errors of [`ConnectBuilder::start`], except [`Error::Timeout`].
+    pub fn try_finish(self) -> Result<Result<Channel, Self>> {
+        self.owner.check()?;
+        match receive_now(&self.socket)? {
+            Answer::Nothing => Ok(Err(self)),
+            Answer::Closed => Err(no_listener(&self.name, &self.address, Duration::ZERO)),
+            Answer::Packet(packet) => self.finish(packet).map(Ok),
+        }
+    }
+
+    /// Waits for the listener's answer. `None` if it has closed the connection.
+    fn wait(self, deadline: Deadline) -> Result<Option<Channel>> {
+        loop {
+            match receive_now(&self.socket)? {
+                Answer::Packet(packet) => return self.finish(packet).map(Some),
+                Answer::Closed => return Ok(None),
+                Answer::Nothing => {
+                    let waited = socket::wait_until(self.socket.fd(), PollFlags::IN, deadline.at);
+                    if !waited.map_err(|error| Error::io("waiting for the listener", error))? {
+                        let detail =
+                            format!("; process {} listens but has not called accept", self.listener.pid);
+                        return Err(deadline.passed("the accepting of the channel", &detail));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes the channel of the listener's answer.
+    fn finish(self, packet: Packet) -> Result<Channel> {
         let peer = match Greeting::decode(&packet.bytes)? {
             Greeting::Hello(peer) => peer,
             Greeting::NotAllowed { uid } => {
                 return Err(Error::NotPermitted(format!(
                     "process {}, which listens as {:?}, does not allow {}; allow that user there with IpcBuilder::allow",
-                    credentials.pid,
+                    self.listener.pid,
                     self.name,
                     UserName(uid)
                 )));
             }
         };
-        check_identity(&peer, &runtime.identity, &credentials)?;
-        let maps = own.agree_with(&peer)?;
+        check_identity(&peer, &Runtime::get()?.identity, &self.listener)?;
+        let maps = self.own.agree_with(&peer)?;
         let sent = packet.fds.len();
         let fds: Result<[OwnedFd; 2], _> = packet.fds.take().try_into();
         let Ok([page, control]) = fds else {
@@ -232,39 +305,68 @@ impl<'a> ConnectBuilder<'a> {
         socket::check_seqpacket(control.fd())?;
         let page = WordPage::open(page)?;
         kill_point!("connector:channel-welcomed");
-        let agreement = Agreement {
-            own: own.clone(),
-            peer,
-            maps,
-            page,
-            side: Side::Importer,
-            control,
-            limits: self.limits,
-        };
-        let connection = Connection::begin(self.ipc, socket, credentials.pid, agreement)?;
-        Ok(Some(Channel::new(connection)))
+        let agreement =
+            Agreement { own: self.own, peer, maps, page, side: Side::Importer, control, limits: self.limits };
+        let connection = Connection::begin(&self.ipc, self.socket, self.listener.pid, agreement)?;
+        Ok(Channel::new(connection))
     }
 }
 
-/// Receives the listener's answer. `None` if it has closed the connection.
-fn receive_answer(
-    socket: &PeerSocket,
-    listener: &PeerCredentials,
-    deadline: Deadline,
-) -> Result<Option<Packet>> {
-    loop {
-        match socket::receive(socket.fd(), &mut Vec::new()) {
-            Ok(packet) => return Ok(packet),
-            // It has closed without reading the hello. Its earlier packets can still be received.
-            Err(Errno::CONNRESET) => {}
-            Err(Errno::AGAIN) => {
-                let waited = socket::wait_until(socket.fd(), PollFlags::IN, deadline.at);
-                if !waited.map_err(|error| Error::io("waiting for the listener", error))? {
-                    let detail = format!("; process {} listens but has not called accept", listener.pid);
-                    return Err(deadline.passed("the accepting of the channel", &detail));
-                }
-            }
-            Err(error) => return Err(Error::io("receiving the listener's hello", error)),
+impl AsFd for Connecting {
+    /// Returns a descriptor that is readable when [`try_finish`](Self::try_finish) has a result; that of the connection. Nothing
+    /// may read from it or write to it.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.fd()
+    }
+}
+
+impl AsRawFd for Connecting {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl fmt::Debug for Connecting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connecting").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+fn no_listener(name: &str, address: &BrokerAddress, after: Duration) -> Error {
+    let detail = match address {
+        BrokerAddress::Path(path) if path.parent().is_some_and(|directory| !directory.is_dir()) => {
+            format!("the directory of {address} does not exist; mount it at the same path in this process")
         }
+        BrokerAddress::Path(_) => format!(
+            "tried {address}; a listener without {SOCKET_DIR_VARIABLE}, of another user or with another name has another \
+             address"
+        ),
+        BrokerAddress::Abstract(_) => format!(
+            "tried {address}; a listener with {SOCKET_DIR_VARIABLE}, of another user, in another network namespace or with \
+             another name has another address"
+        ),
+    };
+    Error::NoListener { name: name.to_owned(), after, detail }
+}
+
+/// The answer of a listener.
+enum Answer {
+    Packet(Packet),
+    /// It has closed the connection.
+    Closed,
+    /// None yet.
+    Nothing,
+}
+
+fn receive_now(socket: &PeerSocket) -> Result<Answer> {
+    loop {
+        return match socket::receive(socket.fd(), &mut Vec::new()) {
+            Ok(Some(packet)) => Ok(Answer::Packet(packet)),
+            Ok(None) => Ok(Answer::Closed),
+            // It has closed without reading the hello. Its earlier packets can still be received.
+            Err(Errno::CONNRESET) => continue,
+            Err(Errno::AGAIN) => Ok(Answer::Nothing),
+            Err(error) => Err(Error::io("receiving the listener's hello", error)),
+        };
     }
 }

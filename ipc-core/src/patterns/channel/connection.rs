@@ -121,8 +121,8 @@ pub(super) struct Connection {
     pub(super) sending: TimedMutex<SendState>,
     pub(super) receiving: TimedMutex<ReceiveState>,
     /// The descriptors that an event loop or a sender waits for, created on their first use; `None` if that failed.
-    receiver_readiness: OnceLock<Option<SocketReadiness>>,
-    sender_readiness: OnceLock<Option<SocketReadiness>>,
+    receiver_readiness: OnceLock<SocketReadiness>,
+    sender_readiness: OnceLock<SocketReadiness>,
     /// Whether the receiver's descriptor is in use: every message must make it readable.
     has_descriptor: AtomicBool,
     /// Whether a receiver may spin before it sleeps.
@@ -307,40 +307,32 @@ impl Connection {
 
     /// Wakes the threads and the event loops of this process that wait to send.
     pub(super) fn wake_senders(&self) {
-        if let Some(Some(readiness)) = self.sender_readiness.get() {
+        if let Some(readiness) = self.sender_readiness.get() {
             readiness.flag.set();
         }
     }
 
     /// Returns the descriptor that is readable when a receive call has a result.
-    pub(super) fn receiver_descriptor(&self) -> BorrowedFd<'_> {
-        let create = || SocketReadiness::new(self.socket.fd()).ok();
-        let readiness = self.receiver_readiness.get_or_init(create).as_ref();
+    pub(super) fn receiver_descriptor(&self) -> Result<BorrowedFd<'_>> {
+        let readiness = readiness_of(&self.receiver_readiness, self.socket.fd())?;
         if !self.has_descriptor.swap(true, Ordering::SeqCst) {
             self.report_readiness();
         }
-        Self::descriptor(readiness)
+        Ok(readiness.as_fd())
     }
 
     /// Returns the descriptor that is readable when a send call that found no room may find room.
-    pub(super) fn sender_descriptor(&self) -> BorrowedFd<'_> {
-        Self::descriptor(self.sender_readiness())
+    pub(super) fn sender_descriptor(&self) -> Result<BorrowedFd<'_>> {
+        Ok(self.sender_readiness()?.as_fd())
     }
 
-    fn sender_readiness(&self) -> Option<&SocketReadiness> {
-        let create = || SocketReadiness::new(self.control.fd()).ok();
-        let readiness = self.sender_readiness.get_or_init(create).as_ref();
+    fn sender_readiness(&self) -> Result<&SocketReadiness> {
+        let readiness = readiness_of(&self.sender_readiness, self.control.fd())?;
         // A close that found no descriptor has not set the flag.
-        if let Some(readiness) = readiness
-            && self.check().is_err()
-        {
+        if self.check().is_err() {
             readiness.flag.set();
         }
-        readiness
-    }
-
-    fn descriptor<'a>(readiness: Option<&'a SocketReadiness>) -> BorrowedFd<'a> {
-        if let Some(readiness) = readiness { readiness.as_fd() } else { Runtime::always_ready() }
+        Ok(readiness)
     }
 
     /// Makes the receiver's descriptor readable if a receive call has a result that the socket does not show, and else unreadable.
@@ -353,7 +345,7 @@ impl Connection {
         // A thread that holds the lock reports when it has released the lock.
         let Some(receiving) = self.receiving.try_lock() else { return };
         let is_asleep = self.inbox().fall_asleep(receiving.taken() + 1);
-        let Some(Some(readiness)) = self.receiver_readiness.get() else { return };
+        let Some(readiness) = self.receiver_readiness.get() else { return };
         if !is_asleep || receiving.has_packet() {
             readiness.flag.set();
         } else {
@@ -560,4 +552,17 @@ pub(super) fn wait_until(
             std::thread::sleep((waited / 8).min(LONGEST_SLEEP).min(left));
         }
     }
+}
+
+/// Returns the readiness of a direction, which the first call creates.
+fn readiness_of<'a>(
+    known: &'a OnceLock<SocketReadiness>,
+    socket: BorrowedFd<'_>,
+) -> Result<&'a SocketReadiness> {
+    if let Some(known) = known.get() {
+        return Ok(known);
+    }
+    let created = SocketReadiness::new(socket);
+    let created = created.map_err(|error| Error::io("creating the descriptor of a channel", error))?;
+    Ok(known.get_or_init(|| created))
 }

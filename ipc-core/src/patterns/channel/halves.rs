@@ -106,12 +106,27 @@ impl ChannelSender {
     pub fn message_limit(&self) -> u64 {
         self.connection().limit
     }
+
+    /// Returns the descriptor of [`AsFd`], which the first call creates, or an error if there is none left.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the process cannot create a descriptor (its limit of open files is reached). A later call tries again.
+    pub fn try_as_fd(&self) -> Result<BorrowedFd<'_>> {
+        self.connection().sender_descriptor()
+    }
 }
 
 impl AsFd for ChannelSender {
     /// Returns a descriptor that becomes readable when a full channel has room.
+    ///
+    /// # Panics
+    ///
+    /// If the process cannot create the descriptor (its limit of open files is reached); [`try_as_fd`](Self::try_as_fd) returns
+    /// the error.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.connection().sender_descriptor()
+        self.try_as_fd()
+            .unwrap_or_else(|error| panic!("{error}; ChannelSender::try_as_fd returns this error"))
     }
 }
 
@@ -177,6 +192,15 @@ impl ChannelReceiver {
     pub fn peer(&self) -> &ProcessIdentity {
         &self.connection.peer.process
     }
+
+    /// Returns the descriptor of [`AsFd`], which the first call creates, or an error if there is none left.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the process cannot create a descriptor (its limit of open files is reached). A later call tries again.
+    pub fn try_as_fd(&self) -> Result<BorrowedFd<'_>> {
+        self.connection.receiver_descriptor()
+    }
 }
 
 impl Drop for ChannelReceiver {
@@ -187,8 +211,14 @@ impl Drop for ChannelReceiver {
 
 impl AsFd for ChannelReceiver {
     /// Returns a descriptor that is readable while [`try_receive`](Self::try_receive) has a result.
+    ///
+    /// # Panics
+    ///
+    /// If the process cannot create the descriptor (its limit of open files is reached); [`try_as_fd`](Self::try_as_fd) returns
+    /// the error.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.connection.receiver_descriptor()
+        self.try_as_fd()
+            .unwrap_or_else(|error| panic!("{error}; ChannelReceiver::try_as_fd returns this error"))
     }
 }
 

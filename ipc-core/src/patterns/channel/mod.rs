@@ -47,7 +47,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use connect::ConnectBuilder;
+pub use connect::{ConnectBuilder, Connecting};
 pub use halves::{ChannelReceiver, ChannelSender};
 pub use listen::{ListenBuilder, Listener};
 pub use message::{Message, MessageExport, TrySendError};
@@ -248,6 +248,15 @@ impl Channel {
     pub fn message_limit(&self) -> u64 {
         self.connection.limit
     }
+
+    /// Returns the descriptor of [`AsFd`], which the first call creates, or an error if there is none left.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the process cannot create a descriptor (its limit of open files is reached). A later call tries again.
+    pub fn try_as_fd(&self) -> Result<BorrowedFd<'_>> {
+        self.connection.receiver_descriptor()
+    }
 }
 
 impl Drop for Channel {
@@ -260,8 +269,13 @@ impl Drop for Channel {
 
 impl AsFd for Channel {
     /// Returns a descriptor that is readable while [`try_receive`](Self::try_receive) has a result.
+    ///
+    /// # Panics
+    ///
+    /// If the process cannot create the descriptor (its limit of open files is reached); [`try_as_fd`](Self::try_as_fd) returns
+    /// the error.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.connection.receiver_descriptor()
+        self.try_as_fd().unwrap_or_else(|error| panic!("{error}; Channel::try_as_fd returns this error"))
     }
 }
 

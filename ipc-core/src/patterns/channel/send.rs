@@ -215,7 +215,7 @@ impl Connection {
             std::hint::spin_loop();
         }
         let until = deadline.at.min(begin + LONGEST_WAIT);
-        let waited = socket::wait_until(self.sender_descriptor(), PollFlags::IN, until);
+        let waited = socket::wait_until(self.sender_descriptor()?, PollFlags::IN, until);
         waited.map(drop).map_err(|error| Error::io("waiting for the peer of the channel", error))
     }
 

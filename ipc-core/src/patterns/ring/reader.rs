@@ -289,6 +289,15 @@ impl RingReader {
         inner.is_published(last).map(drop).map_err(|error| inner.end_of_ring(error))
     }
 
+    /// Returns the descriptor of [`AsFd`], which the first call creates, or an error if there is none left.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the process cannot create a descriptor (its limit of open files is reached). A later call tries again.
+    pub fn try_as_fd(&self) -> Result<BorrowedFd<'_>> {
+        self.inner.readiness.fd()
+    }
+
     /// Closes the reader, as dropping it does. Does not wait.
     pub fn close(self) {}
 }
@@ -298,10 +307,11 @@ impl RingReader {
 ///
 /// # Panics
 ///
-/// The first call panics if the process cannot create a descriptor (its limit of open files is reached).
+/// The first call panics if the process cannot create a descriptor (its limit of open files is reached);
+/// [`RingReader::try_as_fd`] returns the error.
 impl AsFd for RingReader {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inner.readiness.fd()
+        self.try_as_fd().unwrap_or_else(|error| panic!("{error}; RingReader::try_as_fd returns this error"))
     }
 }
 

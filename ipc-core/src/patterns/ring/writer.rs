@@ -166,6 +166,15 @@ impl Ring {
         self.watch().count()
     }
 
+    /// Returns the descriptor of [`AsFd`], which the first call creates, or an error if there is none left.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the process cannot create a descriptor (its limit of open files is reached). A later call tries again.
+    pub fn try_as_fd(&self) -> Result<BorrowedFd<'_>> {
+        self.readiness.fd()
+    }
+
     /// Waits until there are at least `count` readers.
     ///
     /// A reader receives only publications made after it opened the ring.
@@ -525,10 +534,11 @@ pub(super) fn has_no_timelines(backend: &dyn DeviceIpc, device: DeviceOrdinal) -
 ///
 /// # Panics
 ///
-/// The first call panics if the process cannot create a descriptor (its limit of open files is reached).
+/// The first call panics if the process cannot create a descriptor (its limit of open files is reached); [`Ring::try_as_fd`]
+/// returns the error.
 impl AsFd for Ring {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.readiness.fd()
+        self.try_as_fd().unwrap_or_else(|error| panic!("{error}; Ring::try_as_fd returns this error"))
     }
 }
 

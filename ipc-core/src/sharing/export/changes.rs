@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
+use crate::model::error::{Error, Result};
 use crate::os::Readiness;
 use crate::os::process::Owner;
 use crate::sharing::Runtime;
@@ -44,12 +45,17 @@ pub struct ExportChanges {
 impl ExportChanges {
     /// Creates a descriptor that is readable.
     pub(super) fn of(exports: impl Iterator<Item = ExportId>, owner: Owner) -> Self {
-        let readiness = Runtime::of_guard(&owner).and_then(|runtime| {
-            let readiness = Arc::new(Readiness::new().ok()?);
-            exports.for_each(|export| runtime.exports.report_changes(export, &readiness));
-            Some(readiness)
-        });
-        Self { readiness, owner }
+        Self::try_of(exports, owner).unwrap_or(Self { readiness: None, owner })
+    }
+
+    /// Creates a descriptor that is readable, or returns an error if the system creates none, or in a forked child.
+    pub(super) fn try_of(exports: impl Iterator<Item = ExportId>, owner: Owner) -> Result<Self> {
+        owner.check()?;
+        let runtime = Runtime::get()?;
+        let readiness = Readiness::new().map_err(|error| Error::io("creating an eventfd", error))?;
+        let readiness = Arc::new(readiness);
+        exports.for_each(|export| runtime.exports.report_changes(export, &readiness));
+        Ok(Self { readiness: Some(readiness), owner })
     }
 
     /// Makes the descriptor unreadable until the next change. Call it before the state is read, so that no change is lost.

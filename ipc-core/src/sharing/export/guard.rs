@@ -116,8 +116,10 @@ impl Export {
     ///   set), or the importer calls [`close_unused`](crate::close_unused) or [`shutdown`](crate::shutdown);
     /// - when the importer exits.
     ///
-    /// A lease that is [draining](crate::LeaseState::Draining) is returned by the importer, when its device has finished: release
-    /// mappings on a stream ([`Mapping::release`](crate::Mapping::release)) to have them idle instead.
+    /// A lease that is [draining](crate::LeaseState::Draining) is returned by the importer, when its device has finished; no process
+    /// can see of another one's device work that it is over. An importer that is stopped returns none: the calls above wait for it
+    /// until their timeout and name it. Release mappings on a stream ([`Mapping::release`](crate::Mapping::release)) to have them
+    /// idle instead.
     ///
     /// An importer of named tensors counts once for each device that the memory lives on.
     pub fn holders(&self) -> Holders {
@@ -217,6 +219,24 @@ impl Export {
         Ok(is_released)
     }
 
+    /// Returns the descriptor of [`AsFd`], which the first call creates, or an error if there is none left.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the process cannot create a descriptor (its limit of open files is reached); a later call tries again.
+    /// [`Error::Forked`].
+    pub fn try_as_fd(&self) -> Result<BorrowedFd<'_>> {
+        let changes = match self.changes.get() {
+            Some(known) => known,
+            None => {
+                let exports = self.parts.iter().map(|part| part.export);
+                let created = ExportChanges::try_of(exports, self.parts[0].owner)?;
+                self.changes.get_or_init(|| created)
+            }
+        };
+        Ok(changes.as_fd())
+    }
+
     /// Makes the descriptor unreadable until the next change. Called before the state is read, so that no change is lost.
     fn clear_readiness(&self) {
         if let Some(changes) = self.changes.get() {
@@ -296,8 +316,17 @@ impl Export {
 impl AsFd for Export {
     /// Returns a descriptor that is readable after a change of [`holders`](Self::holders); see
     /// [`try_wait_released`](Self::try_wait_released).
+    ///
+    /// # Panics
+    ///
+    /// If the process cannot create the descriptor (its limit of open files is reached); [`try_as_fd`](Self::try_as_fd) returns
+    /// the error.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.changes.get_or_init(|| self.changes()).as_fd()
+        match self.try_as_fd() {
+            Ok(descriptor) => descriptor,
+            Err(Error::Forked) => Runtime::always_ready(),
+            Err(error) => panic!("{error}; Export::try_as_fd returns this error"),
+        }
     }
 }
 
