@@ -1,4 +1,4 @@
-//! Descriptors and tables of tensors, in binary and as text, from any process.
+//! Descriptors, tables of tensors and grants, in binary and as text, from any process.
 #![no_main]
 
 use device_ipc_core::fuzzing;

@@ -15,19 +15,20 @@ use crate::wire::descriptor::{
     TEXT_PREFIX, Tensors,
 };
 use crate::wire::ring::RingSlots;
-use crate::wire::{BrokerAddress, Token};
+use crate::wire::{BrokerAddress, Grant, Token};
 
 pub use crate::sharing::fuzzing::{Exporter, ForeignHandle, HostileExporter, Importer, reply, request};
 
 /// A named input from which a target starts.
 pub type Seed = (&'static str, Vec<u8>);
 
-/// Decodes descriptors and tensor tables, in binary and as text; decoded ones must encode to the same bytes.
+/// Descriptors, tables of tensors and grants, in binary and as text; what can be read is written so that it reads the same.
 pub fn descriptor(bytes: &[u8]) {
     // Random bytes rarely have a correct checksum, so it is corrected for a second try.
     for bytes in [bytes, &repaired(bytes)] {
         read_binary(bytes);
         read_table(bytes);
+        read_grant(bytes);
     }
     if let Ok(text) = str::from_utf8(bytes) {
         read_text(text);
@@ -58,6 +59,15 @@ fn read_table(bytes: &[u8]) {
     assert_eq!(TensorTable::from_bytes(&read.to_bytes()).as_ref(), Ok(&read));
     assert!(read.check_fits(read.region_bytes()).is_ok());
     assert!(read.iter().all(|(name, offset, layout)| read.get(name) == Some((offset, layout))));
+}
+
+fn read_grant(bytes: &[u8]) {
+    let Ok(read) = Grant::from_bytes(bytes) else { return };
+    assert_eq!(read.to_bytes(), bytes);
+    for (_, token) in read.parts() {
+        let token = data_encoding::HEXLOWER.encode(&token.to_bytes());
+        assert!(!format!("{read:?}").contains(&token), "the token is shown");
+    }
 }
 
 fn read_text(text: &str) {
@@ -124,6 +134,10 @@ pub fn descriptor_seeds() -> Vec<(String, Vec<u8>)> {
         seeds.push((format!("table-{name}"), table.to_bytes()));
     }
     seeds.push(("table-empty".into(), TensorTable::default().to_bytes()));
+    for (name, count) in [("grant", 1), ("grant-of-two-parts", 2)] {
+        let parts = (1..=count).map(|part| (ExportId(part), Token::from_bytes([part as u8; 16])));
+        seeds.push((name.into(), Grant::new(&SOMEBODY, parts.collect()).to_bytes()));
+    }
     seeds
 }
 
@@ -317,6 +331,8 @@ mod tests {
         for (name, bytes) in seeds {
             let read = if name.starts_with("table-") {
                 TensorTable::from_bytes(&bytes).map(drop).map_err(Into::into)
+            } else if name.starts_with("grant") {
+                Grant::from_bytes(&bytes).map(drop)
             } else if name.ends_with("-text") {
                 str::from_utf8(&bytes).unwrap().parse::<Descriptor>().map(drop)
             } else {

@@ -78,7 +78,7 @@ pub use sharing::timeline::{TIMELINE_END, Timeline};
 pub use transport::{AllowList, Counters, ListedProcess, list_exports};
 pub use wire::descriptor::{Descriptor, DescriptorError, DescriptorView, ExportId, FormatVersion};
 pub use wire::ring::RingSlots;
-pub use wire::{BrokerAddress, ListedExport, ListedHolder, SOCKET_DIR_VARIABLE};
+pub use wire::{BrokerAddress, Grant, ListedExport, ListedHolder, SOCKET_DIR_VARIABLE};
 
 /// The limits of descriptors, tables, rings and messages, and the constants of the descriptor format.
 pub mod limits {

@@ -5,6 +5,7 @@
 pub(crate) mod address;
 pub(crate) mod channel;
 pub(crate) mod descriptor;
+mod grant;
 #[cfg(test)]
 mod properties;
 pub(crate) mod protocol;
@@ -13,6 +14,8 @@ mod token;
 
 pub(crate) use address::MAX_ADDRESS_BYTES;
 pub use address::{BrokerAddress, SOCKET_DIR_VARIABLE};
+pub use grant::Grant;
+pub(crate) use grant::GrantExporter;
 pub(crate) use protocol::{
     AllocationId, LISTED_EXPORTS, LISTED_HOLDERS, MAX_HANDLES, MAX_SPANS, Opened, Refusal, Reply, Request,
     RequestId, Returned, Span, WireHandle, short_name,

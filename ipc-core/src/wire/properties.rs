@@ -26,17 +26,21 @@ fn access() -> impl Strategy<Value = Access> {
 }
 
 fn request() -> impl Strategy<Value = Request> {
-    let open = (any::<(u64, u64, [u8; 16], u32, Option<u64>)>(), access(), vec(any::<u8>(), 0..40)).prop_map(
-        |((request, export, token, on, like), access, peer)| Request::Open {
+    let open = (
+        any::<(u64, u64, [u8; 16], Option<[u8; 16]>, u32, Option<u64>)>(),
+        access(),
+        vec(any::<u8>(), 0..40),
+    )
+        .prop_map(|((request, export, token, grant, on, like), access, peer)| Request::Open {
             request: RequestId(request),
             export: ExportId(export),
             token: Token::from_bytes(token),
+            grant: grant.map(Token::from_bytes),
             access,
             on,
             peer,
             like: like.map(LeaseId),
-        },
-    );
+        });
     prop_oneof![
         (any::<u16>(), ".{0,40}").prop_map(|(protocol, program)| Request::Hello { protocol, program }),
         open,
@@ -51,15 +55,20 @@ fn request() -> impl Strategy<Value = Request> {
             lease: LeaseId(lease),
             ready
         }),
-        (any::<(u64, u64)>(), any::<[u8; 16]>(), vec(any::<(u32, u64, u64)>(), 0..5)).prop_map(
-            |((request, export), token, spans)| Request::Stage {
+        (any::<(u64, u64)>(), any::<([u8; 16], Option<[u8; 16]>)>(), vec(any::<(u32, u64, u64)>(), 0..5))
+            .prop_map(|((request, export), (token, grant), spans)| Request::Stage {
                 request: RequestId(request),
                 export: ExportId(export),
                 token: Token::from_bytes(token),
+                grant: grant.map(Token::from_bytes),
                 spans: spans.into_iter().map(|(region, offset, len)| Span { region, offset, len }).collect(),
-            }
-        ),
+            }),
         any::<u64>().prop_map(|lease| Request::LeaseChanged { lease: LeaseId(lease) }),
+        any::<(u64, u64, u64)>().prop_map(|(request, lease, limit_ms)| Request::Grant {
+            request: RequestId(request),
+            lease: LeaseId(lease),
+            limit_ms
+        }),
         any::<(u64, u64, u64)>().prop_map(|(request, lease, chunk)| Request::StageNext {
             request: RequestId(request),
             lease: LeaseId(lease),
@@ -182,6 +191,10 @@ fn reply() -> impl Strategy<Value = Reply> {
             bytes
         }),
         any::<u64>().prop_map(|request| Reply::Confirmed { request: RequestId(request) }),
+        any::<(u64, [u8; 16])>().prop_map(|(request, token)| Reply::Granted {
+            request: RequestId(request),
+            token: Token::from_bytes(token)
+        }),
         (any::<(u64, bool)>(), vec(listed(), 0..4)).prop_map(|((request, more), exports)| {
             Reply::Listing { request: RequestId(request), exports, more }
         }),
@@ -243,6 +256,7 @@ proptest! {
             request: RequestId(1),
             export: ExportId(2),
             token: Token::from_bytes(token),
+            grant: Some(Token::from_bytes(token)),
             access: Access::ReadOnly,
             on: 0,
             peer: Vec::new(),

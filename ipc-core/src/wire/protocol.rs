@@ -49,11 +49,12 @@ pub(crate) enum Request {
     Hello { protocol: u16, program: String },
     /// Requests a lease on an export, to open it on the device `on` of the importer's numbering. `peer` identifies the importer
     /// on the vendor's whitelist. `like` is a lease of the importer for the same device, whose memory may be that of the
-    /// export.
+    /// export. `grant` is a grant of the export, which the lease uses up.
     Open {
         request: RequestId,
         export: ExportId,
         token: Token,
+        grant: Option<Token>,
         access: Access,
         on: u32,
         peer: Vec<u8>,
@@ -69,17 +70,19 @@ pub(crate) enum Request {
     /// Requests a counter slot for a lease. With `ready`, the exporter's stream writes its ready word when the bytes are
     /// written.
     Timeline { request: RequestId, lease: LeaseId, ready: bool },
-    /// Returns unused grants, which arrived in messages of channels; [`Request::Open`] uses its grant itself. Has no reply.
+    /// Returns unused grants; [`Request::Open`] uses its grant itself. Has no reply.
     EndGrants { grants: Vec<(ExportId, Token)> },
     /// Requests a lease under which the exporter copies the bytes of these spans through shared host memory; without spans, the
-    /// bytes of all regions.
-    Stage { request: RequestId, export: ExportId, token: Token, spans: Vec<Span> },
+    /// bytes of all regions. `grant` as for [`Request::Open`].
+    Stage { request: RequestId, export: ExportId, token: Token, grant: Option<Token>, spans: Vec<Span> },
     /// Requests the next chunk of a copy; the importer has taken all chunks before it.
     StageNext { request: RequestId, lease: LeaseId, chunk: u64 },
     /// The importer's process exits in order; its leases end with the connection. Has no reply.
     Exit,
     /// Reports that the state of a lease has changed while the exporter watched it. Has no reply.
     LeaseChanged { lease: LeaseId },
+    /// Requests a grant of the export of a lease, for another process; it ends after this time.
+    Grant { request: RequestId, lease: LeaseId, limit_ms: u64 },
 }
 
 impl Request {
@@ -137,6 +140,8 @@ pub(crate) enum Reply {
     Staging { request: RequestId, lease: LeaseId, chunk_bytes: u64, bytes: u64 },
     /// Answers [`Request::StageNext`]: the chunk has been copied to the memory file.
     Staged { request: RequestId, chunk: u64, bytes: u64 },
+    /// Answers [`Request::Grant`].
+    Granted { request: RequestId, token: Token },
 }
 
 /// An export as processes without its token may see it.

@@ -20,6 +20,8 @@ pub enum ToExporter {
         export: u64,
         /// The secret.
         token: [u8; 16],
+        /// A grant that the lease uses up.
+        grant: Option<[u8; 16]>,
         /// The requested access.
         access: Access,
         /// The importer's device.
@@ -61,7 +63,7 @@ pub enum ToExporter {
         /// Whether the exporter reports by a counter when the bytes are ready.
         ready: bool,
     },
-    /// Gives grants back that came with messages of channels.
+    /// Gives grants back that no lease has used up.
     EndGrants {
         /// The exports' numbers, and the secrets that open them once.
         grants: Vec<(u64, [u8; 16])>,
@@ -74,6 +76,8 @@ pub enum ToExporter {
         export: u64,
         /// The secret.
         token: [u8; 16],
+        /// A grant that the lease uses up.
+        grant: Option<[u8; 16]>,
         /// Region, offset and length of the bytes to copy; none for all.
         spans: Vec<(u32, u64, u64)>,
     },
@@ -92,6 +96,15 @@ pub enum ToExporter {
     LeaseChanged {
         /// The lease.
         lease: u64,
+    },
+    /// Asks for a grant of a lease's export.
+    Grant {
+        /// Comes back with the answer.
+        request: u64,
+        /// The lease.
+        lease: u64,
+        /// Its time limit in ms.
+        limit_ms: u64,
     },
 }
 
@@ -184,6 +197,13 @@ pub enum FromExporter {
         chunk: u64,
         /// Its bytes.
         bytes: u64,
+    },
+    /// A grant.
+    Granted {
+        /// The request's number.
+        request: u64,
+        /// The secret that opens the export once.
+        token: [u8; 16],
     },
 }
 

@@ -170,6 +170,7 @@ pub fn open_request(target: &Forged, request: u64) -> ToExporter {
         request,
         export,
         token,
+        grant: None,
         access: Access::ReadWrite,
         on: 0,
         peer: Vec::new(),

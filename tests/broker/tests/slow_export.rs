@@ -56,8 +56,8 @@ impl fmt::Debug for SlowExport {
 
 fn open_on(forged: &Forged, request: u64, device: u32) -> ToExporter {
     match open_request(forged, request) {
-        ToExporter::Open { request, export, token, access, peer, like, .. } => {
-            ToExporter::Open { request, export, token, access, on: device, peer, like }
+        ToExporter::Open { request, export, token, grant, access, peer, like, .. } => {
+            ToExporter::Open { request, export, token, grant, access, on: device, peer, like }
         }
         other => other,
     }

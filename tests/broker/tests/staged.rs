@@ -212,7 +212,13 @@ impl ByHand {
 }
 
 fn stage(forged: &Forged) -> ToExporter {
-    ToExporter::Stage { request: 1, export: forged.export(), token: forged.token(), spans: vec![] }
+    ToExporter::Stage {
+        request: 1,
+        export: forged.export(),
+        token: forged.token(),
+        grant: None,
+        spans: vec![],
+    }
 }
 
 #[test]
@@ -257,7 +263,8 @@ fn chunks_out_of_order_close_the_connection() {
         copy.ask(copy.lease, 1);
     });
     let wrong = Connection::greeted(&forged);
-    let guess = ToExporter::Stage { request: 1, export: forged.export(), token: [9; 16], spans: vec![] };
+    let guess =
+        ToExporter::Stage { request: 1, export: forged.export(), token: [9; 16], grant: None, spans: vec![] };
     wrong.send(&guess).expect("it reads");
     let refused = FromExporter::Refused { request: 1, refusal: Refusal::WrongToken };
     assert_eq!(wrong.receive_message(), refused);

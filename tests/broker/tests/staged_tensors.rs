@@ -129,7 +129,7 @@ fn stage(descriptor: &Descriptor, spans: &[(u32, u64, u64)]) -> (Connection, Fro
     let forged = Forged::of(descriptor);
     let connection = Connection::greeted(&forged);
     let (export, token) = (forged.export(), forged.token());
-    let request = ToExporter::Stage { request: 1, export, token, spans: spans.to_vec() };
+    let request = ToExporter::Stage { request: 1, export, token, grant: None, spans: spans.to_vec() };
     connection.send(&request).expect("it reads");
     let reply = connection.receive_message();
     (connection, reply)
@@ -174,7 +174,9 @@ fn too_many_spans_close_the_connection() {
     let more: Vec<_> = (0..4097).map(|index| (0, 2 * index, 1)).collect();
     let forged = Forged::of(&descriptor);
     let (export, token) = (forged.export(), forged.token());
-    connection.send(&ToExporter::Stage { request: 3, export, token, spans: more }).expect("it reads");
+    connection
+        .send(&ToExporter::Stage { request: 3, export, token, grant: None, spans: more })
+        .expect("it reads");
     within(ERROR_DEADLINE, "4097 spans", || connection.is_closed_within(ERROR_DEADLINE));
     eventually("holders", 0, || exporter.holders("x"));
     eventually("host memory", 0, || exporter.counter("staging_bytes"));

@@ -90,6 +90,7 @@ samples!(descriptor_errors: DescriptorError {
     TrailingBytes => DescriptorError::TrailingBytes { extra: 3 },
     TooLarge => DescriptorError::TooLarge { found: 1 << 30 },
     BadChecksum => DescriptorError::BadChecksum,
+    BadGrant => DescriptorError::BadGrant { why: "they are damaged or cut off" },
     BadField => DescriptorError::BadField { field: "length", why: text("it is shorter than the fixed part") },
     Layout => DescriptorError::Layout(LayoutError::Overflow),
     UnknownSection => DescriptorError::UnknownSection { kind: 99 },

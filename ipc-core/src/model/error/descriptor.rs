@@ -105,6 +105,12 @@ pub enum DescriptorError {
         /// The reason.
         cause: LayoutError,
     },
+    /// Bytes that are passed as a grant are not one.
+    #[error("these bytes are not a device-ipc grant: {why}; pass the bytes of Grant::to_bytes unchanged")]
+    BadGrant {
+        /// Why not.
+        why: &'static str,
+    },
 }
 
 impl From<LayoutError> for DescriptorError {

@@ -389,7 +389,7 @@ impl Connection {
         Ok(ReceivedExport::new(Arrival::new(self, context.ready), descriptor, held, places))
     }
 
-    /// Checks that granted memory belongs to the peer. An exporter would count the unknown token of another process as a guess.
+    /// Checks that granted memory belongs to the peer: only the exporter makes grants.
     fn check_granted(&self, exporter: &ProcessIdentity) -> Result<()> {
         if *exporter == self.peer.process {
             return Ok(());
@@ -398,7 +398,7 @@ impl Connection {
     }
 
     fn held(&self, named: &NamedExport<'_>, token: Token) -> UnusedGrant {
-        UnusedGrant::new(named, token, self.id, self.ipc.allow_list().clone())
+        UnusedGrant::new(named, token, Some(self.id), self.ipc.allow_list().clone())
     }
 
     fn place(&self, context: &OpenContext<'_>, exporter: &ProcessIdentity, home: DeviceIdentity) -> Place {

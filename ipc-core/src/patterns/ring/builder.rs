@@ -160,14 +160,14 @@ impl<'a> RingOpenBuilder<'a> {
     }
 
     /// Sets the access of this reader, by default the access that the writer permits.
-    pub const fn access(mut self, access: Access) -> Self {
+    pub fn access(mut self, access: Access) -> Self {
         self.open = self.open.access(access);
         self
     }
 
     /// Sets the timeout for the writer's process to answer, and of [`RingReader::next_ahead`] if [the host
     /// waits](RingReader::waits_on_host).
-    pub const fn timeout(mut self, timeout: Duration) -> Self {
+    pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self.open = self.open.timeout(timeout);
         self

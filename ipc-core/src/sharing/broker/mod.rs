@@ -43,6 +43,8 @@ pub(crate) struct Broker {
     next_look_at_stagings: Option<Instant>,
     /// Dropped exports that wait until importers close reclaimed memory, and the time at which they stop waiting.
     retiring: VecDeque<(Instant, ExportId)>,
+    /// Time of the next look at grants with a time limit.
+    next_look_at_grants: Option<Instant>,
 }
 
 /// A command of another thread.
@@ -52,6 +54,8 @@ pub(crate) enum Command {
     WatchStagings,
     /// An export is retired at this time, whether the importers have closed the memory of reclaimed leases or not.
     RetireAt(Instant, ExportId),
+    /// A grant ends at this time, unless it ends before.
+    ExpireGrantsAt(Instant),
 }
 
 impl Broker {
@@ -59,7 +63,14 @@ impl Broker {
     pub(crate) fn of_process() -> Result<Self> {
         let runtime = Runtime::get()?;
         let follow_ups = FollowUps::new(runtime.worker.clone());
-        Ok(Self { runtime, follow_ups, tied: false, next_look_at_stagings: None, retiring: VecDeque::new() })
+        Ok(Self {
+            runtime,
+            follow_ups,
+            tied: false,
+            next_look_at_stagings: None,
+            retiring: VecDeque::new(),
+            next_look_at_grants: None,
+        })
     }
 
     /// Binds the page that importers read to the life of this thread, before the first importer receives the page.
@@ -107,12 +118,16 @@ impl Service for Broker {
             }
             // All wait equally long, so the times are in order.
             Command::RetireAt(at, export) => self.retiring.push_back((at, export)),
+            Command::ExpireGrantsAt(at) => {
+                self.next_look_at_grants = Some(self.next_look_at_grants.map_or(at, |next| next.min(at)));
+            }
         }
     }
 
     fn next_timer(&self) -> Option<Instant> {
         let retiring = self.retiring.front().map(|(at, _)| *at);
-        self.follow_ups.next().into_iter().chain(self.next_look_at_stagings).chain(retiring).min()
+        let looks = self.next_look_at_stagings.into_iter().chain(self.next_look_at_grants);
+        self.follow_ups.next().into_iter().chain(looks).chain(retiring).min()
     }
 
     fn run_timers<'a>(&mut self, now: Instant, sessions: impl Iterator<Item = &'a Self::Session>) {
@@ -120,6 +135,9 @@ impl Service for Broker {
         while let Some((_, export)) = self.retiring.front().copied().filter(|(at, _)| *at <= now) {
             self.retiring.pop_front();
             self.runtime.exports.retire_overdue(export);
+        }
+        if self.next_look_at_grants.is_some_and(|at| at <= now) {
+            self.next_look_at_grants = self.runtime.exports.expire_grants(now);
         }
         if self.next_look_at_stagings.is_some_and(|at| at <= now) {
             let waited_for = self.runtime.stagings.somebody_waits();
@@ -152,7 +170,12 @@ impl Poller<Broker> {
         self.send_command(Command::RetireAt(at, export));
     }
 
-    /// Repeats the poisoning of counters for some time.
+    /// Ends grants whose time limit has passed, at this time.
+    pub(crate) fn expire_grants_at(&self, at: Instant) {
+        self.send_command(Command::ExpireGrantsAt(at));
+    }
+
+    /// Poisons words again, for a while.
     pub(crate) fn poison_again(&self, words: Poison) {
         self.follow_up(FollowUp::Poison(words));
     }

@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::backend::Access;
+use crate::model::error::Error;
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
 use crate::os::log::Throttle;
@@ -17,6 +19,9 @@ use crate::sharing::timeline::{Returned, Slots, Termination, Timeline};
 use crate::transport::{Connection, ConnectionId, Epoch, Next, PeerCredentials, Session};
 use crate::wire::descriptor::ExportId;
 use crate::wire::protocol::{PROTOCOL_VERSION, Refusal, Reply, Request, RequestId, short_name};
+
+/// The longest time limit of a grant that an importer asks for.
+const LONGEST_GRANT: Duration = Duration::from_secs(3600);
 
 /// Maximum number of leases of one process.
 const MAX_LEASES: usize = 1 << 20;
@@ -87,9 +92,9 @@ impl Session for BrokerSession<'_> {
                 self.program = Some(short_name(&program).into());
                 self.say_hello(protocol, connection)
             }
-            (Request::Open { request, export, token, access, on, peer, like }, Some(program)) => {
+            (Request::Open { request, export, token, grant, access, on, peer, like }, Some(program)) => {
                 let importer = self.importer(program, connection);
-                let wanted = OpenRequest { export, token, access };
+                let wanted = OpenRequest { export, token, grant, access };
                 self.open(request, wanted, importer, (on, peer, like), connection)
             }
             (Request::Release { lease, words, late }, Some(_)) => {
@@ -103,14 +108,17 @@ impl Session for BrokerSession<'_> {
             (Request::Timeline { request, lease, ready }, Some(_)) => {
                 self.timeline(request, lease, ready, connection)
             }
+            (Request::Grant { request, lease, limit_ms }, Some(_)) => {
+                connection.send(&self.grant(request, lease, Duration::from_millis(limit_ms)), &[])
+            }
             (Request::EndGrants { grants }, Some(_)) => {
-                // A missing grant has ended with its channel.
+                // A grant that does not exist any longer ended with its channel, or at its time limit.
                 grants.into_iter().for_each(|(export, token)| self.exports.end_grant(export, token));
                 Next::Keep
             }
-            (Request::Stage { request, export, token, spans }, Some(program)) => {
+            (Request::Stage { request, export, token, grant, spans }, Some(program)) => {
                 let importer = self.importer(program, connection);
-                let wanted = OpenRequest { export, token, access: Access::ReadOnly };
+                let wanted = OpenRequest { export, token, grant, access: Access::ReadOnly };
                 self.stage(request, (wanted, &spans), importer, connection)
             }
             (Request::StageNext { request, lease, chunk }, Some(_)) => {
@@ -340,6 +348,17 @@ impl<'a> BrokerSession<'a> {
                 }
                 None => connection.send(&Reply::Confirmed { request }, &[]),
             },
+        }
+    }
+
+    /// Begins a grant of the export of a lease, for a third process.
+    fn grant(&self, request: RequestId, lease: LeaseId, limit: Duration) -> Reply {
+        let refused = |refusal| Reply::Refused { request, refusal };
+        let Some(export) = self.leases.get(&lease) else { return refused(Refusal::Dropped) };
+        match self.exports.begin_timed_grant(*export, limit.min(LONGEST_GRANT)) {
+            Ok(token) => Reply::Granted { request, token },
+            Err(Error::ExportDropped { .. }) => refused(Refusal::Dropped),
+            Err(error) => refused(Refusal::Failed { detail: error.to_string() }),
         }
     }
 

@@ -17,6 +17,7 @@ use crate::sharing::timeline::Timeline;
 use crate::sharing::{ErrorWith, Runtime};
 use crate::transport::Deadline;
 use crate::transport::check_may_wait;
+use crate::wire::Grant;
 use crate::wire::descriptor::{Descriptor, ExportId};
 
 /// An export, which importers can open as long as it lives. It keeps the memory allocated until the last importer has released
@@ -146,6 +147,53 @@ impl Export {
             after: timeout,
             detail: format!("; {found} importers have asked for theirs (Mapping::timeline)"),
         })
+    }
+
+    /// Makes a right to open the export once, as bytes that travel beside the [descriptor](Self::descriptor).
+    ///
+    /// Until it ends it keeps the memory as a lease does, so the export may be dropped as soon as the bytes have been sent.
+    /// [`wait_released`](Self::wait_released) and [`close`](Self::close) wait for it, and [`holders`](Self::holders) counts all such
+    /// grants as one holder, in the state [`InMessage`](crate::LeaseState::InMessage). It ends when an open uses it
+    /// ([`OpenBuilder::grant`](crate::OpenBuilder::grant)), when its receiver gives it back ([`Grant::give_back`]), or `limit` from
+    /// now: no connection shows whether anybody still has the bytes.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> device_ipc_core::Result<()> {
+    /// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+    /// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+    /// use std::time::Duration;
+    /// use device_ipc_core::Grant;
+    /// let export = ipc.share(ipc.allocate(0, 1024)?).start()?;
+    /// let descriptor = export.descriptor().clone();
+    /// let bytes = export.grant(Duration::from_secs(60))?.to_bytes(); // send both over any transport
+    /// drop(export);
+    /// let mapping = ipc.open(&descriptor).grant(&Grant::from_bytes(&bytes)?)?.at_home()?;
+    /// assert!(ipc.open(&descriptor).at_home().is_err(), "the export has been dropped");
+    /// # drop(mapping);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`]; [`Error::Io`] if the system has no random bytes.
+    pub fn grant(&self, limit: Duration) -> Result<Grant> {
+        let runtime = Runtime::get()?;
+        let mut begun = OneOrMany::NONE;
+        for part in self.parts.iter() {
+            let token =
+                part.owner.check().and_then(|()| runtime.exports.begin_timed_grant(part.export, limit));
+            match token {
+                Ok(token) => begun.push((part.export, token)),
+                Err(error) => {
+                    begun.for_each(|(export, token)| runtime.exports.end_grant(export, token));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(Grant::new(&runtime.identity, begun))
     }
 
     /// Takes idle leases back, without waiting: those that only the import caches of other processes keep end now, whether the

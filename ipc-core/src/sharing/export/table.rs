@@ -28,7 +28,7 @@ use crate::wire::{Reply, Token};
 
 use allocations::Address;
 pub(crate) use grants::{Bearer, ChannelId};
-use grants::{Grants, InFlight};
+use grants::{Grants, InFlight, TimedGrants};
 use leases::Lease;
 pub(crate) use leases::{Granted, Importer, LocalGrant, OpenRequest, TimelineObserver, stale};
 use tokens::Tokens;
@@ -63,6 +63,7 @@ struct State {
     /// The users that any export has allowed so far. A user whose exports have all been dropped still receives that answer.
     allowed: AllowList,
     in_flight: HashMap<ChannelId, InFlight>,
+    timed: TimedGrants,
     tokens: Tokens,
 }
 

@@ -79,6 +79,9 @@ enum Expected {
     Listing {
         request: u64,
     },
+    Granted {
+        request: u64,
+    },
     Confirmed {
         request: u64,
     },
@@ -249,7 +252,7 @@ impl Model {
             }
             _ if !self.said_hello => Next::Close,
             Request::Hello { .. } => Next::Close,
-            Request::Open { request, export, token, access, on, peer, like } => {
+            Request::Open { request, export, token, access, on, peer, like, .. } => {
                 if peer.len() > LONGEST_PEER {
                     return Next::Close;
                 }
@@ -313,7 +316,7 @@ impl Model {
                 });
                 Next::Keep
             }
-            Request::Stage { request, export, token, spans } => {
+            Request::Stage { request, export, token, spans, .. } => {
                 if spans.len() > MAX_SPANS {
                     return Next::Close;
                 }
@@ -347,7 +350,17 @@ impl Model {
             }
             // The exporter watches no lease.
             Request::StageNext { .. } => Next::Close,
-            // No export was sent by a channel.
+            // None of these exports has been sent by a channel.
+            Request::Grant { request, lease, .. } => {
+                let held = self.leases.get(&lease.0);
+                self.answers.push_back(match held {
+                    Some(export) if !self.dropped[*export as usize - 1] => {
+                        Expected::Granted { request: request.0 }
+                    }
+                    _ => Expected::Refused { request: request.0, refusal: Refusal::Dropped },
+                });
+                Next::Keep
+            }
             Request::EndGrants { .. } | Request::Exit => Next::Keep,
             Request::List { request, .. } => {
                 self.answers.push_back(Expected::Listing { request: request.0 });
@@ -467,6 +480,9 @@ impl Model {
             }
             (Some(Expected::Timeline { request }), Reply::Timeline { request: answered, .. }) => {
                 answered.0 == *request && fds == 1
+            }
+            (Some(Expected::Granted { request }), Reply::Granted { request: answered, .. }) => {
+                answered.0 == *request
             }
             (Some(Expected::Confirmed { request }), Reply::Confirmed { request: answered }) => {
                 answered.0 == *request

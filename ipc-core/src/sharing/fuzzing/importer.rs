@@ -108,7 +108,7 @@ impl Importer {
             let on = (DeviceOrdinal::new(0), Vec::new());
             link.open(
                 descriptor.export(),
-                descriptor.contents().first().token,
+                (descriptor.contents().first().token, None),
                 descriptor.access(),
                 on,
                 None,

@@ -23,8 +23,12 @@ fn open(export: u64, token: Token, access: Access) -> Vec<u8> {
 }
 
 fn open_like(export: u64, token: Token, access: Access, like: Option<u64>) -> Vec<u8> {
+    open_by(export, token, None, access, like)
+}
+
+fn open_by(export: u64, token: Token, grant: Option<Token>, access: Access, like: Option<u64>) -> Vec<u8> {
     let (request, export, like) = (RequestId(5), ExportId(export), like.map(LeaseId));
-    encode(&Request::Open { request, export, token, access, on: 0, peer: Vec::new(), like })
+    encode(&Request::Open { request, export, token, grant, access, on: 0, peer: Vec::new(), like })
         .expect("a seed is short")
 }
 
@@ -34,6 +38,11 @@ fn release(lease: u64) -> Vec<u8> {
 
 fn confirm(lease: u64) -> Vec<u8> {
     encode(&Request::Confirm { request: RequestId(6), lease: LeaseId(lease) }).expect("a seed is short")
+}
+
+fn grant_of(lease: u64) -> Vec<u8> {
+    let (request, lease) = (RequestId(8), LeaseId(lease));
+    encode(&Request::Grant { request, lease, limit_ms: 60_000 }).expect("a seed is short")
 }
 
 fn timeline(lease: u64, ready: bool) -> Vec<u8> {
@@ -48,7 +57,7 @@ fn stage(export: u64, token: Token) -> Vec<u8> {
 fn stage_spans(export: u64, token: Token, spans: &[(u32, u64, u64)]) -> Vec<u8> {
     let (request, export) = (RequestId(1 << 63 | 1), ExportId(export));
     let spans = spans.iter().map(|&(region, offset, len)| Span { region, offset, len }).collect();
-    encode(&Request::Stage { request, export, token, spans }).expect("a seed is short")
+    encode(&Request::Stage { request, export, token, grant: None, spans }).expect("a seed is short")
 }
 
 fn stage_next(lease: u64, chunk: u64) -> Vec<u8> {
@@ -82,6 +91,9 @@ pub(crate) fn request_seeds() -> Vec<Seed> {
     everything.step(exporter::SEND, 1, &confirm(1));
     everything.step(exporter::SEND, 1, &open(1, right(1), read));
     everything.step(exporter::SEND, 1, &list());
+    everything.step(exporter::SEND, 1, &grant_of(1));
+    everything.step(exporter::SEND, 1, &grant_of(2));
+    everything.step(exporter::SEND, 1, &grant_of(9));
     everything.step(exporter::SEND, 1, &release(2));
     everything.step(exporter::SEND, 1, &release(1));
     let mut with_descriptors = Writer(importers(false, std::slice::from_ref(&first)));
@@ -93,6 +105,10 @@ pub(crate) fn request_seeds() -> Vec<Seed> {
         ("hello-of-another-version", importers(false, &[(1, hello(2))])),
         ("hello-twice", importers(false, &[first.clone(), first.clone()])),
         ("open", importers(false, &[first.clone(), (1, open(1, right(1), write)), (1, release(1))])),
+        (
+            "open-by-an-unknown-grant",
+            importers(false, &[first.clone(), (1, open_by(1, right(1), Some(wrong), write, None))]),
+        ),
         ("open-unknown", importers(false, &[first.clone(), (1, open(9, right(9), read))])),
         ("open-for-writing", importers(false, &[first.clone(), (1, open(2, right(2), write))])),
         (
@@ -247,6 +263,7 @@ pub(crate) fn reply_seeds() -> Vec<Seed> {
             exporters(importer::GIVE_UP_FIRST, &[refused(1, Refusal::Dropped), grant(2, 0)]),
         ),
         ("grant-that-nobody-asked-for", exporters(0, &[grant(77, 0)])),
+        ("granted", exporters(0, &[reply(&Reply::Granted { request: RequestId(1), token: token(1) })])),
         ("confirmed", exporters(0, &[reply(&Reply::Confirmed { request: RequestId(1) })])),
         ("refused-dropped", exporters(0, &[refused(1, Refusal::Dropped)])),
         ("refused-user", exporters(0, &[refused(1, Refusal::UserNotAllowed { uid: 1000 })])),

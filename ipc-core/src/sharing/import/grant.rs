@@ -1,5 +1,5 @@
-//! Grants that came with messages of channels: each opens its export once, whatever has become of the export's guard, and
-//! is given back by whoever has no use for it.
+//! Grants that came with messages of channels, or as bytes: each opens its export once, whatever has become of the export's guard,
+//! and is given back by whoever has no use for it.
 //!
 //! A receiver that has a lease already opens without a message, and then the exporter has to be told that the grant is
 //! over, but not now: it keeps nothing that the lease does not keep. So these wait, and travel with what is sent anyway: a
@@ -14,13 +14,15 @@ use std::time::Duration;
 
 use super::link::Link;
 use super::table::ImportTable;
+use crate::model::error::{DescriptorError, Result};
+use crate::model::one_or_many::OneOrMany;
 use crate::os::process::{Owner, ProcessIdentity};
 use crate::sharing::Runtime;
 use crate::sharing::export::ChannelId;
 use crate::transport::{AllowList, Deadline};
 use crate::wire::channel::MAX_ENDED_GRANTS;
-use crate::wire::descriptor::{ExportId, NamedExport};
-use crate::wire::{BrokerAddress, Token};
+use crate::wire::descriptor::{Descriptor, ExportId, NamedExport};
+use crate::wire::{BrokerAddress, Grant, Token};
 
 /// So many are told at a time.
 const MOST_TOLD: usize = 1024;
@@ -28,9 +30,9 @@ const MOST_TOLD: usize = 1024;
 /// How long an exporter may take to be connected to, so that a grant can be given back.
 const GIVE_BACK_DEADLINE: Duration = Duration::from_secs(1);
 
-/// A grant that is over, and the channel that it came by.
+/// A grant that is over, and the channel that it came by, if it came by one.
 pub(super) struct EndedGrant {
-    channel: ChannelId,
+    channel: Option<ChannelId>,
     export: ExportId,
     token: Token,
 }
@@ -44,20 +46,26 @@ impl fmt::Debug for EndedGrant {
 /// Grants that are over, by exporter.
 pub(super) type EndedGrants = HashMap<ProcessIdentity, Vec<EndedGrant>>;
 
-/// A grant, until it is used. Dropping it gives it back.
+/// A grant, until it is used. Dropping one that came with a message gives it back; of one that came as bytes, the caller has the
+/// bytes, and may try again.
 pub(crate) struct UnusedGrant {
     exporter: ProcessIdentity,
     broker: BrokerAddress,
     export: ExportId,
     token: Token,
-    channel: ChannelId,
+    channel: Option<ChannelId>,
     allow: AllowList,
     held: AtomicBool,
     owner: Owner,
 }
 
 impl UnusedGrant {
-    pub(crate) fn new(named: &NamedExport<'_>, token: Token, channel: ChannelId, allow: AllowList) -> Self {
+    pub(crate) fn new(
+        named: &NamedExport<'_>,
+        token: Token,
+        channel: Option<ChannelId>,
+        allow: AllowList,
+    ) -> Self {
         let (exporter, broker, export) = (*named.exporter, named.broker.clone(), named.export);
         let (held, owner) = (AtomicBool::new(true), Owner::current());
         Self { exporter, broker, export, token, channel, allow, held, owner }
@@ -80,16 +88,13 @@ impl UnusedGrant {
             return false;
         }
         let ended = EndedGrant { channel: self.channel, export: self.export, token: self.token };
-        let mut all = imports.lock_ended();
-        let waiting = all.entry(self.exporter).or_default();
-        waiting.push(ended);
-        waiting.len().is_multiple_of(MAX_ENDED_GRANTS)
+        imports.note_ended(&self.exporter, ended)
     }
 }
 
 impl Drop for UnusedGrant {
     fn drop(&mut self) {
-        if !*self.held.get_mut() {
+        if !*self.held.get_mut() || self.channel.is_none() {
             return;
         }
         let Some(runtime) = Runtime::of_guard(&self.owner) else { return };
@@ -118,7 +123,63 @@ impl fmt::Debug for UnusedGrant {
     }
 }
 
+impl Grant {
+    /// Reads the grants of a descriptor's parts.
+    ///
+    /// # Errors
+    ///
+    /// [`DescriptorError::BadGrant`] for a grant of another export.
+    pub(super) fn of_parts(
+        &self,
+        descriptor: &Descriptor,
+        allow: &AllowList,
+    ) -> Result<OneOrMany<UnusedGrant>> {
+        let contents = descriptor.contents();
+        let named = || (0..contents.parts.len()).map(|part| contents.named(part));
+        let fits = self.exporter() == (&contents.exporter).into()
+            && self.parts().len() == contents.parts.len()
+            && named().zip(self.parts()).all(|(named, (export, _))| named.export == *export);
+        if !fits {
+            return Err(DescriptorError::BadGrant { why: "they belong to another descriptor" }.into());
+        }
+        let unused = |(named, (_, token)): (NamedExport<'_>, &(ExportId, Token))| {
+            UnusedGrant::new(&named, *token, None, allow.clone())
+        };
+        Ok(named().zip(self.parts()).map(unused).collect())
+    }
+
+    /// Gives the grant back, for a receiver that has the memory open already and does not open it by this grant. Does not wait: the
+    /// exporter learns it with other grants, 64 at a time, when the lease ends, or at once where it waits for its memory. Without
+    /// effect for a grant that has ended, and where this process has no connection to the exporter: the grant ends at its time
+    /// limit then.
+    pub fn give_back(&self) {
+        let Some(runtime) = Runtime::existing().filter(|runtime| runtime.owner.is_here()) else { return };
+        if self.exporter() == (&runtime.identity).into() {
+            self.parts().iter().for_each(|(export, token)| runtime.exports.end_grant(*export, *token));
+            return;
+        }
+        let imports = &runtime.imports;
+        let Some(exporter) = imports.exporter_of(self.exporter()) else { return };
+        for &(export, token) in self.parts() {
+            let is_full = imports.note_ended(&exporter, EndedGrant { channel: None, export, token });
+            // Looked at after the grant, so that no notification is missed in between.
+            let may_wait = || imports.known_link(&exporter).is_some_and(|link| link.may_keep(export));
+            if is_full || !may_wait() {
+                imports.give_back_soon(&exporter);
+            }
+        }
+    }
+}
+
 impl ImportTable {
+    /// Notes a grant that is over. Returns whether its exporter has to be notified soon.
+    fn note_ended(&self, exporter: &ProcessIdentity, ended: EndedGrant) -> bool {
+        let mut all = self.lock_ended();
+        let waiting = all.entry(*exporter).or_default();
+        waiting.push(ended);
+        waiting.len().is_multiple_of(MAX_ENDED_GRANTS)
+    }
+
     /// Takes the grants that are over and came by this channel, to be told by it.
     pub(crate) fn take_ended(
         &self,
@@ -127,7 +188,7 @@ impl ImportTable {
     ) -> Vec<(ExportId, Token)> {
         let mut all = self.lock_ended();
         let Some(waiting) = all.get_mut(exporter) else { return Vec::new() };
-        let taken = waiting.extract_if(.., |ended| ended.channel == channel);
+        let taken = waiting.extract_if(.., |ended| ended.channel == Some(channel));
         let taken = taken.map(|ended| (ended.export, ended.token)).collect();
         if waiting.is_empty() {
             all.remove(exporter);
@@ -143,7 +204,11 @@ impl ImportTable {
         grants: Vec<(ExportId, Token)>,
     ) {
         if !grants.is_empty() {
-            let back = grants.into_iter().map(|(export, token)| EndedGrant { channel, export, token });
+            let back = grants.into_iter().map(|(export, token)| EndedGrant {
+                channel: Some(channel),
+                export,
+                token,
+            });
             self.lock_ended().entry(*exporter).or_default().extend(back);
         }
     }

@@ -180,17 +180,18 @@ impl Client<Subscriptions> {
         self.send_final(report, "the state of a lease", Deadline::after(RELEASE_DEADLINE));
     }
 
-    /// Requests a lease. `like` is a lease of this process on memory of an equal layout.
+    /// Asks for a lease, by the token of the export and a grant of it where there is one. `like` is a lease that this process holds on memory of an equal layout.
     pub(crate) fn open(
         &self,
         export: ExportId,
-        token: Token,
+        (token, grant): (Token, Option<Token>),
         access: Access,
         (on, peer): (DeviceOrdinal, Vec<u8>),
         like: Option<LeaseId>,
         deadline: Deadline,
     ) -> Result<(Opened, Vec<OwnedFd>)> {
-        let open = |request| Request::Open { request, export, token, access, on: on.get(), peer, like };
+        let open =
+            |request| Request::Open { request, export, token, grant, access, on: on.get(), peer, like };
         match self.call(open, deadline)? {
             (Reply::Opened(grant), fds) => Ok((grant, fds.take())),
             _ => Err(self.check_gone(Error::Protocol("it granted what was not asked for".into()))),
@@ -249,7 +250,16 @@ impl Client<Subscriptions> {
         self.send_final(release, "a lease", Deadline::after(RELEASE_DEADLINE));
     }
 
-    /// Returns unused grants.
+    /// Asks for a grant of the export of a lease, for another process.
+    pub(crate) fn grant(&self, lease: LeaseId, limit: Duration, deadline: Deadline) -> Result<Token> {
+        let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        match self.call(|request| Request::Grant { request, lease, limit_ms }, deadline)?.0 {
+            Reply::Granted { token, .. } => Ok(token),
+            _ => Err(self.check_gone(Error::Protocol("it granted what was not asked for".into()))),
+        }
+    }
+
+    /// Gives grants back.
     pub(crate) fn end_grants(&self, grants: Vec<(ExportId, Token)>) {
         if !grants.is_empty() {
             let end = || Request::EndGrants { grants };
@@ -293,7 +303,12 @@ impl Client<Subscriptions> {
         Arc::clone(notices)
     }
 
-    /// Removes an ended lease on the export; the notifications go with the last one.
+    /// Returns whether this process has a lease on the export that it may keep idle.
+    pub(super) fn may_keep(&self, export: ExportId) -> bool {
+        self.subscriber().lock().exports.get(&export).is_some_and(|notices| notices.may_keep())
+    }
+
+    /// Forgets a lease on the export that has ended; the notices go with the last.
     pub(crate) fn forget_notices(&self, export: ExportId, lease: &KnownLease) {
         let mut state = self.subscriber().lock();
         if state.exports.get(&export).is_some_and(|notices| notices.remove(lease)) {

@@ -1,6 +1,7 @@
 //! The importer's guard.
 
 use std::fmt;
+use std::time::Duration;
 
 use super::open_part::OpenPart;
 use super::tensor::{Tensor, elements_of};
@@ -15,6 +16,7 @@ use crate::model::one_or_many::OneOrMany;
 use crate::model::tensor::{Element, LayoutError, TensorLayout, TensorTable};
 use crate::sharing::ErrorWith;
 use crate::sharing::timeline::Timeline;
+use crate::wire::Grant;
 use crate::wire::descriptor::{DescribedRegion, Descriptor};
 
 /// Opened memory of another process: one region, or any number of named tensors.
@@ -214,6 +216,28 @@ impl Mapping {
     pub fn timeline(&self) -> Result<Timeline> {
         let copy = self.parts.iter().find(|part| part.is_copy());
         copy.unwrap_or(self.first_part()).timeline()
+    }
+
+    /// Asks the exporter for a right to open the export once, as bytes that travel beside the [descriptor](Self::descriptor): for
+    /// a process that sends received memory on. As [`Export::grant`](crate::Export::grant), but `limit` is one hour at most.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ExportDropped`], [`Error::ExporterGone`]; [`Error::Unsupported`] for a [copy](Self::is_copy).
+    pub fn grant(&self, limit: Duration) -> Result<Grant> {
+        let mut begun = OneOrMany::NONE;
+        let contents = self.descriptor.contents();
+        let exporter = &contents.exporter;
+        for (part, held) in self.parts.iter().enumerate() {
+            match held.grant(limit) {
+                Ok(token) => begun.push((contents.named(part).export, token)),
+                Err(error) => {
+                    Grant::new(exporter, begun).give_back();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(Grant::new(exporter, begun))
     }
 
     /// Returns a view of the elements for reading by work on `stream`. The stream waits until the bytes are ready.

@@ -1,6 +1,7 @@
 //! The builder of a mapping.
 
 use std::fmt;
+use std::ops::Deref;
 use std::slice;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use crate::sharing::export::check_backend;
 use crate::sharing::staging::CopyLayout;
 use crate::sharing::{Runtime, Session};
 use crate::transport::Deadline;
+use crate::wire::Grant;
 use crate::wire::descriptor::{Contents, DescribedRegion, Descriptor, Memory, Regions};
 
 /// A builder for [`Mapping`]s; see [`Ipc::open`](crate::Ipc::open) and [`ReceivedExport::open`](crate::ReceivedExport::open).
@@ -51,8 +53,7 @@ pub struct OpenBuilder<'a> {
     descriptor: &'a Descriptor,
     access: Option<Access>,
     timeout: Duration,
-    /// One for each part, or none.
-    grants: &'a [UnusedGrant],
+    grants: Grants<'a>,
     alone: bool,
     staging: Staging,
     delivery: Option<&'a dyn Delivery>,
@@ -75,6 +76,24 @@ pub(crate) trait Delivery: fmt::Debug {
     fn open(&self, open: &mut dyn FnMut() -> Result<Mapping>) -> Result<Mapping>;
 }
 
+/// One for each part, or none.
+#[derive(Debug)]
+enum Grants<'a> {
+    Borrowed(&'a [UnusedGrant]),
+    Owned(OneOrMany<UnusedGrant>),
+}
+
+impl Deref for Grants<'_> {
+    type Target = [UnusedGrant];
+
+    fn deref(&self) -> &[UnusedGrant] {
+        match self {
+            Self::Borrowed(grants) => grants,
+            Self::Owned(grants) => grants,
+        }
+    }
+}
+
 /// The condition under which the bytes are copied instead of opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Staging {
@@ -86,13 +105,13 @@ enum Staging {
 
 impl<'a> OpenBuilder<'a> {
     pub(crate) const fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
-        let (access, grants, alone, staging) = (None, [].as_slice(), false, Staging::Never);
+        let (access, grants, alone, staging) = (None, Grants::Borrowed(&[]), false, Staging::Never);
         Self { session, descriptor, access, timeout, grants, alone, staging, delivery: None }
     }
 
     /// Opens by grants, one for each part, as long as they have not been used.
-    pub(crate) const fn by_grants(mut self, grants: &'a [UnusedGrant]) -> Self {
-        self.grants = grants;
+    pub(crate) fn by_grants(mut self, grants: &'a [UnusedGrant]) -> Self {
+        self.grants = Grants::Borrowed(grants);
         self
     }
 
@@ -100,6 +119,19 @@ impl<'a> OpenBuilder<'a> {
     pub(crate) fn delivered_by(mut self, delivery: &'a dyn Delivery) -> Self {
         self.delivery = Some(delivery);
         self
+    }
+
+    /// Opens by a grant of the exporter ([`Export::grant`](crate::Export::grant)), also if it has dropped the export since. The
+    /// open uses the grant up, or gives it back if this process has the memory open already; if the exporter could not be asked,
+    /// the grant remains for another try. A grant that has ended is ignored: then the export opens as long as it has not been
+    /// dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Descriptor`] for the grant of another export.
+    pub fn grant(mut self, grant: &Grant) -> Result<Self> {
+        self.grants = Grants::Owned(grant.of_parts(self.descriptor, self.session.allow_list())?);
+        Ok(self)
     }
 
     /// Requires a lease, and so a timeline, that no other mapping shares.

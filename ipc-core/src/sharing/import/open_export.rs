@@ -193,8 +193,8 @@ impl OpenExport<'_> {
     /// Begins a lease on an export of this process.
     fn granted_locally(&self, runtime: &Runtime) -> Result<LocalGrant> {
         let (named, access) = (&self.named, self.access);
-        let token = self.grant.and_then(UnusedGrant::token).unwrap_or(named.token);
-        let request = OpenRequest { export: named.export, token, access };
+        let grant = self.grant.and_then(UnusedGrant::token);
+        let request = OpenRequest { export: named.export, token: named.token, grant, access };
         match runtime.exports.grant_locally(request) {
             Ok(granted) => {
                 if let Some(grant) = self.grant {

@@ -23,6 +23,7 @@ use crate::sharing::export::Shared;
 use crate::sharing::staging::CopyLayout;
 use crate::sharing::timeline::{Side, Termination, Timeline, note_own_slot, take_own_slot, timelines_of};
 use crate::transport::Deadline;
+use crate::wire::Token;
 use crate::wire::descriptor::{Descriptor, ExportId};
 
 /// An opened export; a [`Mapping`](crate::Mapping) has one for each home device. The lease ends when device work with the
@@ -278,6 +279,23 @@ impl OpenPart {
                 backend: self.backend().info().name,
                 what: "order hand-overs by a copy".into(),
                 why: "what the exporter writes from now on does not reach it; open the export again for what is new".into(),
+            }),
+        }
+    }
+
+    /// Returns the token of a grant of the export, for another process.
+    pub(crate) fn grant(&self, limit: Duration) -> Result<Token> {
+        self.owner.check()?;
+        match self.source() {
+            MappingSource::Remote(lease) => {
+                lease.check()?;
+                lease.link.grant(lease.id(), limit, Deadline::after(self.terms.timeout))
+            }
+            MappingSource::Local(local) => Runtime::get()?.exports.begin_timed_grant(local.export, limit),
+            MappingSource::Copy(_) => Err(Error::Unsupported {
+                backend: self.backend().info().name,
+                what: "grant others the memory of a copy".into(),
+                why: "the lease has ended; send the descriptor, which opens the export while it lives".into(),
             }),
         }
     }

@@ -75,10 +75,11 @@ impl Staging {
     }
 
     fn begin_over(link: Arc<Link>, incoming: &Incoming<'_>, deadline: Deadline) -> Result<Self> {
-        let token = incoming.grant.and_then(UnusedGrant::token).unwrap_or(incoming.named.token);
-        let export = incoming.named.export;
+        let NamedExport { export, token, .. } = incoming.named;
+        let grant = incoming.grant.and_then(UnusedGrant::token);
         let spans = incoming.layout.requested().to_vec();
-        let pending = link.request(|request| Request::Stage { request, export, token, spans }, deadline)?;
+        let pending =
+            link.request(|request| Request::Stage { request, export, token, grant, spans }, deadline)?;
         kill_point!("importer:staging-asked");
         let (Reply::Staging { lease, chunk_bytes, bytes, .. }, files) = pending.wait(deadline)? else {
             return Err(

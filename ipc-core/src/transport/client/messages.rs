@@ -36,7 +36,9 @@ impl<S: Subscriber> Client<S> {
                     opened.handles = arrived.handles;
                     return Ok((Reply::Opened(opened), arrived.fds));
                 }
-                Reply::Confirmed { request: answered } | Reply::Timeline { request: answered, .. }
+                Reply::Confirmed { request: answered }
+                | Reply::Timeline { request: answered, .. }
+                | Reply::Granted { request: answered, .. }
                     if answered == request =>
                 {
                     return Ok((reply, fds));
@@ -74,6 +76,7 @@ impl<S: Subscriber> Client<S> {
             Reply::Refused { request, .. }
             | Reply::Confirmed { request }
             | Reply::Timeline { request, .. }
+            | Reply::Granted { request, .. }
                 if calls.abandoned.remove(&request.0) =>
             {
                 Ok(())

@@ -49,6 +49,14 @@ pub enum SystemCommand {
     OpenUntilError { descriptor: Descriptor },
     /// Opens two exports at a time, the second once the first request is sent; returns the result and the ms of each.
     TwoOpens { one: Descriptor, one_timeout: Duration, other: Descriptor, other_timeout: Duration },
+    /// Makes a grant of an export with this time limit; returns its bytes in hex.
+    Grant { name: String, limit: Duration },
+    /// Makes a grant of the export of a mapping with this time limit; returns its bytes in hex.
+    GrantOf { name: String, limit: Duration },
+    /// Opens an export by a grant, whose bytes are in hex.
+    OpenBy { name: String, descriptor: Descriptor, grant: String },
+    /// Gives a grant back.
+    GiveBack { grant: String },
     /// Makes every call that waits, in the next callback of the export or the mapping.
     WaitIn { name: String, time: Duration },
     /// Registers a callback on changes of an export that takes this time.

@@ -83,6 +83,10 @@ impl Agent {
             C::TwoOpens { one, one_timeout, other, other_timeout } => {
                 self.two_opens((&one, one_timeout), (&other, other_timeout))
             }
+            C::Grant { name, limit } => self.grant(&name, limit)?,
+            C::GrantOf { name, limit } => self.grant_of(&name, limit)?,
+            C::OpenBy { name, descriptor, grant } => self.open_by(name, &descriptor, &grant)?,
+            C::GiveBack { grant } => opens::give_back(&grant)?,
             C::WaitIn { name, time } => self.wait_in_callback(&name, time)?,
             C::OnChange { name, time } => {
                 self.server().exports[&name].on_change(move || std::thread::sleep(time));

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use data_encoding::HEXLOWER;
 use device_ipc_conformance::agent::{Answer, touch};
 use device_ipc_conformance::check::Refusal;
-use device_ipc_core::{Descriptor, Ipc, Mapping, Result, counters};
+use device_ipc_core::{Descriptor, Grant, Ipc, Mapping, Result, counters};
 
 use super::Agent;
 
@@ -49,6 +50,23 @@ impl Agent {
         Ok(Answer::Done)
     }
 
+    pub(super) fn grant(&mut self, name: &str, limit: Duration) -> Result<Answer> {
+        let grant = self.server().exports[name].grant(limit)?;
+        Ok(Answer::Text(HEXLOWER.encode(&grant.to_bytes())))
+    }
+
+    pub(super) fn grant_of(&mut self, name: &str, limit: Duration) -> Result<Answer> {
+        let grant = self.server().mappings[name].grant(limit)?;
+        Ok(Answer::Text(HEXLOWER.encode(&grant.to_bytes())))
+    }
+
+    pub(super) fn open_by(&mut self, name: String, descriptor: &Descriptor, grant: &str) -> Result<Answer> {
+        let grant = decoded(grant)?;
+        let mapping = self.server().ipc.open(descriptor).grant(&grant)?.at_home()?;
+        self.server().mappings.insert(name, mapping);
+        Ok(Answer::Done)
+    }
+
     pub(super) fn two_opens(
         &mut self,
         (one, one_timeout): (&Descriptor, Duration),
@@ -72,6 +90,15 @@ impl Agent {
         });
         Answer::Text(format!("{one} {other}"))
     }
+}
+
+pub(super) fn give_back(grant: &str) -> Result<Answer> {
+    decoded(grant)?.give_back();
+    Ok(Answer::Done)
+}
+
+fn decoded(grant: &str) -> Result<Grant> {
+    Grant::from_bytes(&HEXLOWER.decode(grant.as_bytes()).expect("the test sends hex"))
 }
 
 pub(super) fn open(ipc: &Ipc, descriptor: &Descriptor, timeout: Duration) -> Result<Mapping> {

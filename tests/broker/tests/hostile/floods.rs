@@ -174,8 +174,13 @@ fn copies_of_one_importer_leave_room_for_others() {
     let hogs: Vec<_> = (0..2).map(|_| Connection::greeted(&forged)).collect();
     for hog in &hogs {
         for request in 0..40 {
-            let stage =
-                ToExporter::Stage { request, export: forged.export(), token: forged.token(), spans: vec![] };
+            let stage = ToExporter::Stage {
+                request,
+                export: forged.export(),
+                token: forged.token(),
+                grant: None,
+                spans: vec![],
+            };
             hog.send(&stage).expect("it reads");
         }
     }
@@ -196,8 +201,13 @@ fn copies_requested_by_one_importer_are_bounded() {
     let hog = Connection::greeted(&forged);
     let mut refused = 0;
     for request in 0..400 {
-        let stage =
-            ToExporter::Stage { request, export: forged.export(), token: forged.token(), spans: vec![] };
+        let stage = ToExporter::Stage {
+            request,
+            export: forged.export(),
+            token: forged.token(),
+            grant: None,
+            spans: vec![],
+        };
         hog.send(&stage).expect("it reads");
         while let Received::Packet(bytes, _) = hog.receive(Duration::ZERO) {
             let answer: FromExporter = postcard::from_bytes(&bytes).expect("it reads well");

@@ -161,6 +161,7 @@ fn token_of_a_closed_export_opens_nothing() {
         request: 1,
         export: other.export(),
         token: own.token(),
+        grant: None,
         access: Access::ReadWrite,
         on: 0,
         peer: Vec::new(),
@@ -195,8 +196,8 @@ fn second_implementation_opens_and_returns_by_the_specification() {
 /// A request for the same export that claims a lease on its memory.
 fn open_like(forged: &Forged, request: u64, like: u64) -> ToExporter {
     match open_request(forged, request) {
-        ToExporter::Open { request, export, token, access, on, peer, .. } => {
-            ToExporter::Open { request, export, token, access, on, peer, like: Some(like) }
+        ToExporter::Open { request, export, token, grant, access, on, peer, .. } => {
+            ToExporter::Open { request, export, token, grant, access, on, peer, like: Some(like) }
         }
         other => other,
     }

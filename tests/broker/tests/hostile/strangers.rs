@@ -132,8 +132,8 @@ fn export_of_another_user_looks_like_no_export() {
     exporter.ok("ipc");
     let other = Forged::of(&exporter.share("other 4096"));
     let unknown = match open_request(&other, 1) {
-        ToExporter::Open { request, token, access, on, peer, like, .. } => {
-            ToExporter::Open { request, export: 4711, token, access, on, peer, like }
+        ToExporter::Open { request, token, grant, access, on, peer, like, .. } => {
+            ToExporter::Open { request, export: 4711, token, grant, access, on, peer, like }
         }
         other => other,
     };
@@ -142,7 +142,13 @@ fn export_of_another_user_looks_like_no_export() {
         open_request(&other, 1),
         open_request(&other.clone().with_token([7; 16]), 1),
         unknown,
-        ToExporter::Stage { request: 1, export: other.export(), token: other.token(), spans: vec![] },
+        ToExporter::Stage {
+            request: 1,
+            export: other.export(),
+            token: other.token(),
+            grant: None,
+            spans: vec![],
+        },
         ToExporter::List { request: 1, after: 0 },
         open_request(&allowed, 1),
     ];

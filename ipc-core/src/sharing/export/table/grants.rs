@@ -1,13 +1,14 @@
-//! Grants: rights to open an export once, which travel with the messages of a channel.
+//! Grants: rights to open an export once, which travel with the messages of a channel, or as bytes over any transport.
 //!
-//! A sender may drop an export as soon as it has sent it. The grant, a private token in the export's entry, keeps the memory
-//! until the message is opened. It ends when its bearer begins a lease with it or returns it, or when the channel has no peer
-//! any longer.
+//! A sender may drop an export as soon as it has sent it. What keeps the memory until the message is opened is the grant:
+//! a token of its own in the export's entry. It ends when its bearer has begun a lease with it, gives it back, or when the
+//! channel that it was sent over has no other end any longer. No connection shows whether a grant that travels as bytes still
+//! has a bearer, so it has a time limit instead.
 
 use std::any::Any;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Entry, ExportTable, State};
 use crate::model::error::{Error, Result};
@@ -28,17 +29,45 @@ pub(crate) struct Bearer {
     pub(crate) program: Arc<str>,
 }
 
-/// The grants of an export by token. The hash that finds a token has a secret key, so the search time reveals nothing about the
-/// bytes.
-pub(super) type Grants = HashMap<[u8; 16], Grant>;
+/// The grants of an export, by their tokens. A token is found by a hash whose key nobody knows, so the time that it takes
+/// tells nothing about the bytes.
+pub(super) type Grants = HashMap<[u8; 16], OpenGrant>;
 
+/// Maximum number of grants of an export that have a time limit: an importer can ask for them.
+const MAX_TIMED_GRANTS: usize = 1 << 20;
+
+/// A time that is later than any time limit.
+const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// Minimum interval between two looks for grants at their time limits.
+const EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A grant that has not ended.
 #[derive(Debug)]
-pub(super) struct Grant {
-    channel: ChannelId,
+pub(super) struct OpenGrant {
+    end: GrantEnd,
     since: Instant,
 }
 
-/// The unused grants that a channel has sent. It exists, empty, as long as the channel does.
+/// The event that ends a grant that its bearer neither uses nor gives back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum GrantEnd {
+    /// The end of the channel that carried it.
+    Channel(ChannelId),
+    /// A point in time; the number distinguishes grants that end together.
+    At(Instant, u64),
+}
+
+/// The grants with a time limit, by their ends.
+#[derive(Debug, Default)]
+pub(super) struct TimedGrants {
+    by_end: BTreeMap<(Instant, u64), (ExportId, [u8; 16])>,
+    last: u64,
+    /// The poller looks at this time.
+    next_look: Option<Instant>,
+}
+
+/// The grants that a channel has sent and its peer has not used yet. Kept, empty, as long as the channel exists.
 pub(super) struct InFlight {
     bearer: Bearer,
     grants: HashSet<(ExportId, [u8; 16])>,
@@ -62,12 +91,67 @@ impl ExportTable {
         // Asks the kernel for the process id in this case only.
         let dropped = || Error::ExportDropped { pid: std::process::id() };
         let entry = entry.ok_or_else(dropped)?;
-        entry.grants.insert(token.to_bytes(), Grant { channel: bearer.channel, since: Instant::now() });
+        let end = GrantEnd::Channel(bearer.channel);
+        entry.grants.insert(token.to_bytes(), OpenGrant { end, since: Instant::now() });
         entry.tell_change();
         let begin = || InFlight { bearer: bearer.clone(), grants: HashSet::new(), keeper: None };
         let in_flight = state.in_flight.entry(bearer.channel).or_insert_with(begin);
         in_flight.grants.insert((export, token.to_bytes()));
         Ok(token)
+    }
+
+    /// Begins a grant of an export that ends at a time limit.
+    pub(crate) fn begin_timed_grant(&self, export: ExportId, limit: Duration) -> Result<Token> {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let token = state.tokens.take()?;
+        let entry = state.exports.get_mut(&export).filter(|entry| !entry.dropped);
+        let entry = entry.ok_or_else(|| Error::ExportDropped { pid: std::process::id() })?;
+        if entry.grants.len() >= MAX_TIMED_GRANTS {
+            return Err(Error::Unsupported {
+                backend: entry.backend,
+                what: "grant the export once more".into(),
+                why: format!(
+                    "it has {MAX_TIMED_GRANTS} grants that no process has used; choose a shorter time limit"
+                ),
+            });
+        }
+        let since = Instant::now();
+        // An end that the clock cannot represent is one that never comes.
+        let at = since.checked_add(limit).unwrap_or(since + FAR);
+        state.timed.last += 1;
+        let end = (at, state.timed.last);
+        entry.grants.insert(token.to_bytes(), OpenGrant { end: GrantEnd::At(end.0, end.1), since });
+        entry.tell_change();
+        state.timed.by_end.insert(end, (export, token.to_bytes()));
+        if state.timed.next_look.is_none_or(|look| at < look) {
+            state.timed.next_look = Some(at);
+            if let Some(runtime) = Runtime::existing() {
+                runtime.poller.expire_grants_at(at);
+            }
+        }
+        Ok(token)
+    }
+
+    /// Ends the grants whose time limit has passed. Returns the time of the next look.
+    pub(crate) fn expire_grants(&self, now: Instant) -> Option<Instant> {
+        let mut state = self.lock();
+        let mut ended = 0;
+        while let Some((_, (export, token))) =
+            state.timed.by_end.first_key_value().filter(|(end, _)| end.0 <= now)
+        {
+            let (export, token) = (*export, *token);
+            state.take_grant(export, &token);
+            self.retire_if_free(&mut state, export);
+            tracing::info!(target: crate::os::log::EXPORT, %export, "a grant has ended at its time limit, unused");
+            ended += 1;
+        }
+        if ended > 0 {
+            self.changed.notify_all();
+        }
+        let first = state.timed.by_end.first_key_value().map(|(end, _)| end.0.max(now + EXPIRY_INTERVAL));
+        state.timed.next_look = first;
+        first
     }
 
     /// Ends a grant, unless it has ended.
@@ -114,11 +198,18 @@ impl State {
         let Some(entry) = self.exports.get_mut(&export) else { return false };
         let Some(grant) = entry.grants.remove(token) else { return false };
         entry.tell_change();
-        if let Some(in_flight) = self.in_flight.get_mut(&grant.channel) {
+        let channel = match grant.end {
+            GrantEnd::Channel(channel) => channel,
+            GrantEnd::At(at, number) => {
+                self.timed.by_end.remove(&(at, number));
+                return true;
+            }
+        };
+        if let Some(in_flight) = self.in_flight.get_mut(&channel) {
             in_flight.grants.remove(&(export, *token));
             if in_flight.grants.is_empty()
                 && in_flight.keeper.is_some()
-                && let Some(in_flight) = self.in_flight.remove(&grant.channel)
+                && let Some(in_flight) = self.in_flight.remove(&channel)
             {
                 in_flight.release();
             }
@@ -134,18 +225,28 @@ impl State {
         }
     }
 
-    /// Returns the peers that have received the export in a message and have not opened it yet, each once.
+    /// Returns the peers that an export has been sent to and that have not opened it yet, each once. The bearers of grants that
+    /// travel as bytes are not known, and are returned as one.
     pub(super) fn bearers(&self, entry: &Entry) -> Vec<Holder> {
-        let mut since: HashMap<ChannelId, Instant> = HashMap::new();
+        let mut since: HashMap<Option<ChannelId>, (Instant, usize)> = HashMap::new();
         for grant in entry.grants.values() {
-            let first = since.entry(grant.channel).or_insert(grant.since);
+            let channel = match grant.end {
+                GrantEnd::Channel(channel) => Some(channel),
+                GrantEnd::At(..) => None,
+            };
+            let (first, count) = since.entry(channel).or_insert((grant.since, 0));
             *first = grant.since.min(*first);
+            *count += 1;
         }
-        let holder = |(channel, since)| {
-            let bearer = &self.in_flight.get(&channel)?.bearer;
-            let program = format!("{}, in a message that it has not opened", bearer.program);
-            let state = LeaseState::InMessage;
-            Some(Holder { pid: bearer.pid, program, bytes: entry.bytes, since, state })
+        let holder = |(channel, (since, count)): (Option<ChannelId>, (Instant, usize))| {
+            let (pid, program) = match channel {
+                None => (0, format!("not known; grants that no process has used: {count}")),
+                Some(channel) => {
+                    let bearer = &self.in_flight.get(&channel)?.bearer;
+                    (bearer.pid, format!("{}, in a message that it has not opened", bearer.program))
+                }
+            };
+            Some(Holder { pid, program, bytes: entry.bytes, since, state: LeaseState::InMessage })
         };
         since.into_iter().filter_map(holder).collect()
     }

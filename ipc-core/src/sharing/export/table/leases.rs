@@ -51,6 +51,8 @@ pub(crate) struct Importer {
 pub(crate) struct OpenRequest {
     pub(crate) export: ExportId,
     pub(crate) token: Token,
+    /// Opens a dropped export as long as it has not ended. Without effect where it has.
+    pub(crate) grant: Option<Token>,
     pub(crate) access: Access,
 }
 
@@ -308,19 +310,18 @@ impl State {
             }
             return Err(Refusal::Dropped);
         }
-        let token = request.token.to_bytes();
-        let by_grant = entry.grants.contains_key(&token);
-        if !by_grant && entry.token != request.token {
+        if entry.token != request.token {
             return Err(Refusal::WrongToken);
         }
-        if entry.dropped && !by_grant {
+        let grant = request.grant.map(Token::to_bytes).filter(|grant| entry.grants.contains_key(grant));
+        if entry.dropped && grant.is_none() {
             return Err(Refusal::Dropped);
         }
         if request.access.is_writable() && !entry.access.is_writable() {
             return Err(Refusal::Access { granted: entry.access });
         }
-        if by_grant {
-            self.take_grant(request.export, &token);
+        if let Some(grant) = grant {
+            self.take_grant(request.export, &grant);
         }
         let entry = self.exports.get_mut(&request.export).ok_or(Refusal::Dropped)?;
         self.last_lease += 1;

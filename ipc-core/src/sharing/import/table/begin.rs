@@ -21,7 +21,7 @@ use crate::sharing::import::link::Link;
 use crate::sharing::import::notices::ExportNotices;
 use crate::transport::{AllowList, Deadline};
 use crate::wire::descriptor::{DescribedExtent, NamedExport};
-use crate::wire::{Opened, Token, WireHandle};
+use crate::wire::{Opened, WireHandle};
 
 /// Maximum time that an open waits for drops in progress that may be in its way.
 const DROPS_IN_PROGRESS: Duration = Duration::from_secs(1);
@@ -41,13 +41,6 @@ pub(in crate::sharing::import) struct OpenTarget<'a> {
     pub(in crate::sharing::import) grant: Option<&'a UnusedGrant>,
     /// Adds the region concerned to an error.
     pub(in crate::sharing::import) blame: &'a dyn Fn(usize, Error) -> Error,
-}
-
-impl OpenTarget<'_> {
-    /// Returns the token that opens the export.
-    fn token(&self) -> Token {
-        self.grant.and_then(UnusedGrant::token).unwrap_or(self.descriptor.token)
-    }
 }
 
 impl ImportTable {
@@ -81,8 +74,8 @@ impl ImportTable {
         let importer = (wanted.device, peer);
         let reusable = self.reusable_lease(wanted, link, opening.key().on);
         let like = reusable.as_ref().and_then(ReusableLease::lease);
-        let token = wanted.token();
-        let open = || link.open(descriptor.export, token, wanted.access, importer, like, wanted.deadline);
+        let tokens = (descriptor.token, wanted.grant.and_then(UnusedGrant::token));
+        let open = || link.open(descriptor.export, tokens, wanted.access, importer, like, wanted.deadline);
         let granted = check_token(&notices, opening, descriptor).and_then(|()| open());
         if let (Ok(_), Some(grant)) = (&granted, wanted.grant) {
             grant.used_up();

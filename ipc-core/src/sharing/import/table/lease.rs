@@ -112,6 +112,11 @@ impl Lease {
         self.revoked.load(Ordering::Acquire)
     }
 
+    /// Returns its number in the exporting process.
+    pub(in crate::sharing::import) const fn id(&self) -> LeaseId {
+        self.id
+    }
+
     /// Returns the timeline of this lease.
     pub(in crate::sharing::import) fn timeline(&self, deadline: Deadline) -> Result<Timeline> {
         self.check()?;

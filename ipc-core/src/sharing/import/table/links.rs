@@ -9,7 +9,7 @@ use crate::os::process::ProcessIdentity;
 use crate::sharing::Runtime;
 use crate::sharing::import::link::Link;
 use crate::transport::{AllowList, Deadline, TimedMutex};
-use crate::wire::BrokerAddress;
+use crate::wire::{BrokerAddress, GrantExporter};
 
 /// Locked while the link is created, so that an exporter that does not answer delays no opens of other exporters.
 pub(super) type LinkSlot = TimedMutex<Option<Arc<Link>>>;
@@ -42,6 +42,14 @@ impl ImportTable {
     pub(in crate::sharing::import) fn known_link(&self, exporter: &ProcessIdentity) -> Option<Arc<Link>> {
         let slot = Arc::clone(self.lock_links().get(exporter)?);
         slot.try_lock()?.as_ref().filter(|link| !link.is_gone()).cloned()
+    }
+
+    /// Returns the full identity of an exporter that this process is connected to.
+    pub(in crate::sharing::import) fn exporter_of(
+        &self,
+        exporter: GrantExporter,
+    ) -> Option<Arc<ProcessIdentity>> {
+        self.lock_links().keys().find(|known| exporter == (&***known).into()).cloned()
     }
 
     /// Reports to all exporters that this process exits in order. Waits for no lock and no exporter.

@@ -1,0 +1,196 @@
+//! The byte form of a grant that travels beside a descriptor. `docs/spec/grant.md` specifies it; the two change together.
+
+use std::fmt;
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::Token;
+use super::descriptor::{DescriptorError, ExportId, MAX_REGIONS_SECTIONS};
+use crate::model::error::Result;
+use crate::model::one_or_many::OneOrMany;
+use crate::os::process::ProcessIdentity;
+
+const MAGIC: [u8; 4] = *b"DIPG";
+
+const VERSION: u8 = 1;
+
+/// The bytes behind the last part: CRC-32 of all before them.
+const CHECKSUM_BYTES: usize = 4;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Preamble {
+    magic: [u8; 4],
+    version: u8,
+    parts: u8,
+    reserved: U16,
+    pid: U32,
+    start_time: U64,
+    pid_namespace: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct PartBytes {
+    export: U64,
+    token: [u8; 16],
+}
+
+/// A right to open an export once, as bytes that travel beside the descriptor, over any transport.
+///
+/// [`Export::grant`](crate::Export::grant) makes one, and from then on it keeps the memory as a lease does, also when the
+/// export is dropped. It ends when an open uses it ([`OpenBuilder::grant`](crate::OpenBuilder::grant)), when its receiver gives it
+/// back ([`give_back`](Self::give_back)), or at its time limit. It opens nothing without the descriptor. The value itself is plain
+/// bytes: cloning it copies the right to the same single open, and dropping it ends nothing.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Grant {
+    exporter: GrantExporter,
+    parts: OneOrMany<(ExportId, Token)>,
+}
+
+/// The fields of a process identity that distinguish the processes of one boot of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GrantExporter {
+    pid: u32,
+    start_time: u64,
+    pid_namespace: u64,
+}
+
+impl From<&ProcessIdentity> for GrantExporter {
+    fn from(process: &ProcessIdentity) -> Self {
+        let ProcessIdentity { pid, start_time, pid_namespace, .. } = *process;
+        Self { pid, start_time, pid_namespace }
+    }
+}
+
+impl Grant {
+    pub(crate) fn new(exporter: &ProcessIdentity, parts: OneOrMany<(ExportId, Token)>) -> Self {
+        Self { exporter: exporter.into(), parts }
+    }
+
+    pub(crate) const fn exporter(&self) -> GrantExporter {
+        self.exporter
+    }
+
+    /// Returns a token for each part of the export.
+    pub(crate) fn parts(&self) -> &[(ExportId, Token)] {
+        &self.parts
+    }
+
+    /// Returns the bytes: 56 for an export of one home device, and 24 more for each further one.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let GrantExporter { pid, start_time, pid_namespace } = self.exporter;
+        let preamble = Preamble {
+            magic: MAGIC,
+            version: VERSION,
+            parts: self.parts.len() as u8,
+            reserved: U16::new(0),
+            pid: U32::new(pid),
+            start_time: U64::new(start_time),
+            pid_namespace: U64::new(pid_namespace),
+        };
+        let size = size_of::<Preamble>() + self.parts.len() * size_of::<PartBytes>() + CHECKSUM_BYTES;
+        let mut bytes = Vec::with_capacity(size);
+        bytes.extend_from_slice(preamble.as_bytes());
+        for (export, token) in self.parts.iter() {
+            let part = PartBytes { export: U64::new(export.0), token: token.to_bytes() };
+            bytes.extend_from_slice(part.as_bytes());
+        }
+        bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
+        bytes
+    }
+
+    /// Reads the bytes of a grant.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Descriptor`](crate::Error::Descriptor) with [`DescriptorError::BadGrant`]. That the bytes can be read does not say
+    /// that the exporter knows the grant.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        Ok(parse(bytes)?)
+    }
+}
+
+fn parse(bytes: &[u8]) -> Result<Grant, DescriptorError> {
+    let bad = |why: &'static str| DescriptorError::BadGrant { why };
+    if !bytes.starts_with(&MAGIC) {
+        return Err(bad("they begin otherwise"));
+    }
+    let damaged = || bad("they are damaged or cut off");
+    let (covered, checksum) = bytes.split_last_chunk::<CHECKSUM_BYTES>().ok_or_else(damaged)?;
+    if crc32fast::hash(covered).to_le_bytes() != *checksum {
+        return Err(damaged());
+    }
+    let (preamble, parts) = Preamble::ref_from_prefix(covered).map_err(|_| damaged())?;
+    if preamble.version != VERSION {
+        return Err(bad("they have a format of another version of this library"));
+    }
+    let count = usize::from(preamble.parts);
+    let parts = <[PartBytes]>::ref_from_bytes(parts).map_err(|_| bad("their length is wrong"))?;
+    if parts.len() != count || !(1..=MAX_REGIONS_SECTIONS).contains(&count) || preamble.reserved.get() != 0 {
+        return Err(bad("their fields contradict each other"));
+    }
+    let exporter = GrantExporter {
+        pid: preamble.pid.get(),
+        start_time: preamble.start_time.get(),
+        pid_namespace: preamble.pid_namespace.get(),
+    };
+    let part = |part: &PartBytes| (ExportId(part.export.get()), Token::from_bytes(part.token));
+    Ok(Grant { exporter, parts: parts.iter().map(part).collect() })
+}
+
+impl fmt::Debug for Grant {
+    /// Without the tokens.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let exports: Vec<_> = self.parts.iter().map(|(export, _)| export).collect();
+        f.debug_struct("Grant").field("pid", &self.exporter.pid).field("exports", &exports).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn grant(parts: &[(u64, [u8; 16])]) -> Grant {
+        let exporter = GrantExporter { pid: 1, start_time: u64::MAX, pid_namespace: 3 };
+        let part = |(export, token): &(u64, [u8; 16])| (ExportId(*export), Token::from_bytes(*token));
+        Grant { exporter, parts: parts.iter().map(part).collect() }
+    }
+
+    proptest! {
+        #[test]
+        fn grant_survives_its_bytes(parts in prop::collection::vec(any::<(u64, [u8; 16])>(), 1..=MAX_REGIONS_SECTIONS)) {
+            let written = grant(&parts);
+            let bytes = written.to_bytes();
+            prop_assert_eq!(bytes.len(), 32 + 24 * parts.len());
+            prop_assert_eq!(Grant::from_bytes(&bytes).expect("it was just written"), written);
+        }
+
+        #[test]
+        fn changed_or_truncated_bytes_are_rejected(at in 0_usize..56, bit in 0_u8..8) {
+            let bytes = grant(&[(7, [9; 16])]).to_bytes();
+            let mut changed = bytes.clone();
+            changed[at] ^= 1 << bit;
+            prop_assert!(Grant::from_bytes(&changed).is_err());
+            prop_assert!(Grant::from_bytes(&bytes[..at]).is_err());
+        }
+
+        #[test]
+        fn bytes_of_a_right_checksum_are_read_or_rejected(covered in prop::collection::vec(any::<u8>(), 0..120)) {
+            for covered in [covered.clone(), [&MAGIC[..], &covered].concat(), [&MAGIC[..], &[VERSION], &covered].concat()] {
+                let bytes = [&covered[..], &crc32fast::hash(&covered).to_le_bytes()].concat();
+                if let Ok(read) = Grant::from_bytes(&bytes) {
+                    prop_assert_eq!(read.to_bytes(), bytes);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn debug_of_a_grant_does_not_show_its_token() {
+        assert_eq!(format!("{:?}", grant(&[(7, [1; 16])])), format!("{:?}", grant(&[(7, [2; 16])])));
+    }
+}
