@@ -189,6 +189,12 @@ impl Export {
         Self { export: Mutex::new(Some(Arc::new(export))), descriptor, tensors }
     }
 
+    /// Ends the export without waiting.
+    pub(crate) fn end(&self, py: Python<'_>) {
+        let export = self.lock().take();
+        py.detach(|| drop(export));
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Arc<device_ipc::Export>>> {
         self.export.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -261,6 +267,13 @@ impl Export {
         let callback = PyOwner::new(callback);
         self.get()?.on_change(move || callback.call());
         Ok(())
+    }
+
+    /// Returns a right to open the export once, as bytes: pass them to `open` beside the descriptor. The memory stays until they
+    /// are used, given back or `limit` seconds old, also if the export is closed or dropped before.
+    #[pyo3(signature = (limit=600.0))]
+    fn grant<'py>(&self, py: Python<'py>, limit: Option<f64>) -> PyResult<Bound<'py, PyBytes>> {
+        crate::grant::make(py, &*self.get()?, limit)
     }
 
     /// Ends the export, and waits until no process holds the memory and its owner has been dropped. After a timeout, call it

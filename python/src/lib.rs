@@ -11,6 +11,7 @@ mod dlpack;
 mod dtype;
 mod error;
 mod export;
+mod grant;
 mod mapping;
 mod memory;
 mod open;
@@ -18,6 +19,7 @@ mod owner;
 mod ring;
 mod session;
 mod share;
+mod storage;
 mod stream;
 mod tensor;
 mod torch_pool;
@@ -43,6 +45,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ring::RingReadSlot>()?;
     module.add_class::<ring::RingReader>()?;
     module.add_class::<ring::RingWriteSlot>()?;
+    module.add_class::<storage::WeakMapping>()?;
     module.add_class::<stream::Stream>()?;
     module.add_class::<tensor::Tensor>()?;
     module.add_function(wrap_pyfunction!(channel::connect, module)?)?;
@@ -53,12 +56,15 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(counters::shutdown, module)?)?;
     module.add_function(wrap_pyfunction!(devices::available, module)?)?;
     module.add_function(wrap_pyfunction!(devices::devices, module)?)?;
+    module.add_function(wrap_pyfunction!(grant::end_unless_used, module)?)?;
+    module.add_function(wrap_pyfunction!(grant::give_back, module)?)?;
     module.add_function(wrap_pyfunction!(memory::empty, module)?)?;
     module.add_function(wrap_pyfunction!(open::open, module)?)?;
     module.add_function(wrap_pyfunction!(ring::join, module)?)?;
     module.add_function(wrap_pyfunction!(share::share, module)?)?;
     module.add_function(wrap_pyfunction!(torch_pool::_pool_blocks, module)?)?;
     module.add_function(wrap_pyfunction!(torch_pool::_pool_prepare, module)?)?;
+    module.add_function(wrap_pyfunction!(storage::share_storage, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     Ok(())
 }

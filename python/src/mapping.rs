@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use device_ipc::{Access, DeviceRange, Dtype, TensorLayout};
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
-use crate::error::exception;
+use crate::error::{OrRaise as _, exception};
 use crate::export::Descriptor;
 use crate::session::not_picklable;
 use crate::stream::StreamArg;
@@ -44,7 +44,7 @@ impl Mapping {
         Self { inner: Mutex::new(Some(Arc::new(inner))) }
     }
 
-    fn inner(&self) -> PyResult<Arc<MappingInner>> {
+    pub(crate) fn inner(&self) -> PyResult<Arc<MappingInner>> {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.clone().ok_or_else(|| PyValueError::new_err("the mapping is closed"))
     }
@@ -155,6 +155,14 @@ impl Mapping {
     #[getter]
     fn descriptor(&self) -> PyResult<Descriptor> {
         Ok(Descriptor { descriptor: self.inner()?.mapping.descriptor().clone() })
+    }
+
+    /// Returns a right to open the export once, as bytes, for a process that the memory is sent on to; as `Export.grant`.
+    #[pyo3(signature = (limit=600.0))]
+    fn grant<'py>(&self, py: Python<'py>, limit: Option<f64>) -> PyResult<Bound<'py, PyBytes>> {
+        let (inner, limit) = (self.inner()?, crate::wait::limit(limit)?);
+        let grant = py.detach(|| inner.mapping.grant(limit)).or_raise(py)?;
+        Ok(PyBytes::new(py, &grant.to_bytes()))
     }
 
     /// Whether the mapping was closed.

@@ -92,7 +92,7 @@ pub(crate) fn device_map(
 #[pyfunction]
 #[pyo3(signature = (
     descriptor, *, device=None, access=None, stream=None, staged=false, timeout=Some(DEFAULT), allow_users=Vec::new(),
-    allow_read_only=false
+    allow_read_only=false, grant=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
 pub(crate) fn open(
@@ -105,7 +105,9 @@ pub(crate) fn open(
     timeout: Option<f64>,
     allow_users: Vec<u32>,
     allow_read_only: bool,
+    grant: Option<&[u8]>,
 ) -> PyResult<Mapping> {
+    let grant = grant.map(|grant| crate::grant::parse(py, grant)).transpose()?;
     let access = self::access(access)?;
     let descriptor = parse(py, descriptor)?;
     let ipc = ipc_for_users(py, Some(descriptor.backend()), &allow_users)?;
@@ -115,7 +117,10 @@ pub(crate) fn open(
     let stream = stream.map(Arc::new);
     let opened_on = stream.clone();
     let call = move |timeout| {
-        let builder = builder(&ipc, &descriptor, access, staged, timeout);
+        let mut builder = builder(&ipc, &descriptor, access, staged, timeout);
+        if let Some(grant) = &grant {
+            builder = builder.grant(grant)?;
+        }
         match (&opened_on, &place) {
             (_, Place::Mapped(map)) => builder.on_mapped_devices(map),
             (Some(stream), _) => builder.on(&**stream),

@@ -94,3 +94,27 @@ def open(
 def empty(shape: Any, dtype: Any, device: Any = None) -> Any:
     """Allocates an uninitialised torch tensor in memory that can be shared."""
     return _single(_torch(), _native.empty(list(shape), dtype, device))
+
+
+def install(*, payload_lifetime: float = 600.0) -> None:
+    """Passes tensors that ``torch.multiprocessing`` sends through this library, in this process.
+
+    Call it in the sending and in the receiving processes. Queues, pipes, ``reduce_tensor`` and ``rebuild_cuda_tensor`` then work
+    with every kind of memory, expandable segments and memory pools included, and without the right to trace other processes.
+    A payload can be opened several times, and received tensors can be sent on. A payload that no process opens keeps its memory for
+    ``payload_lifetime`` seconds, and a payload whose memory is gone raises ``StaleError``.
+
+    Payloads of processes that have not called it are opened as before; such processes refuse payloads of this one. A storage
+    that others may still use must not be resized. For NPUs, call it after ``import torch_npu``. Calling it again only sets
+    ``payload_lifetime``.
+    """
+    from . import _torch_install
+
+    _torch_install.install(payload_lifetime)
+
+
+def uninstall() -> None:
+    """Restores PyTorch's methods. Memory that was shared before stays until no process uses it."""
+    from . import _torch_install
+
+    _torch_install.uninstall()
