@@ -370,7 +370,7 @@ impl ReceivedExport {
                     Err(Error::InvalidDeviceMap("a message uses the map of its channel".into()))
                 }
                 (Some(stream), _) => builder.on(&**stream),
-                (None, _) if is_mapped => builder.mapped(),
+                (None, _) if is_mapped => builder.on_mapped_devices(&received.exports()[index].device_map()),
                 (None, Place::Home) => builder.at_home(),
                 (None, Place::On(device)) => builder.on_device(*device),
             }
