@@ -11,8 +11,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 use support::{CommandResult, Directory, Terminal, device_ipc, run, send_by_file, start};
 
-const COMMANDS: [&str; 9] =
-    ["devices", "demo", "ps", "send", "recv", "attach", "doctor", "completions", "man"];
+const COMMANDS: [&str; 10] =
+    ["devices", "demo", "ps", "send", "recv", "attach", "keep", "doctor", "completions", "man"];
 
 fn with_variables(arguments: &[&str], variables: &[(&str, &str)]) -> CommandResult {
     let mut command = device_ipc();
