@@ -8,12 +8,14 @@ mod serve;
 mod weights;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use device_ipc::{Access, Error, Export, Ipc, Listener};
 use indicatif::HumanBytes;
 use serde_json::json;
+use signal_hook::consts::SIGHUP;
 
 use crate::arguments::{AllowArguments, positive_duration};
 use crate::transcript::Transcript;
@@ -90,6 +92,8 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<()> {
         );
         transcript.event("fallback", json!({ "backend": backend }), text)?;
     }
+    // By default SIGHUP ends a process; it is a request to load a new version only once this one has loaded its first.
+    signal_hook::flag::register(SIGHUP, Arc::default()).context("cannot register a signal handler")?;
     let source = Source::new(arguments, &ipc)?;
     let predecessor = if arguments.hand_over {
         hand_over::connect(&ipc, name, arguments.timeout, !arguments.files.is_empty())?
