@@ -46,7 +46,6 @@ fn shards_of_a_directory_are_placed_by_the_device_map() {
     assert_eq!(mapping.descriptor().allocations(), 2);
 }
 
-/// A file may place tensors at any byte; in device memory each is aligned.
 #[test]
 fn tensors_of_every_element_type_keep_their_bytes() {
     let types = [
@@ -100,6 +99,22 @@ fn raw(header: &str, data: &[u8]) -> Vec<u8> {
     file.extend(header.as_bytes());
     file.extend(data);
     file
+}
+
+/// A file may place tensors at any byte.
+#[test]
+fn tensors_are_aligned_on_the_device() {
+    let header = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}}"#;
+    let directory = Directory::new();
+    let file = directory.file("m.safetensors", &raw(header, &[7, 0, 0, 0x80, 0x3f]));
+    let name = unique("aligned");
+    let _keeper = keep(&[&file, "--name", &name]);
+    let ipc = ipc();
+    let (_, mapping) = open(&ipc, &name).unwrap();
+    assert_eq!(values(&ipc, &mapping, "b"), [1.0]);
+    for (tensor, place) in mapping.tensors() {
+        assert!(place.range().ptr.get().is_multiple_of(256), "{tensor} begins at {}", place.range().ptr);
+    }
 }
 
 #[test]
