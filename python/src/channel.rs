@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use device_ipc::{ChannelReceiver, ChannelSender, Error, Ipc, Message, TrySendError};
+use device_ipc::{ChannelReceiver, ChannelSender, Ipc, Message, TrySendError};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -366,9 +366,7 @@ impl ReceivedExport {
                 Some(false) => builder,
             };
             match (&opened_on, &place) {
-                (_, Place::Mapped(_)) => {
-                    Err(Error::InvalidDeviceMap("a message uses the map of its channel".into()))
-                }
+                (_, Place::Mapped(map)) => builder.on_mapped_devices(map),
                 (Some(stream), _) => builder.on(&**stream),
                 (None, _) if is_mapped => builder.on_mapped_devices(&received.exports()[index].device_map()),
                 (None, Place::Home) => builder.at_home(),

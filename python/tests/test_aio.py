@@ -363,8 +363,8 @@ def used() -> "tuple[int, int, int]":
     """Returns this process's resident memory in KiB, and its numbers of descriptors and threads."""
     gc.collect()
     status = open("/proc/self/status").read()
-    number = lambda name: int(status.split(name)[1].split()[0])  # noqa: E731
-    return number("VmRSS:"), len(os.listdir("/proc/self/fd")), number("Threads:")
+    memory, threads = (int(status.split(name)[1].split()[0]) for name in ["VmRSS:", "Threads:"])
+    return memory, len(os.listdir("/proc/self/fd")), threads
 
 
 def test_many_messages_leave_memory_descriptors_and_threads_as_they_were(start: Start) -> None:

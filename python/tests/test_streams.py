@@ -45,7 +45,7 @@ def test_no_framework_has_no_current_stream(frameworks: pytest.MonkeyPatch) -> N
 
 def test_current_stream_of_torch(frameworks: pytest.MonkeyPatch) -> None:
     torch = types.SimpleNamespace(cuda=Kind("cuda_stream"), npu=Kind("npu_stream"))
-    frameworks.setitem(sys.modules, "torch", torch)  # type: ignore[misc]
+    frameworks.setitem(sys.modules, "torch", torch)
     assert _streams.current("cuda", 1) == 101
     assert _streams.current("ascend", 2) == 102
     torch.cuda.initialized = False
@@ -62,7 +62,7 @@ def test_current_stream_of_cupy_is_that_of_the_device(frameworks: pytest.MonkeyP
 
     get = lambda: types.SimpleNamespace(ptr=7 + selected[-1])  # noqa: E731
     cuda = types.SimpleNamespace(Device=device, get_current_stream=get)
-    frameworks.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))  # type: ignore[misc]
+    frameworks.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
     assert _streams.current("cuda", 3) == 10
 
 
@@ -70,9 +70,9 @@ def test_current_stream_of_cupy_is_that_of_the_device(frameworks: pytest.MonkeyP
 def test_default_stream_of_numba(frameworks: pytest.MonkeyPatch, per_thread: int, expected: int) -> None:
     driver = types.SimpleNamespace(is_initialized=False)
     config = types.SimpleNamespace(CUDA_PER_THREAD_DEFAULT_STREAM=per_thread)
-    frameworks.setitem(sys.modules, "numba", types.SimpleNamespace(config=config))  # type: ignore[misc]
+    frameworks.setitem(sys.modules, "numba", types.SimpleNamespace(config=config))
     module = types.SimpleNamespace(driver=driver)
-    frameworks.setitem(sys.modules, "numba.cuda.cudadrv.driver", module)  # type: ignore[misc]
+    frameworks.setitem(sys.modules, "numba.cuda.cudadrv.driver", module)
     assert _streams.current("cuda", 0) is None
     driver.is_initialized = True
     assert _streams.current("cuda", 0) == expected
@@ -82,7 +82,7 @@ def test_call_takes_the_current_stream_of_the_caller_to_its_thread(frameworks: p
     import asyncio
 
     torch = types.SimpleNamespace(cuda=Kind("cuda_stream"), npu=None)
-    frameworks.setitem(sys.modules, "torch", torch)  # type: ignore[misc]
+    frameworks.setitem(sys.modules, "torch", torch)
     inside: list[Any] = asyncio.run(aio.call(lambda: list(torch.cuda.entered)))
     assert [stream.cuda_stream for stream in inside] == [100]
 

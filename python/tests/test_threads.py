@@ -95,4 +95,4 @@ def test_one_channel_carries_the_messages_of_many_threads() -> None:
 def test_types_have_no_settable_attributes() -> None:
     for shared in [ones(4), device_ipc.share(ones(4)), device_ipc.Stream("mock:0"), *device_ipc.devices()]:
         with pytest.raises(AttributeError):
-            shared.anything = 1  # type: ignore[union-attr]
+            shared.anything = 1  # type: ignore[attr-defined]
