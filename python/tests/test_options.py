@@ -156,7 +156,7 @@ def test_device_map_is_checked() -> None:
     with pytest.raises(device_ipc.PlacementError, match="conflicts"):
         device_ipc.listen("python-map-wrong", device_map={0: 1, 1: 1})
     export = device_ipc.share(ones(4))
-    with pytest.raises(device_ipc.PlacementError, match="position in the sender's numbering"):
+    with pytest.raises(device_ipc.PlacementError, match="known only on a channel"):
         device_ipc.open(export.descriptor, device={0: "mock:1"})
 
 
