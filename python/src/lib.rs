@@ -12,6 +12,7 @@ mod dtype;
 mod error;
 mod export;
 mod grant;
+mod keeper;
 mod mapping;
 mod memory;
 mod open;
@@ -40,6 +41,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<export::Descriptor>()?;
     module.add_class::<export::Export>()?;
     module.add_class::<export::Holder>()?;
+    module.add_class::<keeper::Keeper>()?;
     module.add_class::<mapping::Mapping>()?;
     module.add_class::<ring::Ring>()?;
     module.add_class::<ring::RingReadSlot>()?;
@@ -58,6 +60,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(devices::devices, module)?)?;
     module.add_function(wrap_pyfunction!(grant::end_unless_used, module)?)?;
     module.add_function(wrap_pyfunction!(grant::give_back, module)?)?;
+    module.add_function(wrap_pyfunction!(keeper::keep, module)?)?;
     module.add_function(wrap_pyfunction!(memory::empty, module)?)?;
     module.add_function(wrap_pyfunction!(open::open, module)?)?;
     module.add_function(wrap_pyfunction!(ring::join, module)?)?;

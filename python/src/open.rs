@@ -1,15 +1,16 @@
 //! Opening memory of another process.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use device_ipc::{Access, Descriptor, DeviceIdentity, DeviceMap, DeviceName, Ipc, OpenBuilder};
+use device_ipc::{Access, Descriptor, DeviceIdentity, DeviceMap, DeviceName, Ipc, Kept, OpenBuilder};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::OrRaise as _;
 use crate::export::parse;
+use crate::keeper;
 use crate::mapping::{Mapping, MappingInner};
 use crate::session::{DeviceArg, access, ipc_for_users};
 use crate::stream::StreamArg;
@@ -88,7 +89,8 @@ pub(crate) fn device_map(
         .try_fold(DeviceMap::new(), |map, (from, to)| map.insert(parse(&from)?, parse(&to)?).or_raise(py))
 }
 
-/// Opens memory of another process: a mapping of names to tensors.
+/// Opens memory of another process: a mapping of names to tensors. `keeper:NAME` in the place of a descriptor stands for the memory
+/// that a keeper has under this name.
 #[pyfunction]
 #[pyo3(signature = (
     descriptor, *, device=None, access=None, stream=None, staged=false, timeout=Some(DEFAULT), allow_users=Vec::new(),
@@ -109,15 +111,30 @@ pub(crate) fn open(
 ) -> PyResult<Mapping> {
     let grant = grant.map(|grant| crate::grant::parse(py, grant)).transpose()?;
     let access = self::access(access)?;
-    let descriptor = parse(py, descriptor)?;
-    let ipc = ipc_for_users(py, Some(descriptor.backend()), &allow_users)?;
-    let place = Place::parse(py, &ipc, device, &descriptor)?;
+    let mut limit = wait::limit(timeout)?;
+    let begun = Instant::now();
+    let (ipc, source) = if let Some(name) = keeper::name_of(descriptor)? {
+        if grant.is_some() {
+            return Err(PyValueError::new_err(
+                "a keeper gives the right to open itself; open its name without grant=",
+            ));
+        }
+        let backend = device.and_then(|device| DeviceArg::parse(device).ok()?.backend);
+        let ipc = ipc_for_users(py, backend, &allow_users)?;
+        let kept = keeper::find(py, &ipc, &name, limit)?;
+        limit = limit.saturating_sub(begun.elapsed());
+        (ipc, Source::Kept(Box::new(kept)))
+    } else {
+        let descriptor = parse(py, descriptor)?;
+        (ipc_for_users(py, Some(descriptor.backend()), &allow_users)?, Source::Descriptor(descriptor))
+    };
+    let place = Place::parse(py, &ipc, device, source.descriptor())?;
     let stream = place.stream(py, stream, &ipc)?;
     let backend = ipc.backend().info().name;
     let stream = stream.map(Arc::new);
     let opened_on = stream.clone();
     let call = move |timeout| {
-        let mut builder = builder(&ipc, &descriptor, access, staged, timeout);
+        let mut builder = options(source.open(&ipc), access, staged, timeout);
         if let Some(grant) = &grant {
             builder = builder.grant(grant)?;
         }
@@ -128,18 +145,40 @@ pub(crate) fn open(
             (None, Place::On(device)) => builder.on_device(*device),
         }
     };
-    let mapping = wait::once(py, wait::limit(timeout)?, call)?;
+    let mapping = wait::once(py, limit, call)?;
     Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only }))
 }
 
-fn builder<'a>(
-    ipc: &'a Ipc,
-    descriptor: &'a Descriptor,
+/// What memory is opened by.
+enum Source {
+    Descriptor(Descriptor),
+    /// The answer of a keeper, which can be opened once even if the keeper replaces its export meanwhile.
+    Kept(Box<Kept>),
+}
+
+impl Source {
+    fn descriptor(&self) -> &Descriptor {
+        match self {
+            Self::Descriptor(descriptor) => descriptor,
+            Self::Kept(kept) => kept.descriptor(),
+        }
+    }
+
+    fn open<'a>(&'a self, ipc: &'a Ipc) -> OpenBuilder<'a> {
+        match self {
+            Self::Descriptor(descriptor) => ipc.open(descriptor),
+            Self::Kept(kept) => kept.open(),
+        }
+    }
+}
+
+fn options(
+    mut builder: OpenBuilder<'_>,
     access: Option<Access>,
     staged: Option<bool>,
     timeout: Duration,
-) -> OpenBuilder<'a> {
-    let mut builder = ipc.open(descriptor).timeout(timeout);
+) -> OpenBuilder<'_> {
+    builder = builder.timeout(timeout);
     if let Some(access) = access {
         builder = builder.access(access);
     }

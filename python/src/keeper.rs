@@ -1,0 +1,167 @@
+//! Keepers: memory that other processes find by a name.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use device_ipc::{Error, Ipc, Kept};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyString, PyTuple};
+
+use crate::error::OrRaise as _;
+use crate::export::Export;
+use crate::session::{ipc_for_users, not_picklable};
+use crate::wait;
+
+/// What the name of a keeper begins with in the place of a descriptor.
+const SCHEME: &str = "keeper:";
+
+/// The longest time between two looks at whether the keeper was closed.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// Returns the name if the argument of `open` is that of a keeper.
+pub(crate) fn name_of(descriptor: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
+    let Ok(text) = descriptor.cast::<PyString>() else { return Ok(None) };
+    let text = text.to_cow()?;
+    Ok(text.starts_with(SCHEME).then(|| text.into_owned()))
+}
+
+/// Asks the keeper of this name for its present export.
+pub(crate) fn find(py: Python<'_>, ipc: &Ipc, name: &str, limit: Duration) -> PyResult<Kept> {
+    wait::wait(py, limit, |slice| ipc.find(name).timeout(slice).start())
+}
+
+/// Answers the processes that open a name, `device_ipc.open("keeper:llama")`, with an export. A thread answers until the keeper is
+/// closed.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct Keeper {
+    keeper: Mutex<Option<Arc<device_ipc::Keeper>>>,
+    is_closed: Arc<AtomicBool>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    name: String,
+}
+
+impl Keeper {
+    fn get(&self) -> PyResult<Arc<device_ipc::Keeper>> {
+        let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        keeper.ok_or_else(|| PyValueError::new_err("the keeper is closed"))
+    }
+
+    fn end(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        drop(self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    /// Waits until the thread has ended, and the name with it.
+    fn join(&self) {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // An error is a panic of the thread, which has been printed.
+        let _ = thread.map(JoinHandle::join);
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[pymethods]
+impl Keeper {
+    /// The name, without `keeper:`.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The version of the present export.
+    #[getter]
+    fn version(&self) -> PyResult<u64> {
+        Ok(self.get()?.version())
+    }
+
+    /// Answers with another export from now on, as the next version or the stated one. Processes that have the former export open
+    /// keep it; they are notified when it is closed, or when no reference to it is left.
+    #[pyo3(signature = (export, *, version=None))]
+    fn replace(&self, py: Python<'_>, export: &Export, version: Option<u64>) -> PyResult<()> {
+        let (keeper, export) = (self.get()?, export.get()?);
+        let version = version.unwrap_or_else(|| keeper.version() + 1);
+        py.detach(|| drop(keeper.replace(version, export)));
+        Ok(())
+    }
+
+    /// Frees the name, within 100 ms. The export stays open.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| {
+            self.end();
+            self.join();
+        });
+    }
+
+    /// Whether the keeper was closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.get().is_err()
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*exception))]
+    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) {
+        let _ = exception;
+        self.close(py);
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_picklable("a Keeper", "send its name"))
+    }
+
+    fn __repr__(&self) -> String {
+        match self.get() {
+            Ok(keeper) => format!("<device_ipc.Keeper of {:?}, version {}>", self.name, keeper.version()),
+            Err(_) => format!("<device_ipc.Keeper of {:?}, closed>", self.name),
+        }
+    }
+}
+
+/// Lets other processes open an export by a name: `device_ipc.open("keeper:llama")`.
+#[pyfunction]
+#[pyo3(signature = (name, export, *, version=1, allow_users=Vec::new()))]
+pub(crate) fn keep(
+    py: Python<'_>,
+    name: &str,
+    export: &Export,
+    version: u64,
+    allow_users: Vec<u32>,
+) -> PyResult<Keeper> {
+    let export = export.get()?;
+    let ipc = ipc_for_users(py, Some(export.descriptor().backend()), &allow_users)?;
+    let kept = py.detach(|| ipc.keep(name, version, export).map_err(Error::from));
+    let keeper = Arc::new(kept.or_raise(py)?);
+    let is_closed = Arc::new(AtomicBool::new(false));
+    let (answering, closed) = (Arc::downgrade(&keeper), Arc::clone(&is_closed));
+    let thread = std::thread::Builder::new().name("device-ipc-keep".to_owned());
+    let started = thread.spawn(move || {
+        while !closed.load(Ordering::Acquire)
+            && let Some(keeper) = answering.upgrade()
+        {
+            match keeper.answer(SLICE) {
+                Err(Error::Forked) => return,
+                // For example because this process has no file descriptors left.
+                Err(error) if !error.is_timeout() => std::thread::sleep(SLICE),
+                Ok(()) | Err(_) => {}
+            }
+        }
+    });
+    let thread = started.map_err(|error| Error::io("starting a thread", error)).or_raise(py)?;
+    Ok(Keeper {
+        keeper: Mutex::new(Some(keeper)),
+        is_closed,
+        thread: Mutex::new(Some(thread)),
+        name: name.to_owned(),
+    })
+}
