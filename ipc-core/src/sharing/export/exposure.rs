@@ -99,12 +99,13 @@ impl Exposure {
         } else {
             "the vendor maps whole pages, and other blocks may lie in them"
         };
-        Err(Error::Exposes { region: self.region_bytes, reachable: self.beside(), why: why.into() })
+        Err(Error::Exposes { region: self.region_bytes, reachable: self.additional(), why: why.into() })
     }
 
-    fn beside(&self) -> String {
+    /// Returns what importers reach in addition to the region.
+    fn additional(&self) -> String {
         match self.reachable_bytes {
-            Some(bytes) => format!("{} bytes", bytes - self.region_bytes.min(bytes)),
+            Some(bytes) => format!("{} B", bytes - self.region_bytes.min(bytes)),
             None => "other blocks of the memory pool".into(),
         }
     }
@@ -130,9 +131,14 @@ fn bytes_of_all(mut ranges: Vec<DeviceRange>) -> u64 {
 impl fmt::Display for Exposure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_exact() {
-            return f.write_str("importers reach the region alone");
+            return f.write_str("importers can access the shared bytes only");
         }
-        write!(f, "importers reach {} beside the {} bytes of the region", self.beside(), self.region_bytes)
+        write!(
+            f,
+            "importers can access {} in addition to the {} B that are shared",
+            self.additional(),
+            self.region_bytes
+        )
     }
 }
 

@@ -39,7 +39,7 @@ fn is_exact(exposure: Exposure, bytes: u64) -> Outcome {
         (bytes, Some(bytes)),
         "bytes of the region, and in reach",
     )?;
-    equal(exposure.to_string(), "importers reach the region alone".to_owned(), "what an exact exposure says")
+    equal(exposure.to_string(), "importers can access the shared bytes only".to_owned(), "what an exact exposure says")
 }
 
 /// A whole allocation of an isolated kind is all that its importers reach, whatever the driver has rounded it up by.
