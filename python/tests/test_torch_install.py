@@ -267,8 +267,13 @@ def test_tensor_that_cannot_be_shared_is_refused_and_not_kept() -> None:
 
 def test_storage_without_bytes_goes_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     device_ipc.torch.uninstall()
-    calls = []
-    monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", lambda self: calls.append(self) or (0, None, 0, 0, None, 0, None, None))
+    calls: "list[Any]" = []
+
+    def share(storage: Any) -> Any:
+        calls.append(storage)
+        return (0, None, 0, 0, None, 0, None, None)
+
+    monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", share)
     device_ipc.torch.install()
     assert payload(torch.empty(0))[7] is None and len(calls) == 1
     device_ipc.torch.uninstall()

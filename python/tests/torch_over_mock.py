@@ -16,12 +16,15 @@ os.environ.setdefault("DEVICE_IPC_MOCK", "devices=2")
 import torch
 import torch.multiprocessing
 from torch.multiprocessing import reductions
-from torch.multiprocessing.reductions import rebuild_cuda_tensor  # by name, before anything is replaced
+from torch.multiprocessing.reductions import rebuild_cuda_tensor as _imported_by_name  # before anything is replaced
 
 import device_ipc
 import device_ipc.torch as dt
 
 TIMEOUT = 200
+
+# Without its type, which PyTorch does not state.
+rebuild_cuda_tensor: Any = _imported_by_name
 
 
 def _reduce_tensor() -> Any:

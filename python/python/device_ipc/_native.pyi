@@ -23,6 +23,7 @@ __all__ = [
     "Device",
     "Export",
     "Holder",
+    "Keeper",
     "Listener",
     "Mapping",
     "Received",
@@ -34,7 +35,6 @@ __all__ = [
     "Stream",
     "Tensor",
     "WeakMapping",
-    "__version__",
     "available",
     "close_unused",
     "connect",
@@ -44,12 +44,16 @@ __all__ = [
     "end_unless_used",
     "give_back",
     "join",
+    "keep",
     "list_exports",
     "listen",
     "open",
     "share",
     "share_storage",
     "shutdown",
+    "__version__",
+    "_pool_blocks",
+    "_pool_prepare",
 ]
 
 @final

@@ -27,6 +27,9 @@ import torch
 from . import _native
 from ._errors import Error, StaleError, UnsupportedError
 
+# Without the types, which PyTorch does not have for all that is used here.
+_torch: Any = torch
+
 # The first bytes of descriptors and of grants. PyTorch takes the first byte of a handle for the version of its format, and
 # refuses one that is higher than its own.
 _DESCRIPTOR = b"DIPC"
@@ -81,7 +84,7 @@ class _Received:
 
     def __init__(self, storage: Any, handle: bytes, mapping: _native.Mapping) -> None:
         # Keeps the number of the storage from being used again, and not the storage.
-        self.reference = torch.multiprocessing.reductions.StorageWeakRef(storage)
+        self.reference: Any = _torch.multiprocessing.reductions.StorageWeakRef(storage)
         self.handle = handle
         # Not the mapping, which would keep the memory open.
         self.mapping = _native.WeakMapping(mapping)
@@ -256,7 +259,7 @@ def _storage_of(region: _native.Tensor) -> Any:
     """Returns a storage in a region that is open. The stream waits for the bytes already."""
     if region.device.startswith("npu"):
         # torch_npu calls __dlpack__ without arguments.
-        return torch.from_dlpack(region).untyped_storage()
+        return _torch.from_dlpack(region).untyped_storage()
     return torch.utils.dlpack.from_dlpack(region.__dlpack__(stream=-1)).untyped_storage()
 
 
