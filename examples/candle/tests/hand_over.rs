@@ -17,7 +17,7 @@ use candle_core::{DType, Device, Storage, Tensor};
 use device_ipc::{Descriptor, Ipc, Mapping, cuda};
 use device_ipc_candle_example::{MappedTensor, share};
 use libloading::Library;
-use support::{Process, argument, no_cuda, role as this_role};
+use support::{argument, no_cuda, role as this_role, start};
 
 /// The addresses that were freed.
 static FREED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
@@ -67,7 +67,7 @@ fn half_precision_tensor_keeps_its_type() {
 #[test]
 fn tensor_of_default_pool_is_rejected() {
     if no_cuda().is_none() {
-        Process::role("reject", &[]).finish();
+        start("reject", &[]).finish();
     }
 }
 
@@ -78,9 +78,9 @@ fn hand_over(how: &str) {
     }
     let path = std::env::temp_dir().join(format!("device-ipc-candle-{how}-{}", std::process::id()));
     let arguments = [("PATH", path.to_str().expect("a plain path")), ("HOW", how)];
-    let exporter = Process::role("export", &arguments);
+    let exporter = start("export", &arguments);
     exporter.line(|line| line.contains("published").then_some(()));
-    Process::role("import", &arguments).finish();
+    start("import", &arguments).finish();
     exporter.finish();
     std::fs::remove_file(&path).expect("the file is ours");
 }
