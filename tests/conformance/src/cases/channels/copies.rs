@@ -109,7 +109,7 @@ pub fn bundle_not_ready_for_a_copy_can_be_opened_later(context: &Context) -> Out
             timeout: Some(timeout),
             copying: Copying::IfNeeded,
         };
-        let early = agent.request(&open(Duration::from_millis(1)))?.result;
+        let early = agent.request(&open(Duration::from_millis(50)))?.result;
         let verdict = refused(early, "a copy of tensors that are not ready", "Timeout", &[]);
         let seen = Seen::since(begun, verdict);
         if seen.verdict.is_ok() {
