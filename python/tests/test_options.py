@@ -1,5 +1,7 @@
 """Options of share, open and channels: users, exposure, copies, device maps, notifications."""
 
+import importlib
+import inspect
 import os
 import queue
 from collections.abc import Callable
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 import device_ipc
+import device_ipc.numpy
 from conftest import Start
 from test_share import finish, line, ones, tell
 
@@ -185,3 +188,16 @@ def test_counters_count() -> None:
         now = device_ipc.counters()
     assert now["exports_total"] == before["exports_total"] + 1
     assert now["leases_total"] == before["leases_total"] + 1
+
+
+@pytest.mark.parametrize("framework", ["cupy", "numpy", "torch"])
+def test_frameworks_open_with_the_same_options(framework: str) -> None:
+    module = importlib.import_module(f"device_ipc.{framework}")
+    options = set(inspect.signature(device_ipc.open).parameters) - {"allow_read_only", "grant"}
+    assert options <= set(inspect.signature(module.open).parameters)
+
+
+def test_numpy_opens_memory_of_a_permitted_user() -> None:
+    export = device_ipc.share({"w": ones(4)}, allow_users=[NOBODY])
+    with device_ipc.numpy.open(str(export), allow_users=[NOBODY]) as arrays:
+        assert arrays["w"].shape == (4,)

@@ -62,8 +62,11 @@ class Views(collections.abc.Mapping[str, Any]):
         return f"<{type(self).__module__}.{type(self).__qualname__} in {self._mapping!r}>"
 
 
-def writable(mapping: _native.Mapping, allow_read_only: bool, framework: str) -> _native.Mapping:
-    """Returns the mapping; refuses a read-only one for a framework without read-only arrays, unless that is permitted."""
+def open_writable(
+    framework: str, descriptor: _native.Descriptor | str | bytes, allow_read_only: bool, **options: Any
+) -> _native.Mapping:
+    """Opens memory for a framework without read-only arrays. Refuses a read-only mapping, unless that is permitted."""
+    mapping = _native.open(descriptor, allow_read_only=allow_read_only, **options)
     if mapping.read_only and not allow_read_only:
         mapping.close()
         raise NotPermittedError(

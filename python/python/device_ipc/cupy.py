@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from . import _native
-from ._views import Views, writable
+from ._views import Views, open_writable
 
 
 class Arrays(Views):
@@ -53,6 +54,7 @@ def open(
     stream: object | None = None,
     staged: bool | None = False,
     timeout: float | None = 30.0,
+    allow_users: Sequence[int] = (),
     allow_read_only: bool = False,
 ) -> Arrays:
     """Opens memory of another process as CuPy arrays.
@@ -60,13 +62,5 @@ def open(
     CuPy has no read-only arrays. A read-only mapping is refused unless ``allow_read_only`` is true; then a kernel that writes an
     array ends this process's use of the device.
     """
-    mapping = _native.open(
-        descriptor,
-        device=device,
-        access=access,
-        stream=stream,
-        staged=staged,
-        timeout=timeout,
-        allow_read_only=allow_read_only,
-    )
-    return Arrays(writable(mapping, allow_read_only, "CuPy"))
+    options = {"device": device, "access": access, "stream": stream, "staged": staged, "timeout": timeout, "allow_users": allow_users}
+    return Arrays(open_writable("CuPy", descriptor, allow_read_only, **options))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from . import _native
@@ -56,8 +57,11 @@ def open(
     stream: object | None = None,
     staged: bool | None = False,
     timeout: float | None = 30.0,
+    allow_users: Sequence[int] = (),
 ) -> Arrays:
     """Opens memory of another process as NumPy arrays, which are read-only where the memory is."""
     return Arrays(
-        _native.open(descriptor, device=device, access=access, stream=stream, staged=staged, timeout=timeout)
+        _native.open(
+            descriptor, device=device, access=access, stream=stream, staged=staged, timeout=timeout, allow_users=allow_users
+        )
     )

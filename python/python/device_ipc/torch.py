@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from . import _native
 from ._torch_pool import pool, pool_blocks
-from ._views import Views, writable
+from ._views import Views, open_writable
 
 __all__ = ["Tensors", "empty", "open", "pool", "pool_blocks"]
 
@@ -72,6 +73,7 @@ def open(
     stream: object | None = None,
     staged: bool | None = False,
     timeout: float | None = 30.0,
+    allow_users: Sequence[int] = (),
     allow_read_only: bool = False,
 ) -> Tensors:
     """Opens memory of another process as torch tensors.
@@ -79,16 +81,8 @@ def open(
     torch has no read-only tensors. A read-only mapping is refused unless ``allow_read_only`` is true; then a kernel that writes
     a tensor ends this process's use of the device, and a write by the host on the mock ends the process.
     """
-    mapping = _native.open(
-        descriptor,
-        device=device,
-        access=access,
-        stream=stream,
-        staged=staged,
-        timeout=timeout,
-        allow_read_only=allow_read_only,
-    )
-    return Tensors(writable(mapping, allow_read_only, "torch"))
+    options = {"device": device, "access": access, "stream": stream, "staged": staged, "timeout": timeout, "allow_users": allow_users}
+    return Tensors(open_writable("torch", descriptor, allow_read_only, **options))
 
 
 def empty(shape: Any, dtype: Any, device: Any = None) -> Any:
