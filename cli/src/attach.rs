@@ -77,7 +77,7 @@ With 'device-ipc keep model.safetensors --name llama' in another terminal:
   device-ipc attach keeper:llama info
   device-ipc attach keeper:llama read --tensor model.norm.weight";
 
-/// What the name of a keeper begins with.
+/// The prefix of a keeper's name.
 const KEEPER_SCHEME: &str = "keeper:";
 
 /// Maximum number of tensor names in an error message.

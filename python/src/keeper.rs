@@ -15,7 +15,7 @@ use crate::export::Export;
 use crate::session::{ipc_for_users, not_picklable};
 use crate::wait;
 
-/// What the name of a keeper begins with in the place of a descriptor.
+/// The prefix of a keeper's name that is passed instead of a descriptor.
 const SCHEME: &str = "keeper:";
 
 /// The longest time between two looks at whether the keeper was closed.

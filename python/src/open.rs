@@ -149,7 +149,7 @@ pub(crate) fn open(
     Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only }))
 }
 
-/// What memory is opened by.
+/// The source of the right to open memory.
 enum Source {
     Descriptor(Descriptor),
     /// The answer of a keeper, which can be opened once even if the keeper replaces its export meanwhile.

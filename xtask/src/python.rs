@@ -27,7 +27,7 @@ const PACKAGES: &[&str] = &["maturin>=1.9.4,<2", "mypy", "numpy", "pytest"];
 /// PyTorch without the CUDA libraries, except for the runtime.
 const TORCH: &[&str] = &["torch==2.11.0", "nvidia-cuda-runtime==13.0.96"];
 
-/// What PyTorch imports.
+/// The packages that PyTorch imports.
 const TORCH_NEEDS: &[&str] = &[
     "expecttest",
     "filelock",

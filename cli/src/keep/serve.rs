@@ -70,7 +70,7 @@ pub(super) struct Server {
     work: Work,
 }
 
-/// What a keeper does while it answers.
+/// The state of a keeper that answers.
 struct Work {
     ipc: Ipc,
     source: Arc<Source>,

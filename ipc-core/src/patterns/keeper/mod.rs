@@ -19,7 +19,7 @@ pub use list::{KeeperName, list_keepers};
 
 use serde::{Deserialize, Serialize};
 
-/// What a keeper states of its export, in the bytes of its answer.
+/// The properties of its export that a keeper sends with its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Announcement {
     /// The version of this form.

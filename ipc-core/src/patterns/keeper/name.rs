@@ -2,10 +2,10 @@
 
 use crate::model::error::{Error, Result};
 
-/// What the channel name of a keeper begins with.
+/// The prefix of the channel name of a keeper.
 pub(super) const PREFIX: &str = "keeper.";
 
-/// What a keeper's name may begin with where it stands in the place of a descriptor.
+/// The optional prefix of a keeper's name that is used instead of a descriptor.
 const SCHEME: &str = "keeper:";
 
 /// Maximum length of a name in bytes: a channel name has at most 64, and programs may need one of their own for each keeper.
