@@ -23,14 +23,15 @@ impl<T, V> OrRaise<T> for Result<T, ErrorWith<V>> {
     }
 }
 
-/// Returns the exception for an error of the library, with the same text.
+/// Returns the exception for an error of the library, with the same text, except for the names of methods.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     made(py, error).unwrap_or_else(|failed| failed)
 }
 
 fn made(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
-    let class = py.import("device_ipc._errors")?.getattr(class_of(error.innermost()))?;
-    let made = class.call1((error.to_string(),))?;
+    let errors = py.import("device_ipc._errors")?;
+    let text = errors.call_method1("in_python", (error.to_string(),))?;
+    let made = errors.getattr(class_of(error.innermost()))?.call1((text,))?;
     if let Error::StillHeld { holders, .. } = error.innermost() {
         let holders: Vec<Holder> = holders.iter().map(Holder::from).collect();
         made.setattr("holders", holders)?;

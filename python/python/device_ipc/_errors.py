@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -85,3 +86,47 @@ class OutOfMemoryError(Error, MemoryError):
 
 class ForkedError(Error):
     """The process was forked from one that used device_ipc."""
+
+
+# What the texts of the library name in Rust, and what does the same in Python. Methods that have the same name are not listed.
+_IN_PYTHON = {
+    ", or allow them (Ipc::builder().allow_simulated(true))": "",
+    "ChannelReceiver::receive": "Channel.receive",
+    "Descriptor::home": "Descriptor.homes",
+    "DeviceMap::insert": "the argument device",
+    "FindBuilder::start": "device_ipc.open",
+    "Grant::to_bytes": "Export.grant",
+    "Ipc::allocate_for": "device_ipc.empty",
+    "Ipc::named": "DEVICE_IPC_BACKEND=",
+    "Ipc::open": "device_ipc.open",
+    "Ipc::open_ring": "device_ipc.join",
+    "Ipc::share": "device_ipc.share",
+    "Ipc::share_copy": "device_ipc.share",
+    "IpcBuilder::allow": "allow_users",
+    "Mapping::tensors": "Mapping.items",
+    "Mapping::view": "Mapping.regions",
+    "MemoryUse::read_only_importers": "read_only=True",
+    "OpenBuilder::access": "the argument access of device_ipc.open",
+    "OpenBuilder::at_home": "without the argument device",
+    "OpenBuilder::on_device": "the argument device of device_ipc.open",
+    "OpenBuilder::or_staged": "staged=True",
+    "Ring::wait_writable": "Ring.write",
+    "ShareBuilder::access": "the argument access of device_ipc.share",
+    "ShareBuilder::exposure(ExposurePolicy::Copy)": 'exposure="copy"',
+}
+_CALLS = "|".join(re.escape(call) for call in _IN_PYTHON if "(" in call)
+_METHOD = re.compile(rf"{_CALLS}|\b[A-Z][A-Za-z]*::[a-z]\w*")
+
+
+def in_python(text: str) -> str:
+    """Returns a text of the library with Python's names of the methods that it names. Those that only Rust has stay as they are."""
+    return _METHOD.sub(lambda found: _name_in_python(found[0]), text)
+
+
+def _name_in_python(method: str) -> str:
+    if method in _IN_PYTHON:
+        return _IN_PYTHON[method]
+    from . import _native
+
+    kind, _, name = method.partition("::")
+    return f"{kind}.{name}" if hasattr(getattr(_native, kind, None), name) else method
