@@ -1,0 +1,73 @@
+"""vLLM: weights from a trainer to the workers of a running engine, and from a keeper to an engine that starts.
+
+vLLM finds this package by its entry point: ``--weight-transfer-config '{"backend": "device_ipc"}'`` and ``--load-format device_ipc``
+need no change of vLLM. Importing this module does not import vllm or torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+from ._sender import WeightSender
+
+__all__ = ["BACKEND", "WeightSender", "register"]
+
+BACKEND = "device_ipc"
+"""The name of the weight transfer backend and of the load format."""
+
+_logger = logging.getLogger(__name__)
+
+
+def register() -> None:
+    """Registers the weight transfer engines and the model loader with the installed vLLM.
+
+    vLLM calls it in each of its processes, by the entry point group ``vllm.general_plugins``. A trainer need not call it:
+    ``TrainerInitInfo`` does. Calling it again changes nothing. With a vLLM that is too old, it logs a warning and registers nothing.
+    """
+    try:
+        module = _family()
+    except ImportError as error:
+        _logger.warning("device_ipc registers no weight transfer engine with vLLM: %s", error)
+    else:
+        factory = importlib.import_module("vllm.distributed.weight_transfer.factory")
+        _register(factory.WeightTransferEngineFactory, module, "WorkerEngine")
+        if not module.endswith("_v025"):
+            _register(factory.WeightTransferTrainerFactory, module, "TrainerEngine")
+    try:
+        importlib.import_module(f"{__name__}._loader")
+    except ImportError as error:
+        _logger.warning("device_ipc registers no model loader with vLLM: %s", error)
+
+
+def _register(factory: Any, module: str, name: str) -> None:
+    if BACKEND not in factory._registry:
+        factory.register_engine(BACKEND, module, name)
+
+
+def _family() -> str:
+    """Returns the name of the module for the signatures of the installed vLLM."""
+    try:
+        base = importlib.import_module("vllm.distributed.weight_transfer.base")
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("vllm"):
+            raise
+        raise ImportError("it needs vLLM 0.25 or later, and finds none with weight transfer; upgrade vLLM") from None
+    engine = base.WeightTransferEngine
+    if not hasattr(engine, "start_weight_update"):
+        raise ImportError("the installed vLLM is older than 0.25, whose engines cannot be extended like this; upgrade vLLM")
+    if hasattr(engine, "trainer_send_weights"):
+        return f"{__name__}._v025"
+    return f"{__name__}._v033" if hasattr(base.WeightSource, "iter_full") else f"{__name__}._v028"
+
+
+def __getattr__(name: str) -> Any:
+    """Returns ``TrainerInitInfo``, a subclass of vLLM's class of the same name."""
+    if name != "TrainerInitInfo":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _family()
+    if module.endswith("_v025"):
+        raise AttributeError("the trainer's engine needs vLLM 0.28 or later; use device_ipc.vllm.WeightSender with this one")
+    register()
+    return importlib.import_module(module).TrainerInitInfo

@@ -1,0 +1,201 @@
+"""The trainer's side, which needs no vllm in its process: weights as one export, or in buckets through a ring."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from .. import _native
+from .._errors import GoneError, LayoutError
+
+ALIGNMENT = 256
+"""Tensors begin at multiples of this number of bytes in a bucket."""
+
+SLOT_ALIGNMENT = 2 << 20
+"""Slots that begin at multiples of it are copied fastest."""
+
+
+class Layout(NamedTuple):
+    """A tensor that will be sent: ``dtype`` is a name such as ``"bfloat16"``."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, tensor: Any) -> Layout:
+        """Returns the layout of a tensor, or of its metadata."""
+        return cls(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+    @property
+    def nbytes(self) -> int:
+        import torch
+
+        dtype = getattr(torch, self.dtype)
+        return math.prod(self.shape) * int(dtype.itemsize)
+
+
+class WeightSender:
+    """Sends the weights of a trainer to vLLM, on which ``--weight-transfer-config '{"backend": "device_ipc"}'`` was set.
+
+    ``client`` is one of vLLM's clients (``HTTPVLLMWeightSyncClient``, ``RayVLLMWeightSyncClient``), or any object with
+    their methods ``init_weight_transfer_engine``, ``start_weight_update``, ``update_weights`` and ``finish_weight_update``.
+
+    Without ``bucket_bytes``, all weights are one export: nothing is copied in the trainer. With it, they are copied into
+    the ``slots`` buckets of a ring, each of ``bucket_bytes`` or of what the largest tensor needs where that is more.
+    ``timeout`` limits each wait, in seconds.
+    """
+
+    def __init__(self, client: Any, *, bucket_bytes: int = 0, slots: int = 2, timeout: float = 300.0) -> None:
+        if bucket_bytes < 0 or slots < 1:
+            raise ValueError(f"bucket_bytes is {bucket_bytes} and slots is {slots}; bucket_bytes must be 0 or more, slots 1 or more")
+        self._client = client
+        self._bucket_bytes = bucket_bytes
+        self._slots = slots
+        self._timeout = timeout
+        self._ring: _native.Ring | None = None
+        self._slot_bytes = 0
+        self._connected = False
+
+    def connect(self) -> None:
+        """Asks the workers whether they can receive. ``send`` calls it if it was not called before."""
+        self._initialize(None)
+
+    def _initialize(self, ring: str | None) -> None:
+        self._client.init_weight_transfer_engine({"ring": ring, "timeout": self._timeout})
+        self._connected = True
+
+    def send(self, weights: Iterable[tuple[str, Any]], layout: Sequence[Layout] | None = None) -> None:
+        """Sends pairs of a name and a tensor; returns when all workers have loaded them.
+
+        ``layout`` is what ``weights`` will yield, in order. A ring needs it beforehand; without it, ``weights`` must be a collection that can
+        be iterated twice.
+        """
+        if self._bucket_bytes == 0:
+            self._send_export(weights, layout)
+        else:
+            self._send_buckets(weights, [Layout.of(*pair) for pair in weights] if layout is None else layout)
+
+    def close(self) -> None:
+        """Frees the buckets; workers that still read them are notified. A later ``send`` makes new ones."""
+        ring, self._ring = self._ring, None
+        if ring is not None:
+            # Does not wait for the workers, which keep what they have open.
+            ring.__exit__(GeneratorExit, None, None)
+
+    def _send_export(self, weights: Iterable[tuple[str, Any]], layout: Sequence[Layout] | None) -> None:
+        state: dict[str, Any] = {}
+        for name, tensor in weights if layout is None else checked(weights, layout):
+            if name in state:
+                raise LayoutError(f"the tensor {name!r} was given twice; each name can be sent once in an update")
+            state[name] = tensor.detach()
+        export = _native.share(state)
+        if not self._connected:
+            self.connect()
+        self._client.start_weight_update()
+        self._client.update_weights({"weights": str(export)})
+        self._client.finish_weight_update()
+        export.close(self._timeout)
+
+    def _send_buckets(self, weights: Iterable[tuple[str, Any]], layout: Sequence[Layout]) -> None:
+        pairs = checked(weights, layout)
+        first = next(pairs, None)
+        if first is None:
+            raise LayoutError("there are no weights to send")
+        slot_bytes = align(max(self._bucket_bytes, *(one.nbytes for one in layout)), SLOT_ALIGNMENT)
+        if self._ring is None or slot_bytes > self._slot_bytes:
+            self._make_ring(first[1], slot_bytes)
+        buckets = plan(layout, self._slot_bytes)
+        # The workers join the ring here, before anything is published.
+        self._client.start_weight_update()
+        try:
+            # The workers' reply comes when they have read everything.
+            with ThreadPoolExecutor(1, "device-ipc-vllm") as pool:
+                request = pool.submit(self._client.update_weights, {"buckets": buckets})
+                try:
+                    self._write(buckets, chain(first, pairs), request)
+                except BaseException:
+                    # Workers that wait for a bucket receive the end of the ring.
+                    self.close()
+                    raise
+                request.result()
+        except BaseException:
+            self.close()
+            raise
+        self._client.finish_weight_update()
+
+    def _make_ring(self, tensor: Any, slot_bytes: int) -> None:
+        self.close()
+        memory = _native.empty((self._slots, slot_bytes), "uint8", ring_device(tensor))
+        self._ring, self._slot_bytes = _native.Ring(memory, slots=self._slots), slot_bytes
+        self._initialize(str(self._ring))
+
+    def _write(self, buckets: list[Any], pairs: Iterator[tuple[str, Any]], request: Future[Any]) -> None:
+        import torch
+
+        assert self._ring is not None
+        for number, bucket in enumerate(buckets):
+            if request.done():
+                request.result()
+                raise GoneError(f"the workers replied after {number} of {len(buckets)} buckets; are they those of this trainer?")
+            if self._ring.readers == 0:
+                raise GoneError(f"no worker reads the ring, before bucket {number} of {len(buckets)}; see the logs of vLLM's workers")
+            with self._ring.write(timeout=self._timeout) as slot:
+                memory = torch.from_dlpack(slot)  # type: ignore[attr-defined]
+                for (*_, offset), (_name, tensor) in zip(bucket, pairs):
+                    source = tensor.detach().reshape(-1).view(torch.uint8)
+                    memory[offset : offset + source.numel()].copy_(source, non_blocking=True)
+                del memory
+        # Ends the source, whose collectives other ranks take part in, and finds tensors too many.
+        next(pairs, None)
+
+
+def checked(weights: Iterable[tuple[str, Any]], layout: Sequence[Layout]) -> Iterator[tuple[str, Any]]:
+    """Yields the weights, which must be those of the layout, in its order."""
+    expected = iter(layout)
+    for name, tensor in weights:
+        given, wanted = Layout.of(name, tensor), next(expected, None)
+        if wanted is None:
+            raise LayoutError(f"the weights contain {name!r}, which their metadata does not list")
+        if given != wanted:
+            raise LayoutError(f"the weights contain {given}, where their metadata lists {wanted}")
+        yield name, tensor
+    missing = next(expected, None)
+    if missing is not None:
+        raise LayoutError(f"the weights do not contain {missing.name!r}, which their metadata lists")
+
+
+def plan(layout: Sequence[Layout], slot_bytes: int) -> list[list[list[Any]]]:
+    """Divides tensors into buckets, each a list of ``[name, dtype, shape, offset in bytes]``."""
+    buckets: list[list[list[Any]]] = [[]]
+    end = 0
+    for one in layout:
+        begin = align(end, ALIGNMENT)
+        if begin + one.nbytes > slot_bytes and buckets[-1]:
+            buckets.append([])
+            begin = 0
+        buckets[-1].append([one.name, one.dtype, list(one.shape), begin])
+        end = begin + one.nbytes
+    return buckets
+
+
+def align(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def chain(first: tuple[str, Any], rest: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    yield first
+    yield from rest
+
+
+def ring_device(tensor: Any) -> Any:
+    """Returns the device of the buckets: that of the tensor, or the current one where the weights are in host memory."""
+    import torch
+
+    if tensor.device.type == "cpu" and torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator()
+        assert kind is not None
+        return torch.device(kind.type, torch.accelerator.current_device_index())
+    return tensor.device

@@ -1,0 +1,160 @@
+"""The worker's side of an update, for the base classes of all versions of vLLM."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from .. import _native
+from .. import torch as dt
+from .._errors import GoneError, LayoutError
+
+
+@dataclass
+class InitInfo:
+    """What the trainer sends before the first update, and when it makes new buckets."""
+
+    ring: str | None = None
+    """The ring of the buckets; None where the weights are one export."""
+    timeout: float = 300.0
+    """The limit of each wait, in seconds."""
+
+    def __post_init__(self) -> None:
+        if self.ring is not None and not _native.Descriptor(self.ring).is_ring:
+            raise ValueError("init_info['ring'] is not the descriptor of a ring; pass str(ring)")
+
+
+@dataclass
+class UpdateInfo:
+    """One update, as plain JSON: the descriptor of an export, or the contents of the buckets of the ring."""
+
+    weights: str | None = None
+    buckets: list[list[list[Any]]] | None = None
+    """For each bucket its tensors, as ``[name, dtype, shape, offset in bytes]``."""
+
+    def __post_init__(self) -> None:
+        if (self.weights is None) == (self.buckets is None):
+            raise ValueError("update_info must have either 'weights', the descriptor of an export, or 'buckets'")
+        if self.weights is not None and _native.Descriptor(self.weights).is_ring:
+            raise ValueError("update_info['weights'] is the descriptor of a ring; pass that of an export, str(export)")
+
+
+class Worker:
+    """The methods of vLLM's ``WeightTransferEngine`` that this backend implements."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+
+    # Of the base class.
+    device: Any
+    model: Any
+    model_config: Any
+
+    _init = InitInfo()
+    _reader: _native.RingReader | None = None
+    _mappings: tuple[dt.Tensors, ...] = ()
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Takes the trainer's ring, which the next update joins."""
+        self.shutdown()
+        self._init = init_info
+
+    def start_weight_update(self) -> None:
+        """Joins the ring, and lets vLLM load weights in the format of the checkpoint."""
+        self._close_mappings()
+        if self._init.ring is not None and self._reader is None:
+            # Before the trainer publishes: a reader receives what is published after it has joined.
+            self._reader = _native.join(self._init.ring, device=self.device, timeout=self._init.timeout)
+        try:
+            _reload().initialize_layerwise_reload(self.model)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Loads the weights of one update."""
+        try:
+            if update_info.weights is not None:
+                self._load_export(update_info.weights)
+            else:
+                assert update_info.buckets is not None
+                self._load_buckets(update_info.buckets)
+        except BaseException:
+            # The trainer waits for no worker that has left the ring.
+            self.shutdown()
+            raise
+
+    def finish_weight_update(self) -> None:
+        """Lets vLLM finish the load, and releases the trainer's memory, in the order of the stream."""
+        try:
+            _reload().finalize_layerwise_reload(self.model, self.model_config)
+        finally:
+            self._close_mappings()
+
+    def shutdown(self) -> None:
+        """Releases the trainer's memory, and leaves its ring."""
+        self._close_mappings()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def _load_export(self, text: str) -> None:
+        # The load only reads. vLLM keeps tensors of layers that are not complete until the end of the update.
+        state = dt.open(text, device=self.device, timeout=self._init.timeout, allow_read_only=True)
+        self._mappings = (*self._mappings, state)
+        self._load(list(state.items()))
+
+    def _load_buckets(self, buckets: list[list[list[Any]]]) -> None:
+        import torch
+
+        if self._reader is None:
+            raise LayoutError("update_info has buckets, but init_info named no ring; send init_info with the trainer's ring first")
+        for number, bucket in enumerate(buckets):
+            slot = self._reader.next(timeout=self._init.timeout)
+            if slot is None:
+                raise GoneError(f"the trainer closed the ring after {number} of {len(buckets)} buckets")
+            with slot:
+                used = max((offset + _nbytes(dtype, shape) for _, dtype, shape, offset in bucket), default=0)
+                memory = torch.from_dlpack(slot)  # type: ignore[attr-defined]
+                if used > memory.numel():
+                    raise LayoutError(f"bucket {number} needs {used} B, but a slot of the ring has {memory.numel()} B")
+                # A copy: vLLM keeps tensors of layers that are not complete, and the trainer writes the slot again.
+                copy = memory[:used].clone()
+                del memory
+            self._load([(name, _view(copy, dtype, shape, offset)) for name, dtype, shape, offset in bucket])
+
+    def _load(self, weights: list[tuple[str, Any]]) -> None:
+        with _incomplete():
+            self.model.load_weights(weights)
+
+    def _close_mappings(self) -> None:
+        mappings, self._mappings = self._mappings, ()
+        for mapping in mappings:
+            mapping.close()
+
+
+def _reload() -> Any:
+    return importlib.import_module("vllm.model_executor.model_loader.reload")
+
+
+def _incomplete() -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which a load may lack weights, as that of a bucket does. vLLM before 0.27 needs none."""
+    try:
+        validation = importlib.import_module("vllm.model_executor.model_loader.mtp_validation")
+    except ModuleNotFoundError:
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[None] = validation.disable_mtp_completeness_check()
+    return context
+
+
+def _nbytes(dtype: str, shape: list[int]) -> int:
+    return math.prod(shape) * int(dt._dtype(dt._torch(), dtype).itemsize)
+
+
+def _view(memory: Any, dtype: str, shape: list[int], offset: int) -> Any:
+    """Returns the tensor that begins at an offset in bytes."""
+    end = offset + _nbytes(dtype, shape)
+    return memory[offset:end].view(dt._dtype(dt._torch(), dtype)).view(shape)

@@ -1,0 +1,483 @@
+"""The vLLM backend: a trainer, here, and workers in processes of their own, with torch tensors in the memory of the mock.
+
+Each test runs with stand-ins for the base classes of each family of signatures, and with those of each release in target/vllm, which
+``python tools/fetch_vllm.py VERSION...`` fetches.
+"""
+
+import importlib
+import inspect
+import json
+import logging
+import multiprocessing
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import device_ipc
+import device_ipc.torch as dt
+import device_ipc.vllm
+import vllm_modules
+
+torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
+
+TIMEOUT = 60
+RELEASES = vllm_modules.releases()
+TRAINERS = [version for version in ["0.28", "0.33", *RELEASES] if version not in ("0.25.0", "0.25.1", "0.26.0", "0.27.0", "0.27.1")]
+WORKERS = [*vllm_modules.STAND_INS, *RELEASES]
+
+
+class Model(torch.nn.Module):  # type: ignore[misc]
+    """Keeps the tensors that it is given until the end of an update, as vLLM's reload by layers does."""
+
+    def __init__(self, state: "dict[str, Any]") -> None:
+        super().__init__()
+        for name, tensor in state.items():
+            self.register_buffer(name.replace(".", "_"), torch.zeros_like(tensor), persistent=True)
+        self.parameter = torch.nn.Parameter(torch.zeros(1))
+        self.kept: "list[Any] | None" = None
+
+    def load_weights(self, weights: Any) -> None:
+        if self.kept is None:
+            self.kept = []
+            self.kept += weights
+            self.finish()
+        else:
+            self.kept += weights
+
+    def finish(self) -> None:
+        kept, self.kept = self.kept, None
+        for name, tensor in kept or []:
+            own = getattr(self, name.replace(".", "_"))
+            assert own.dtype == tensor.dtype and own.shape == tensor.shape
+            own.copy_(tensor)
+
+    def digests(self) -> "dict[str, bytes]":
+        return {name: digest(tensor) for name, tensor in self.named_buffers()}
+
+
+def digest(tensor: Any) -> bytes:
+    return bytes(tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def like(shapes: "list[tuple[str, str, list[int]]]") -> "dict[str, Any]":
+    return {name: torch.zeros(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in shapes}
+
+
+def worker(version: str, shapes: Any, connection: Any) -> None:
+    """A process of vLLM with one worker: the methods of its worker class that concern updates."""
+    vllm_modules.install(version)
+    device_ipc.vllm.register()
+    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
+    model = Model(like(shapes))
+    config = types.SimpleNamespace(parallel_config=None, model_config=None)
+    device = torch.device("cpu")
+    backend = types.SimpleNamespace(backend="device_ipc")
+    engine = factory.WeightTransferEngineFactory.create_engine(backend, config, device, model)
+    while True:
+        method, argument = connection.recv()
+        try:
+            value = None
+            if method == "init_weight_transfer_engine":
+                engine.init_transfer_engine(engine.parse_init_info(json.loads(argument)))
+            elif method == "update_weights":
+                engine.update_weights(json.loads(argument))
+            elif method == "digests":
+                value = model.digests()
+            else:
+                getattr(engine, method)()
+            connection.send((True, value))
+        except Exception as error:
+            connection.send((False, f"{type(error).__name__}: {error}"))
+
+
+class Engine:
+    """vLLM with several workers, and the client of the trainer: every payload passes as JSON text."""
+
+    def __init__(self, version: str, state: "dict[str, Any]", workers: int = 2) -> None:
+        shapes = [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in state.items()]
+        context = multiprocessing.get_context("spawn")
+        self.processes: "list[Any]" = []
+        self.connections: "list[Any]" = []
+        self.calls: "list[tuple[str, Any]]" = []
+        for _ in range(workers):
+            mine, other = context.Pipe()
+            process = context.Process(target=worker, args=(version, shapes, other), daemon=True)
+            process.start()
+            other.close()
+            self.processes.append(process)
+            self.connections.append(mine)
+
+    def ask(self, method: str, argument: Any = None) -> "list[Any]":
+        self.calls.append((method, argument))
+        text = json.dumps(argument)
+        for connection in self.connections:
+            connection.send((method, text))
+        values, errors = [], []
+        for connection in self.connections:
+            try:
+                assert connection.poll(TIMEOUT), f"{method}: no reply"
+                done, value = connection.recv()
+            except EOFError:
+                done, value = False, "the worker died"
+            (values if done else errors).append(value)
+        if errors:
+            raise RuntimeError("; ".join(errors))
+        return values
+
+    def init_weight_transfer_engine(self, init_info: "dict[str, Any]") -> None:
+        self.ask("init_weight_transfer_engine", init_info)
+
+    def start_weight_update(self) -> None:
+        self.ask("start_weight_update")
+
+    def update_weights(self, update_info: Any) -> None:
+        self.ask("update_weights", update_info)
+
+    def finish_weight_update(self, weight_version: "str | None" = None) -> None:
+        self.ask("finish_weight_update")
+
+    def check(self, state: "dict[str, Any]") -> None:
+        """Compares the bytes of each worker."""
+        wanted = {name.replace(".", "_"): digest(tensor) for name, tensor in state.items()}
+        for digests in self.ask("digests"):
+            assert digests == wanted
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join(TIMEOUT)
+        for connection in self.connections:
+            connection.close()
+
+
+@pytest.fixture
+def engines() -> Iterator["list[Engine]"]:
+    started: "list[Engine]" = []
+    synchronize, empty_cache = torch.accelerator.synchronize, torch.accelerator.empty_cache
+    yield started
+    for engine in started:
+        engine.close()
+    vllm_modules.remove()
+    torch.accelerator.synchronize, torch.accelerator.empty_cache = synchronize, empty_cache
+
+
+def weights(seed: int = 0) -> "dict[str, Any]":
+    """Returns weights of several types in memory of the mock, of 5.1 MiB in all."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {}
+    for number, (dtype, shape) in enumerate(
+        [("bfloat16", (512, 512)), ("float32", (1024, 512)), ("uint8", (5, 3)), ("float32", ()), ("int8", (0, 7)), ("float16", (1000, 1000))]
+    ):
+        tensor = dt.empty(shape, dtype, "mock:0")
+        tensor.copy_(torch.randint(0, 120, shape, generator=generator).to(tensor.dtype))
+        state[f"layers.{number}"] = tensor
+    return state
+
+
+def trainer(version: str, state: "dict[str, Any]", client: Any, names: "list[str] | None" = None, rank: int = 0, **options: Any) -> Any:
+    """Returns the engine of a trainer, as a user makes it."""
+    vllm_modules.install(version)
+    info = device_ipc.vllm.TrainerInitInfo(rank=rank, **options)
+    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
+    source = vllm_modules.source(list(state) if names is None else names, state)
+    return factory.WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+
+
+def start(engines: "list[Engine]", version: str, state: "dict[str, Any]", count: int = 2) -> Engine:
+    engines.append(Engine(version, state, count))
+    return engines[-1]
+
+
+@pytest.mark.parametrize("bucket_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("version", TRAINERS)
+def test_two_workers_receive_the_bytes_of_each_update(version: str, bucket_bytes: int, engines: "list[Engine]") -> None:
+    state = weights()
+    engine = start(engines, version, state)
+    sender = trainer(version, state, engine, bucket_bytes=bucket_bytes)
+    for step in range(3):
+        for tensor in state.values():
+            tensor.copy_((tensor + step).to(tensor.dtype))
+        sender.send_weights()
+        engine.check(state)
+    payload = json.dumps([argument for method, argument in engine.calls if method == "update_weights"][-1])
+    assert ("buckets" in payload) == bool(bucket_bytes)
+    # The ring is made once. Every bucket but the last is followed by another, so slots were written again.
+    rings = [argument for method, argument in engine.calls if method == "init_weight_transfer_engine" and argument["ring"]]
+    assert len(rings) == (1 if bucket_bytes else 0)
+    if bucket_bytes:
+        assert sender._sender._ring.sequence == 3 * len(json.loads(payload)["buckets"]) > 2 * 3
+    sender.shutdown()
+
+
+@pytest.mark.parametrize("version", [one for one in WORKERS if one not in TRAINERS])
+def test_worker_of_versions_without_trainer_engine(version: str, engines: "list[Engine]") -> None:
+    state = weights()
+    engine = start(engines, version, state)
+    for bucket_bytes in (0, 1 << 20, 0):
+        for tensor in state.values():
+            tensor.copy_((tensor + 1).to(tensor.dtype))
+        sender = device_ipc.vllm.WeightSender(engine, bucket_bytes=bucket_bytes)
+        sender.send(state.items())
+        engine.check(state)
+        sender.close()
+    vllm_modules.install(version)
+    device_ipc.vllm.register()
+    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
+    for tensor in state.values():
+        tensor.zero_()
+    factory.WeightTransferEngineFactory._registry["device_ipc"]().trainer_send_weights(iter(state.items()), {"client": engine})
+    engine.check(state)
+    with pytest.raises(AttributeError, match="0.28"):
+        device_ipc.vllm.TrainerInitInfo
+
+
+def test_export_ends_with_the_update_and_nothing_stays_open(engines: "list[Engine]") -> None:
+    state = weights()
+    engine = start(engines, "0.33", state)
+    trainer("0.33", state, engine).send_weights()
+    text = next(argument["weights"] for method, argument in engine.calls if method == "update_weights")
+    with pytest.raises(device_ipc.StaleError):
+        device_ipc.open(text)
+
+
+@pytest.mark.parametrize("bucket_bytes", [0, 1 << 20])
+def test_missing_and_unlisted_tensors_are_named(bucket_bytes: int, engines: "list[Engine]") -> None:
+    state = weights()
+    engine = start(engines, "0.33", state)
+    names = list(state)
+    sender = trainer("0.33", state, engine, [*names, "layers.0?"], bucket_bytes=bucket_bytes)
+    with pytest.raises(device_ipc.LayoutError, match=r"do not contain 'layers.0\?'"):
+        sender.send_weights()
+    with pytest.raises(device_ipc.LayoutError, match="'layers.5', which their metadata does not list"):
+        trainer("0.33", state, engine, names[:-1], bucket_bytes=bucket_bytes).send_weights()
+    with pytest.raises(device_ipc.LayoutError, match="'layers.1'.*'layers.0'"):
+        trainer("0.33", state, engine, [names[1], names[0], *names[2:]], bucket_bytes=bucket_bytes).send_weights()
+    # The engine serves the next update.
+    trainer("0.33", state, engine, bucket_bytes=bucket_bytes).send_weights()
+    engine.check(state)
+
+
+def test_wrong_payloads_are_refused(engines: "list[Engine]") -> None:
+    state = weights()
+    engine = start(engines, "0.33", state, 1)
+    ring = device_ipc.Ring(device_ipc.empty((2, 4096), "uint8", "mock:0"))
+    export = device_ipc.share(state)
+    for payload, message in [
+        ({}, "either 'weights'"),
+        ({"weights": "x", "buckets": []}, "either 'weights'"),
+        ({"ipc_handles_pickled": "gASV"}, "ipc_handles_pickled"),
+        ({"weights": "not a descriptor"}, "DescriptorError"),
+        ({"weights": str(ring)}, "descriptor of a ring"),
+        ({"buckets": [[["layers.0", "float32", [4], 0]]]}, "named no ring"),
+    ]:
+        engine.start_weight_update()
+        with pytest.raises(RuntimeError, match=message):
+            engine.update_weights(payload)
+    with pytest.raises(RuntimeError, match="not the descriptor of a ring"):
+        engine.init_weight_transfer_engine({"ring": str(export)})
+    engine.init_weight_transfer_engine({"ring": str(ring), "timeout": 30})
+    for bucket, message in [
+        ([["layers.0", "float32", [4096], 0]], "needs 16384 B, but a slot of the ring has 4096 B"),
+        ([["layers.0", "load", [1], 0]], "no element type load"),
+    ]:
+        engine.start_weight_update()
+        ring.wait_readers(1, timeout=30)
+        with ring.write(timeout=30):
+            pass
+        with pytest.raises(RuntimeError, match=message):
+            engine.update_weights({"buckets": [bucket]})
+
+
+@pytest.mark.parametrize("bucket_bytes", [0, 1 << 20])
+def test_worker_killed_in_the_middle_stops_no_other(bucket_bytes: int, engines: "list[Engine]") -> None:
+    state = weights()
+    engine = start(engines, "0.33", state)
+    sender = trainer("0.33", state, engine, bucket_bytes=bucket_bytes)
+    if bucket_bytes:
+        started = engine.start_weight_update
+
+        def start_and_kill() -> None:
+            # It has joined the ring, and will not read.
+            started()
+            engine.processes[0].kill()
+            engine.processes[0].join(TIMEOUT)
+
+        engine.start_weight_update = start_and_kill  # type: ignore[method-assign]
+    else:
+        engine.processes[0].kill()
+        engine.processes[0].join(TIMEOUT)
+    with pytest.raises((RuntimeError, BrokenPipeError)):
+        sender.send_weights()
+    engines.remove(engine)
+    engine.close()
+    # A new engine, with the same trainer and weights.
+    after = start(engines, "0.33", state)
+    sender = trainer("0.33", state, after, bucket_bytes=bucket_bytes)
+    sender.send_weights()
+    after.check(state)
+
+
+def test_failing_source_ends_the_wait_of_the_workers(engines: "list[Engine]") -> None:
+    state = weights()
+    engine = start(engines, "0.33", state)
+    sender = device_ipc.vllm.WeightSender(engine, bucket_bytes=1 << 20)
+    layout = [device_ipc.vllm._sender.Layout.of(*pair) for pair in state.items()]
+
+    def failing() -> Iterator[Any]:
+        yield from list(state.items())[:4]
+        raise ArithmeticError("the source failed")
+
+    with pytest.raises(ArithmeticError):
+        sender.send(failing(), layout)
+    for connection in engine.connections:
+        assert not connection.poll(0)
+    sender.send(state.items())
+    engine.check(state)
+
+
+def test_dead_trainer_is_reported_by_the_workers(engines: "list[Engine]") -> None:
+    state = weights()
+    engine = start(engines, "0.33", state)
+    program = """
+import sys, device_ipc
+ring = device_ipc.Ring(device_ipc.empty((2, 2 << 20), "uint8", "mock:0"))
+export = device_ipc.share(device_ipc.empty((4,), "uint8", "mock:0"))
+print(str(ring), flush=True)
+print(str(export), flush=True)
+ring.wait_readers(2, timeout=60)
+with ring.write(timeout=60): pass
+print("published", flush=True)
+sys.stdin.read()
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        ring, export = process.stdout.readline().strip(), process.stdout.readline().strip()
+        engine.init_weight_transfer_engine({"ring": ring, "timeout": TIMEOUT / 2})
+        engine.start_weight_update()
+        assert process.stdout.readline().strip() == "published"
+        killer = threading.Timer(0.3, process.kill)
+        killer.start()
+        with pytest.raises(RuntimeError, match="GoneError.*GoneError"):
+            engine.update_weights({"buckets": [[["layers.2", "uint8", [5, 3], 0]]] * 2})
+        killer.join()
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+    engine.init_weight_transfer_engine({})
+    engine.start_weight_update()
+    with pytest.raises(RuntimeError, match="GoneError|StaleError"):
+        engine.update_weights({"weights": export})
+    # Another trainer serves the same workers.
+    trainer("0.33", state, engine, bucket_bytes=1 << 20).send_weights()
+    engine.check(state)
+
+
+def test_ranks_that_do_not_send_take_part_in_the_source(engines: "list[Engine]") -> None:
+    state, yielded = weights(), []
+
+    class Recording(dict):  # type: ignore[type-arg]
+        def items(self) -> Any:
+            for pair in super().items():
+                yielded.append(pair[0])
+                yield pair
+
+    class NoClient:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"rank 1 called {name}")
+
+    trainer("0.33", Recording(state), NoClient(), rank=1).send_weights()
+    assert yielded == list(state)
+
+
+@pytest.mark.parametrize("version", WORKERS)
+def test_registration_is_idempotent(version: str, engines: "list[Engine]") -> None:
+    vllm_modules.install(version)
+    device_ipc.vllm.register()
+    device_ipc.vllm.register()
+    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
+    registry = factory.WeightTransferEngineFactory._registry
+    assert not inspect.isabstract(registry["device_ipc"]())
+    if version in TRAINERS:
+        assert not inspect.isabstract(factory.WeightTransferTrainerFactory._registry["device_ipc"]())
+    loaders: Any = importlib.import_module("vllm.model_executor.model_loader")
+    assert not inspect.isabstract(loaders.loaders["device_ipc"])
+
+
+def test_old_vllm_is_a_warning(caplog: Any, engines: "list[Engine]") -> None:
+    vllm_modules.install("0.25")
+    base: Any = importlib.import_module("vllm.distributed.weight_transfer.base")
+    base.WeightTransferEngine = type("WeightTransferEngine", (), {})
+    with caplog.at_level(logging.WARNING):
+        device_ipc.vllm.register()
+    assert "older than 0.25" in caplog.text
+    caplog.clear()
+    del sys.modules["vllm.distributed.weight_transfer.base"]
+    del sys.modules["vllm.distributed.weight_transfer"]
+    with caplog.at_level(logging.WARNING):
+        device_ipc.vllm.register()
+    assert "vLLM 0.25 or later" in caplog.text
+
+
+def test_import_needs_no_framework() -> None:
+    program = "import sys, device_ipc.vllm; assert not {'torch', 'vllm', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("version", WORKERS)
+def test_loader_loads_from_a_keeper(version: str, engines: "list[Engine]") -> None:
+    vllm_modules.install(version)
+    device_ipc.vllm.register()
+    loader: Any = importlib.import_module("vllm.model_executor.model_loader").loaders["device_ipc"]  # type: ignore[attr-defined]
+    state = weights()
+    model = Model(state)
+    config = types.SimpleNamespace(
+        device_config=types.SimpleNamespace(device="cpu"),
+        load_config=types.SimpleNamespace(device=None),
+        quant_config=None,
+        model=model,
+    )
+    with device_ipc.keep("vllm-test", device_ipc.share(state)):
+        options = types.SimpleNamespace(model_loader_extra_config={"source": "keeper:vllm-test"}, device=None)
+        one = loader(options)
+        one.download_model(None)
+        loaded = one.load_model(config, types.SimpleNamespace(dtype=torch.float32))
+    assert loaded is model and not model.training
+    assert model.digests() == {name.replace(".", "_"): digest(tensor) for name, tensor in state.items()}
+    for extra, message in [({}, "source"), ({"source": "keeper:x", "sorce": 1}, "sorce")]:
+        with pytest.raises(ValueError, match=message):
+            loader(types.SimpleNamespace(model_loader_extra_config=extra))
+
+
+def signatures(version: str) -> "dict[str, Any]":
+    """Returns names, kinds and defaults of the parameters of the methods that this backend implements or calls."""
+    vllm_modules.install(version)
+    base: Any = importlib.import_module("vllm.distributed.weight_transfer.base")
+    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
+    found = {}
+    classes = [base.WeightTransferEngine, factory.WeightTransferEngineFactory]
+    if version in TRAINERS:
+        classes += [base.TrainerWeightTransferEngine, factory.WeightTransferTrainerFactory]
+    for one in classes:
+        for name, method in inspect.getmembers(one, callable):
+            if (name == "__init__" or not name.startswith("_")) and name not in NOT_IN_STAND_INS:
+                parameters = inspect.signature(method).parameters.values()
+                found[f"{one.__name__}.{name}"] = [(p.name, p.kind, p.default) for p in parameters]
+        found[one.__name__] = sorted(getattr(one, "__abstractmethods__", ()))
+    return found
+
+
+NOT_IN_STAND_INS = {"set_weight_update_target", "reset_weight_update_target", "drain_pending"}
+
+
+@pytest.mark.skipif(not RELEASES, reason="no release of vLLM in target/vllm; run python tools/fetch_vllm.py 0.25.1 0.28.0 0.33.0")
+@pytest.mark.parametrize("version", RELEASES)
+def test_stand_ins_have_the_signatures_of_the_releases(version: str, engines: "list[Engine]") -> None:
+    family = "0.25" if version not in TRAINERS else "0.33" if version >= "0.33" else "0.28"
+    found = signatures(version)
+    assert found == signatures(family)
