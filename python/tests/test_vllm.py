@@ -9,11 +9,13 @@ import inspect
 import json
 import logging
 import multiprocessing
+import re
 import subprocess
 import sys
 import threading
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +27,8 @@ import vllm_modules
 
 torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
 
-TIMEOUT = 60
+TIMEOUT = 200
+GUIDE = Path(__file__).parents[2] / "docs/guide/vllm.md"
 RELEASES = vllm_modules.releases()
 TRAINERS = [version for version in ["0.28", "0.33", *RELEASES] if version not in ("0.25.0", "0.25.1", "0.26.0", "0.27.0", "0.27.1")]
 WORKERS = [*vllm_modules.STAND_INS, *RELEASES]
@@ -68,31 +71,51 @@ def like(shapes: "list[tuple[str, str, list[int]]]") -> "dict[str, Any]":
     return {name: torch.zeros(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in shapes}
 
 
-def worker(version: str, shapes: Any, connection: Any) -> None:
+def worker(connection: Any) -> None:
     """A process of vLLM with one worker: the methods of its worker class that concern updates."""
-    vllm_modules.install(version)
-    device_ipc.vllm.register()
-    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
-    model = Model(like(shapes))
-    config = types.SimpleNamespace(parallel_config=None, model_config=None)
-    device = torch.device("cpu")
-    backend = types.SimpleNamespace(backend="device_ipc")
-    engine = factory.WeightTransferEngineFactory.create_engine(backend, config, device, model)
+    engine: Any = None
     while True:
         method, argument = connection.recv()
         try:
             value = None
-            if method == "init_weight_transfer_engine":
+            if method == "make":
+                if engine is not None:
+                    engine.shutdown()
+                engine = make_worker(*argument)
+            elif method == "init_weight_transfer_engine":
                 engine.init_transfer_engine(engine.parse_init_info(json.loads(argument)))
             elif method == "update_weights":
                 engine.update_weights(json.loads(argument))
             elif method == "digests":
-                value = model.digests()
+                value = engine.model.digests()
             else:
                 getattr(engine, method)()
             connection.send((True, value))
         except Exception as error:
             connection.send((False, f"{type(error).__name__}: {error}"))
+
+
+def make_worker(version: str, shapes: Any) -> Any:
+    vllm_modules.install(version)
+    device_ipc.vllm.register()
+    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
+    config = types.SimpleNamespace(parallel_config=None, model_config=None)
+    backend = types.SimpleNamespace(backend="device_ipc")
+    return factory.WeightTransferEngineFactory.create_engine(backend, config, torch.device("cpu"), Model(like(shapes)))
+
+
+IDLE: "list[tuple[Any, Any]]" = []
+"""Processes and their connections, which serve one test after the other: the import of torch takes seconds."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def processes() -> Iterator[None]:
+    yield
+    for process, connection in IDLE:
+        process.kill()
+        process.join(TIMEOUT)
+        connection.close()
+    IDLE.clear()
 
 
 class Engine:
@@ -101,23 +124,29 @@ class Engine:
     def __init__(self, version: str, state: "dict[str, Any]", workers: int = 2) -> None:
         shapes = [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in state.items()]
         context = multiprocessing.get_context("spawn")
-        self.processes: "list[Any]" = []
-        self.connections: "list[Any]" = []
         self.calls: "list[tuple[str, Any]]" = []
-        for _ in range(workers):
+        self.unread = False
+        while len(IDLE) < workers:
             mine, other = context.Pipe()
-            process = context.Process(target=worker, args=(version, shapes, other), daemon=True)
+            process = context.Process(target=worker, args=(other,), daemon=True)
             process.start()
             other.close()
-            self.processes.append(process)
-            self.connections.append(mine)
+            IDLE.append((process, mine))
+        used = [IDLE.pop() for _ in range(workers)]
+        self.processes, self.connections = [one[0] for one in used], [one[1] for one in used]
+        for connection in self.connections:
+            connection.send(("make", (version, shapes)))
+        for connection in self.connections:
+            assert connection.poll(TIMEOUT) and connection.recv() == (True, None)
 
     def ask(self, method: str, argument: Any = None) -> "list[Any]":
         self.calls.append((method, argument))
         text = json.dumps(argument)
+        self.unread = True
         for connection in self.connections:
             connection.send((method, text))
-        values, errors = [], []
+        values: "list[Any]" = []
+        errors: "list[Any]" = []
         for connection in self.connections:
             try:
                 assert connection.poll(TIMEOUT), f"{method}: no reply"
@@ -125,6 +154,7 @@ class Engine:
             except EOFError:
                 done, value = False, "the worker died"
             (values if done else errors).append(value)
+        self.unread = False
         if errors:
             raise RuntimeError("; ".join(errors))
         return values
@@ -148,11 +178,14 @@ class Engine:
             assert digests == wanted
 
     def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.join(TIMEOUT)
-        for connection in self.connections:
-            connection.close()
+        for process, connection in zip(self.processes, self.connections):
+            # A process with an unread reply is not reused.
+            if process.is_alive() and not self.unread:
+                IDLE.append((process, connection))
+            else:
+                process.kill()
+                process.join(TIMEOUT)
+                connection.close()
 
 
 @pytest.fixture
@@ -255,7 +288,7 @@ def test_missing_and_unlisted_tensors_are_named(bucket_bytes: int, engines: "lis
         sender.send_weights()
     with pytest.raises(device_ipc.LayoutError, match="'layers.5', which their metadata does not list"):
         trainer("0.33", state, engine, names[:-1], bucket_bytes=bucket_bytes).send_weights()
-    with pytest.raises(device_ipc.LayoutError, match="'layers.1'.*'layers.0'"):
+    with pytest.raises(device_ipc.LayoutError, match="'layers.0'.*'layers.1'"):
         trainer("0.33", state, engine, [names[1], names[0], *names[2:]], bucket_bytes=bucket_bytes).send_weights()
     # The engine serves the next update.
     trainer("0.33", state, engine, bucket_bytes=bucket_bytes).send_weights()
@@ -358,7 +391,7 @@ sys.stdin.read()
     assert process.stdout is not None
     try:
         ring, export = process.stdout.readline().strip(), process.stdout.readline().strip()
-        engine.init_weight_transfer_engine({"ring": ring, "timeout": TIMEOUT / 2})
+        engine.init_weight_transfer_engine({"ring": ring, "timeout": 60})
         engine.start_weight_update()
         assert process.stdout.readline().strip() == "published"
         killer = threading.Timer(0.3, process.kill)
@@ -433,7 +466,7 @@ def test_import_needs_no_framework() -> None:
 def test_loader_loads_from_a_keeper(version: str, engines: "list[Engine]") -> None:
     vllm_modules.install(version)
     device_ipc.vllm.register()
-    loader: Any = importlib.import_module("vllm.model_executor.model_loader").loaders["device_ipc"]  # type: ignore[attr-defined]
+    loader: Any = importlib.import_module("vllm.model_executor.model_loader").loaders["device_ipc"]
     state = weights()
     model = Model(state)
     config = types.SimpleNamespace(
@@ -452,6 +485,25 @@ def test_loader_loads_from_a_keeper(version: str, engines: "list[Engine]") -> No
     for extra, message in [({}, "source"), ({"source": "keeper:x", "sorce": 1}, "sorce")]:
         with pytest.raises(ValueError, match=message):
             loader(types.SimpleNamespace(model_loader_extra_config=extra))
+
+
+def test_programs_of_the_guide_run(engines: "list[Engine]") -> None:
+    vllm_modules.install("0.33")
+    state = weights()
+    client = start(engines, "0.33", state)
+    package = vllm_modules.add("vllm.distributed.weight_transfer", HTTPVLLMWeightSyncClient=lambda url: client)
+    vars(package).update(ModuleSource=lambda model: vllm_modules.source(list(state), model.state_dict()))
+    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
+    vars(package).update(WeightTransferTrainerFactory=factory.WeightTransferTrainerFactory)
+    names = {"model": types.SimpleNamespace(state_dict=lambda: state), "client": client}
+    programs = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(programs) == 2
+    for program in programs:
+        for tensor in state.values():
+            tensor.copy_((tensor + 1).to(tensor.dtype))
+        # Buckets of 1 GiB are more than a test should allocate.
+        exec(compile(program.replace("1 << 30", "1 << 20"), str(GUIDE), "exec"), names)
+        client.check(state)
 
 
 def signatures(version: str) -> "dict[str, Any]":

@@ -16,6 +16,11 @@ import types
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+import device_ipc.vllm
+
+T = TypeVar("T")
+U = TypeVar("U")
+
 TARGET = Path(__file__).parents[1] / "target/vllm"
 
 STAND_INS = ["0.25", "0.28", "0.33"]
@@ -41,7 +46,8 @@ def remove() -> None:
     for name in [name for name in sys.modules if name == "vllm" or name.startswith("vllm.")]:
         del sys.modules[name]
     for name in ["_v025", "_v028", "_v033", "_loader"]:
-        sys.modules.pop(f"device_ipc.vllm.{name}", None)
+        if sys.modules.pop(f"device_ipc.vllm.{name}", None) is not None:
+            delattr(device_ipc.vllm, name)
 
 
 def install(version: str) -> None:
@@ -162,8 +168,6 @@ def _stand_in(version: str) -> None:
     """Adds the package weight_transfer with the signatures of a version."""
     import torch
 
-    T, U = TypeVar("T"), TypeVar("U")
-
     class WeightTransferEngine(abc.ABC, Generic[T, U]):
         init_info_cls: Any
         update_info_cls: Any
@@ -247,7 +251,7 @@ def _stand_in(version: str) -> None:
 
         else:
 
-            def __init__(self, *, client: Any, source: Any = None, is_sender: bool = True) -> None:
+            def __init__(self, *, client: Any, source: Any = None, is_sender: bool = True) -> None:  # type: ignore[misc]
                 self.client, self.source, self.is_sender = client, source, is_sender
 
         @classmethod
