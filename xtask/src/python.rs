@@ -5,6 +5,8 @@
 //!
 //! PyTorch is the wheel for CUDA, with stubs of the CUDA libraries (`python/tools/stub_cuda_libraries.py`). It is installed once,
 //! with a time limit of the download: 530 MB, and 1.5 GB on disk. Where that fails, or with `--no-torch`, its tests are skipped.
+//! So are the tests with Ray, which starts its own processes, where it cannot be installed, or with `--no-ray`: 79 MB, and 260 MB on
+//! disk.
 //!
 //! Everything is skipped, with the reason, where there is no suitable interpreter, or where pip cannot install what the tests
 //! need, as on a machine without a network.
@@ -42,6 +44,12 @@ const TORCH_NEEDS: &[&str] = &[
 /// The time limit of the download of PyTorch, in seconds. It takes 30 s with 18 MB/s.
 const TORCH_SECONDS: &str = "180";
 
+/// Ray, which has wheels for some versions of Python only.
+const RAY: &str = "ray==2.60.0";
+
+/// The time limit of the installation of Ray, in seconds. It takes 15 s with 18 MB/s.
+const RAY_SECONDS: &str = "120";
+
 /// A program that fails unless the interpreter can make the virtual environment.
 const SUITABLE: &str = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))";
 
@@ -57,6 +65,9 @@ pub(crate) struct Options {
     /// Do not install PyTorch, whose tests are skipped
     #[arg(long)]
     no_torch: bool,
+    /// Do not install Ray, whose tests are skipped
+    #[arg(long)]
+    no_ray: bool,
     /// Fill in the outputs of the Python programs in docs/seeds, instead of comparing them
     #[arg(long)]
     seeds: bool,
@@ -89,6 +100,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     if options.torch.is_none() && !options.no_torch {
         install_torch(&python)?;
+    }
+    if !options.no_ray && !options.no_torch {
+        install_ray(&python)?;
     }
     // maturin finds the interpreter by VIRTUAL_ENV, and itself needs no activation.
     let mut maturin = python();
@@ -148,6 +162,39 @@ fn install_torch(python: &impl Fn() -> Command) -> Result<()> {
         return Ok(());
     }
     imports(false).context("PyTorch was installed, but cannot be imported")
+}
+
+/// Installs Ray in the environment, unless it can be imported. Reports why it cannot be installed, which is not a failure.
+fn install_ray(python: &impl Fn() -> Command) -> Result<()> {
+    let imports = |quiet: bool| {
+        let mut import = python();
+        import.args(["-c", "import ray"]).stderr(if quiet { Stdio::null() } else { Stdio::inherit() });
+        run_command(&mut import)
+    };
+    if imports(true).is_ok() {
+        return Ok(());
+    }
+    let installed = || -> Result<()> {
+        let interpreter = python().get_program().to_owned();
+        let wheels = target_directory().join("python/ray-wheels");
+        let mut download = Command::new("timeout");
+        download.arg(RAY_SECONDS).arg(interpreter).args(["-m", "pip", "--quiet", "download", "--only-binary", ":all:"]);
+        download.args(["--no-cache-dir", "--dest"]).arg(&wheels).arg(RAY);
+        run_command(download.current_dir(root().join("python")))?;
+        // An installation that was interrupted would leave half a package.
+        let mut install = python();
+        install.args(PIP).args(["--no-index", "--find-links"]).arg(&wheels).arg(RAY);
+        let installed = run_command(&mut install);
+        fs::remove_dir_all(&wheels).context("removing the downloaded wheels")?;
+        installed
+    };
+    if let Err(error) = installed() {
+        eprintln!(
+            "the tests with Ray are skipped: it cannot be downloaded within {RAY_SECONDS} s, or not be installed\n  {error}"
+        );
+        return Ok(());
+    }
+    imports(false).context("Ray was installed, but cannot be imported")
 }
 
 /// Reports that nothing was tested, which is not a failure.
