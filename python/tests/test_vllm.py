@@ -45,6 +45,8 @@ class Model(torch.nn.Module):  # type: ignore[misc]
         self.kept: "list[Any] | None" = None
 
     def load_weights(self, weights: Any) -> None:
+        for name, _ in weights:
+            getattr(self, name.replace(".", "_"))
         if self.kept is None:
             self.kept = []
             self.kept += weights
@@ -355,6 +357,24 @@ def test_worker_killed_in_the_middle_stops_no_other(bucket_bytes: int, engines: 
     after.check(state)
 
 
+def test_worker_that_refuses_a_bucket_does_not_stop_the_trainer(engines: "list[Engine]") -> None:
+    state = weights()
+    engine = start(engines, "0.33", state)
+    engine.connections[0].send(("make", ("0.33", [("layers.5", "float16", [1000, 1000])])))
+    assert engine.connections[0].recv() == (True, None)
+    sender = trainer("0.33", state, engine, bucket_bytes=1 << 20, slots=1, timeout=20.0)
+    # Not an exception of the trainer that has waited for the worker to release a slot.
+    with pytest.raises(RuntimeError, match="no attribute 'layers_0'") as caught:
+        sender.send_weights()
+    assert not isinstance(caught.value, device_ipc.Error)
+    wanted = {name.replace(".", "_"): digest(tensor) for name, tensor in state.items()}
+    engine.connections.pop(0).close()
+    engine.processes.pop(0).kill()
+    # The other worker has received all.
+    engine.finish_weight_update()
+    assert engine.ask("digests") == [wanted]
+
+
 def test_failing_source_ends_the_wait_of_the_workers(engines: "list[Engine]") -> None:
     state = weights()
     engine = start(engines, "0.33", state)
@@ -455,6 +475,13 @@ def test_old_vllm_is_a_warning(caplog: Any, engines: "list[Engine]") -> None:
     with caplog.at_level(logging.WARNING):
         device_ipc.vllm.register()
     assert "vLLM 0.25 or later" in caplog.text
+
+
+def test_entry_point_names_the_function() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="tomllib needs Python 3.11")
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    module, _, name = project["entry-points"]["vllm.general_plugins"]["device_ipc"].partition(":")
+    assert getattr(importlib.import_module(module), name) is device_ipc.vllm.register
 
 
 def test_import_needs_no_framework() -> None:
