@@ -70,8 +70,8 @@ class WeightSender:
     def send(self, weights: Iterable[tuple[str, Any]], layout: Sequence[Layout] | None = None) -> None:
         """Sends pairs of a name and a tensor; returns when all workers have loaded them.
 
-        ``layout`` is what ``weights`` will yield, in order. A ring needs it beforehand; without it, ``weights`` must be a collection that can
-        be iterated twice.
+        ``layout`` is what ``weights`` will yield, in order. A ring needs it beforehand; without it, ``weights`` must be a collection
+        that can be iterated twice.
         """
         if self._bucket_bytes == 0:
             self._send_export(weights, layout)
