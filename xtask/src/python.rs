@@ -178,8 +178,8 @@ fn install_ray(python: &impl Fn() -> Command) -> Result<()> {
         let interpreter = python().get_program().to_owned();
         let wheels = target_directory().join("python/ray-wheels");
         let mut download = Command::new("timeout");
-        download.arg(RAY_SECONDS).arg(interpreter).args(["-m", "pip", "--quiet", "download", "--only-binary", ":all:"]);
-        download.args(["--no-cache-dir", "--dest"]).arg(&wheels).arg(RAY);
+        download.arg(RAY_SECONDS).arg(interpreter).args(["-m", "pip", "--quiet", "download"]);
+        download.args(["--only-binary", ":all:", "--no-cache-dir", "--dest"]).arg(&wheels).arg(RAY);
         run_command(download.current_dir(root().join("python")))?;
         // An installation that was interrupted would leave half a package.
         let mut install = python();
