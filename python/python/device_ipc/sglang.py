@@ -123,8 +123,8 @@ def _text(tensor: Any) -> str:
     """Returns the descriptor that the bytes of a tensor are."""
     if str(tensor.dtype) != "torch.uint8" or tensor.dim() != 1:
         raise DescriptorError(
-            f"expected the bytes of a descriptor, found a tensor of {tensor.dtype} with shape {list(tensor.shape)}; make the update "
-            f'by device_ipc.sglang.named_tensors, or send tensors without load_format="{LOAD_FORMAT}"'
+            f"expected the bytes of a descriptor, found a tensor of {tensor.dtype} with shape {list(tensor.shape)}; make the "
+            f'update by device_ipc.sglang.named_tensors, or send tensors without load_format="{LOAD_FORMAT}"'
         )
     try:
         return bytes(tensor.cpu().tolist()).decode()
