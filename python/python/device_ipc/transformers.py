@@ -29,7 +29,9 @@ def from_pretrained(source: Any, config: Any, model_class: Any = None, *, device
     or, with ``device_map``, allocates as much device memory as the weights have.
     """
     if model_class is None:
-        from transformers import AutoModelForCausalLM as model_class  # type: ignore[import-not-found]
+        from transformers import AutoModelForCausalLM
+
+        model_class = AutoModelForCausalLM
     state = _open(source, device, options)
     config = copy.deepcopy(config)
     dtype = next((tensor.dtype for tensor in state.values() if tensor.is_floating_point()), None)
