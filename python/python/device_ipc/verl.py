@@ -1,0 +1,171 @@
+"""Twins of verl's bucketed sender and receiver, over a ring. Importing this module imports neither torch nor verl.
+
+The classes have the constructors and methods of those of ``verl.workers.rollout.vllm_rollout.bucketed_weight_transfer``. Buckets
+are slots of a ring: the sender fills one while the receiver reads the other, in the order of their streams. What a bucket contains
+is sent as JSON. Nothing is pickled, and the host synchronises with the device for no bucket.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from . import _native, _streams
+from . import torch as _tensors
+
+__all__ = ["BucketedWeightReceiver", "BucketedWeightSender"]
+
+# Tensors begin at multiples of it in a bucket, in bytes.
+_ALIGNMENT = 256
+# Seconds that a side waits for the other one to do anything at all.
+_TIMEOUT = 600.0
+
+
+def _name(zmq_handle: str) -> str:
+    """Returns the name of the channel for the address that verl gives to both sides."""
+    return "verl-" + hashlib.sha256(zmq_handle.encode()).hexdigest()[:32]
+
+
+def _stream(device: str) -> int | None:
+    """Returns the current stream of torch for a device such as "cuda:1", or None where the host does the work."""
+    backend, _, ordinal = device.partition(":")
+    return _streams.current({"npu": "ascend"}.get(backend, backend), int(ordinal or 0))
+
+
+class BucketedWeightSender:
+    """Sends weights to one receiver, in buckets of ``bucket_size_mb`` MiB, of which two are allocated during a call.
+
+    ``use_shm`` has no effect. ``device`` is a device of ``device_ipc.empty``, by default the one of the first weight.
+    """
+
+    def __init__(
+        self, zmq_handle: str, bucket_size_mb: int = 512, use_shm: bool = False, *, device: Any = None
+    ) -> None:
+        self.zmq_handle = zmq_handle
+        self.bucket_size_mb = bucket_size_mb
+        self.bucket_size = int(bucket_size_mb) << 20
+        self.use_shm = use_shm
+        self.device = device
+
+    async def async_send_weights(self, weights: Any) -> None:
+        """Sends pairs of names and tensors, of an iterable or an asynchronous one. Returns when all have been received.
+
+        Raises ``GoneError`` if the receiver ends before that. As in verl, the call blocks its thread.
+        """
+        import torch
+
+        with _native.listen(_name(self.zmq_handle)) as listener:
+            channel = listener.accept(timeout=_TIMEOUT)
+        ring: _native.Ring | None = None
+        slot: _native.RingWriteSlot | None = None
+        buffer: Any = None
+        stream: int | None = None
+        content: list[Any] = []
+        used = 0
+        with channel:
+            async for name, weight in _iterate(weights):
+                weight = weight.detach()
+                if ring is None:
+                    memory = _native.empty((2, self.bucket_size), "uint8", self.device or _device(weight))
+                    stream = _stream(memory.device)
+                    ring = _native.Ring(memory, slots=2)
+                    channel.send(json.dumps({"ring": str(ring)}).encode(), timeout=_TIMEOUT)
+                    ring.wait_readers(1, timeout=_TIMEOUT)
+                described = [name, str(weight.dtype).removeprefix("torch."), list(weight.shape)]
+                if used + weight.nbytes > self.bucket_size and slot is not None:
+                    buffer = None
+                    slot.publish()
+                    channel.send(json.dumps({"bucket": content}).encode(), timeout=_TIMEOUT)
+                    slot, content, used = None, [], 0
+                if weight.nbytes > self.bucket_size:
+                    # The weight itself is shared: the message keeps it until the receiver has released it.
+                    channel.send(json.dumps({"large": described}).encode(), weight, timeout=_TIMEOUT)
+                    continue
+                if slot is None:
+                    slot = ring.write(stream, timeout=_TIMEOUT)
+                    buffer = torch.from_dlpack(slot).view(-1)  # type: ignore[attr-defined]
+                if weight.nbytes:
+                    part = buffer[used : used + weight.nbytes].view(weight.dtype).view(weight.shape)
+                    part.copy_(weight, non_blocking=True)
+                content.append([*described, used])
+                used += math.ceil(weight.nbytes / _ALIGNMENT) * _ALIGNMENT
+            buffer = None
+            if slot is not None:
+                slot.publish()
+            channel.send(json.dumps({"bucket": content, "is_last": True}).encode(), timeout=_TIMEOUT)
+            # The receiver answers when it has loaded and released everything.
+            channel.receive(timeout=_TIMEOUT)
+            if ring is not None:
+                ring.close(timeout=_TIMEOUT)
+
+
+class BucketedWeightReceiver:
+    """Receives the weights of a ``BucketedWeightSender`` with the same ``zmq_handle``. ``use_shm`` has no effect."""
+
+    def __init__(self, zmq_handle: str, device: Any, use_shm: bool = False) -> None:
+        self.zmq_handle = zmq_handle
+        self.device = device
+        self.use_shm = use_shm
+
+    def receive_weights(self, on_bucket_received: Callable[[list[tuple[str, Any]], bool], object]) -> None:
+        """Calls a function with the tensors of each bucket, and whether it is the last one.
+
+        The tensors lie in the bucket, which the sender fills again after the call: copy those that are to stay. Raises
+        ``GoneError`` if the sender ends before the last bucket.
+        """
+        import torch
+
+        kind = getattr(self.device, "type", str(self.device).partition(":")[0])
+        device = None if kind == "cpu" else self.device
+        reader: _native.RingReader | None = None
+        with _native.connect(_name(self.zmq_handle), timeout=_TIMEOUT) as channel:
+            is_last = False
+            while not is_last:
+                message = channel.receive(timeout=_TIMEOUT)
+                told = json.loads(message.data)
+                if "ring" in told:
+                    reader = _native.join(told["ring"], device=device, access="r", timeout=_TIMEOUT)
+                    continue
+                is_last = told.get("is_last", False)
+                if "large" in told:
+                    name, dtype, shape = told["large"]
+                    with _tensors.Tensors(message.open(device=device, allow_read_only=True, timeout=_TIMEOUT)) as opened:
+                        on_bucket_received([(name, opened.tensor)], is_last)
+                    continue
+                if not told["bucket"]:
+                    on_bucket_received([], is_last)
+                    continue
+                assert reader is not None, "a bucket came before the ring"
+                slot = reader.next(timeout=_TIMEOUT)
+                assert slot is not None, "the ring has ended before its last bucket"
+                buffer = torch.from_dlpack(slot).view(-1)  # type: ignore[attr-defined]
+                weights = []
+                for name, dtype, shape, offset in told["bucket"]:
+                    element = getattr(torch, dtype)
+                    nbytes = element.itemsize * math.prod(shape)
+                    weights.append((name, buffer[offset : offset + nbytes].view(element).view(shape)))
+                on_bucket_received(weights, is_last)
+                del weights, buffer
+                slot.release(_stream(slot.tensor.device))
+            if reader is not None:
+                reader.close()
+            channel.send(b"received", timeout=_TIMEOUT)
+
+
+def _device(weight: Any) -> str | None:
+    """Returns the device of a weight. A tensor of the CPU names none: the first device is taken."""
+    return None if weight.device.type == "cpu" else str(weight.device)
+
+
+
+
+async def _iterate(weights: Any) -> AsyncIterator[tuple[str, Any]]:
+    if hasattr(weights, "__aiter__"):
+        async for pair in weights:
+            yield pair
+    else:
+        for pair in weights:
+            yield pair

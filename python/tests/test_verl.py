@@ -1,0 +1,139 @@
+"""device_ipc.verl on the mock: senders and receivers in processes of their own."""
+
+import asyncio
+import inspect
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import device_ipc
+
+torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
+
+import device_ipc.torch as dt
+import device_ipc.verl as dv
+import frameworks
+from conftest import Start
+from sglang_worker import digest
+from test_share import line
+
+VERSION = "0.9.1"
+RECEIVE = """
+import json, os
+sys.path.insert(0, sys.argv[1])
+import torch, device_ipc.verl as dv
+from sglang_worker import digest
+print("ready", flush=True)
+buckets = []
+def load(weights, is_last):
+    buckets.append([[name, digest(weight)] for name, weight in weights])
+    assert is_last or sys.argv[3] == "load" or print("loading", flush=True) or sys.stdin.readline()
+    lasts.append(is_last)
+lasts = []
+try:
+    dv.BucketedWeightReceiver(sys.argv[2], torch.device("cpu")).receive_weights(load)
+    print(json.dumps([buckets, lasts]), flush=True)
+except d.GoneError:
+    print("gone", flush=True)
+"""
+HERE = os.path.dirname(__file__)
+
+
+def weights(seed: int = 0) -> "list[tuple[str, Any]]":
+    """Returns weights of 3.7 MiB: one larger than a bucket of 1 MiB, one without elements, one transposed."""
+    torch.manual_seed(seed)
+    pairs = [(f"layers.{i}", torch.rand(300, 301 + i).to(torch.bfloat16 if i % 2 else torch.float32)) for i in range(8)]
+    large = dt.empty([600, 700], torch.float32, "mock:0").copy_(torch.rand(600, 700))
+    pairs[4:4] = [("large", large), ("none", torch.empty(0, 3)), ("scalar", torch.tensor(3.5)), ("t", torch.rand(7, 5).t())]
+    return pairs
+
+
+def expected(seed: int = 0) -> "list[Any]":
+    return [[name, digest(tensor)] for name, tensor in weights(seed)]
+
+
+def test_two_receivers_get_the_bytes_of_their_senders(start: Start) -> None:
+    handles = [f"ipc:///tmp/verl-test-{os.getpid()}-{rank}.sock" for rank in range(2)]
+    receivers = [start(RECEIVE, HERE, handle, "load") for handle in handles]
+    assert [line(one) for one in receivers] == ["ready"] * 2
+
+    async def items(seed: int) -> Any:
+        for pair in weights(seed):
+            yield pair
+
+    for rank, handle in enumerate(handles):
+        sent = items(rank) if rank else weights(rank)
+        asyncio.run(dv.BucketedWeightSender(handle, bucket_size_mb=1).async_send_weights(sent))
+    for rank, receiver in enumerate(receivers):
+        buckets, lasts = json.loads(line(receiver))
+        assert [pair for bucket in buckets for pair in bucket] == expected(rank)
+        assert len(buckets) > 4 and lasts == [False] * (len(lasts) - 1) + [True]
+
+
+def test_killed_receiver_is_an_error_of_the_sender(start: Start) -> None:
+    handle = f"ipc:///tmp/verl-test-{os.getpid()}-killed"
+    receiver = start(RECEIVE, HERE, handle, "stop")
+    assert line(receiver) == "ready"
+
+    def sent() -> Any:
+        for number, pair in enumerate(weights() + weights()):
+            if number == 5:  # the second bucket was published: the ring is full
+                assert line(receiver) == "loading"
+                receiver.kill()
+                receiver.wait(timeout=30)
+            yield pair
+
+    with pytest.raises(device_ipc.GoneError):
+        asyncio.run(dv.BucketedWeightSender(handle, bucket_size_mb=1).async_send_weights(sent()))
+
+
+def test_killed_sender_is_an_error_of_the_receiver(start: Start) -> None:
+    handle = f"ipc:///tmp/verl-test-{os.getpid()}-sender"
+    sender = start(
+        """
+        sys.path.insert(0, sys.argv[1])
+        import asyncio, test_verl, device_ipc.verl as dv
+        def sent():
+            yield from test_verl.weights()
+            print("sent", flush=True)
+            sys.stdin.readline()
+        asyncio.run(dv.BucketedWeightSender(sys.argv[2], 1).async_send_weights(sent()))
+        """,
+        HERE,
+        handle,
+    )
+    received: "list[str]" = []
+
+    def load(pairs: Any, is_last: bool) -> None:
+        assert not is_last
+        received.extend(name for name, _tensor in pairs)
+        if len(received) > 6:
+            assert line(sender) == "sent"
+            sender.kill()
+            sender.wait(timeout=30)
+
+    with pytest.raises(device_ipc.GoneError):
+        dv.BucketedWeightReceiver(handle, torch.device("cpu")).receive_weights(load)
+    assert "large" in received
+
+
+def test_signatures_are_those_of_verl() -> None:
+    text = frameworks.source("verl", VERSION, "verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py")
+    code = frameworks.definitions(text, "BucketedWeightSender", "BucketedWeightReceiver")
+    theirs = frameworks.run(code)
+    for name, method in [("BucketedWeightSender", "async_send_weights"), ("BucketedWeightReceiver", "receive_weights")]:
+        for one in ("__init__", method):
+            own = inspect.signature(getattr(getattr(dv, name), one)).parameters
+            other = inspect.signature(getattr(theirs[name], one)).parameters
+            assert list(own)[: len(other)] == list(other), (name, one)
+            assert [own[key].default for key in other] == [other[key].default for key in other]
+            assert all(own[key].kind is inspect.Parameter.KEYWORD_ONLY for key in list(own)[len(other) :])
+
+
+def test_import_loads_neither_torch_nor_verl() -> None:
+    program = "import sys, device_ipc.verl; assert not {'torch', 'verl'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
