@@ -44,7 +44,7 @@ def definitions(text: str, *names: str) -> str:
     found = {
         node.name: ast.get_source_segment(text, node)
         for node in ast.parse(text).body
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name in names
     }
     return "\n\n".join("from __future__ import annotations" if name == "" else str(found[name]) for name in ("", *names))
 
@@ -58,7 +58,7 @@ def methods(text: str, owner: str, *names: str) -> str:
             parts = {
                 one.name: ast.get_source_segment(text, one, padded=True)
                 for one in node.body
-                if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))
+                if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)) and one.name in names
             }
             bodies = [textwrap.dedent(str(parts[name])) for name in names]
             return "from __future__ import annotations\n\n" + "\n\n".join(bodies)

@@ -4,6 +4,7 @@ With a version, the code that unpickles an update and calls the loader is SGLang
 """
 
 import base64
+import functools
 import hashlib
 import importlib
 import io
@@ -60,6 +61,7 @@ def stand_in_update(self: Any, named_tensors: Any, load_format: Any = None) -> "
     return True, "Success"
 
 
+@functools.cache
 def serializer(version: "str | None") -> Any:
     """Returns the class MultiprocessingSerializer."""
     if version is None:
