@@ -121,6 +121,20 @@ def test_killed_sender_is_an_error_of_the_receiver(start: Start) -> None:
     assert "large" in received
 
 
+def test_exception_of_the_weights_reaches_the_caller_and_ends_the_receiver(start: Start) -> None:
+    handle = f"ipc:///tmp/verl-test-{os.getpid()}-exception"
+    receiver = start(RECEIVE, HERE, handle, "load")
+    assert line(receiver) == "ready"
+
+    def sent() -> Any:
+        yield from weights()[:6]
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(dv.BucketedWeightSender(handle, bucket_size_mb=1).async_send_weights(sent()))
+    assert line(receiver) == "gone"
+
+
 def test_signatures_are_those_of_verl() -> None:
     text = frameworks.source("verl", VERSION, "verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py")
     code = frameworks.definitions(text, "BucketedWeightSender", "BucketedWeightReceiver")

@@ -7,6 +7,7 @@ is sent as JSON. Nothing is pickled, and the host synchronises with the device f
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -15,6 +16,7 @@ from typing import Any
 
 from . import _native, _streams
 from . import torch as _tensors
+from ._errors import Error
 
 __all__ = ["BucketedWeightReceiver", "BucketedWeightSender"]
 
@@ -55,51 +57,60 @@ class BucketedWeightSender:
 
         Raises ``GoneError`` if the receiver ends before that. As in verl, the call blocks its thread.
         """
-        import torch
-
         with _native.listen(_name(self.zmq_handle)) as listener:
             channel = listener.accept(timeout=_TIMEOUT)
+        try:
+            await self._send(channel, weights)
+        except BaseException:
+            # Without a wait for the receiver, so that this exception is the one that the caller gets.
+            with contextlib.suppress(Error):
+                channel.close(timeout=0)
+            raise
+        channel.close(timeout=_TIMEOUT)
+
+    async def _send(self, channel: _native.Channel, weights: Any) -> None:
+        import torch
+
         ring: _native.Ring | None = None
         slot: _native.RingWriteSlot | None = None
         buffer: Any = None
         stream: int | None = None
         content: list[Any] = []
         used = 0
-        with channel:
-            async for name, weight in _iterate(weights):
-                weight = weight.detach()
-                if ring is None:
-                    memory = _native.empty((2, self.bucket_size), "uint8", self.device or _device(weight))
-                    stream = _stream(memory.device)
-                    ring = _native.Ring(memory, slots=2)
-                    channel.send(json.dumps({"ring": str(ring)}).encode(), timeout=_TIMEOUT)
-                    ring.wait_readers(1, timeout=_TIMEOUT)
-                described = [name, str(weight.dtype).removeprefix("torch."), list(weight.shape)]
-                if used + weight.nbytes > self.bucket_size and slot is not None:
-                    buffer = None
-                    slot.publish()
-                    channel.send(json.dumps({"bucket": content}).encode(), timeout=_TIMEOUT)
-                    slot, content, used = None, [], 0
-                if weight.nbytes > self.bucket_size:
-                    # The weight itself is shared: the message keeps it until the receiver has released it.
-                    channel.send(json.dumps({"large": described}).encode(), weight, timeout=_TIMEOUT)
-                    continue
-                if slot is None:
-                    slot = ring.write(stream, timeout=_TIMEOUT)
-                    buffer = torch.from_dlpack(slot).view(-1)  # type: ignore[attr-defined]
-                if weight.nbytes:
-                    part = buffer[used : used + weight.nbytes].view(weight.dtype).view(weight.shape)
-                    part.copy_(weight, non_blocking=True)
-                content.append([*described, used])
-                used += math.ceil(weight.nbytes / _ALIGNMENT) * _ALIGNMENT
-            buffer = None
-            if slot is not None:
+        async for name, weight in _iterate(weights):
+            weight = weight.detach()
+            if ring is None:
+                memory = _native.empty((2, self.bucket_size), "uint8", self.device or _device(weight))
+                stream = _stream(memory.device)
+                ring = _native.Ring(memory, slots=2)
+                channel.send(json.dumps({"ring": str(ring)}).encode(), timeout=_TIMEOUT)
+                ring.wait_readers(1, timeout=_TIMEOUT)
+            described = [name, str(weight.dtype).removeprefix("torch."), list(weight.shape)]
+            if used + weight.nbytes > self.bucket_size and slot is not None:
+                buffer = None
                 slot.publish()
-            channel.send(json.dumps({"bucket": content, "is_last": True}).encode(), timeout=_TIMEOUT)
-            # The receiver answers when it has loaded and released everything.
-            channel.receive(timeout=_TIMEOUT)
-            if ring is not None:
-                ring.close(timeout=_TIMEOUT)
+                channel.send(json.dumps({"bucket": content}).encode(), timeout=_TIMEOUT)
+                slot, content, used = None, [], 0
+            if weight.nbytes > self.bucket_size:
+                # The weight itself is shared: the message keeps it until the receiver has released it.
+                channel.send(json.dumps({"large": described}).encode(), weight, timeout=_TIMEOUT)
+                continue
+            if slot is None:
+                slot = ring.write(stream, timeout=_TIMEOUT)
+                buffer = torch.from_dlpack(slot).view(-1)  # type: ignore[attr-defined]
+            if weight.nbytes:
+                part = buffer[used : used + weight.nbytes].view(weight.dtype).view(weight.shape)
+                part.copy_(weight, non_blocking=True)
+            content.append([*described, used])
+            used += math.ceil(weight.nbytes / _ALIGNMENT) * _ALIGNMENT
+        buffer = None
+        if slot is not None:
+            slot.publish()
+        channel.send(json.dumps({"bucket": content, "is_last": True}).encode(), timeout=_TIMEOUT)
+        # The receiver answers when it has loaded and released everything.
+        channel.receive(timeout=_TIMEOUT)
+        if ring is not None:
+            ring.close(timeout=_TIMEOUT)
 
 
 class BucketedWeightReceiver:
