@@ -99,7 +99,9 @@ fn killed_reader_leaves_no_lease() {
         std::thread::yield_now();
     }
     keeper.signal(Signal::INT);
-    assert!(keeper.wait().good().contains("the weights are freed"));
+    // The grant of this process's last question may be on its way back, so that this process is listed.
+    let stopped = keeper.wait().good();
+    assert!(!readers.iter().any(|reader| stopped.contains(&reader.id().to_string())), "{stopped}");
 }
 
 #[test]

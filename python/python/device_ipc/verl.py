@@ -171,8 +171,6 @@ def _device(weight: Any) -> str | None:
     return None if weight.device.type == "cpu" else str(weight.device)
 
 
-
-
 async def _iterate(weights: Any) -> AsyncIterator[tuple[str, Any]]:
     if hasattr(weights, "__aiter__"):
         async for pair in weights:
