@@ -1,11 +1,13 @@
 """device_ipc.verl on the mock: senders and receivers in processes of their own."""
 
 import asyncio
+import importlib
 import inspect
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc
 import device_ipc.torch as dt
 import device_ipc.verl as dv
 import frameworks
+import verl_modules
 from conftest import Start
 from sglang_worker import digest
 from test_share import line
@@ -151,3 +154,99 @@ def test_signatures_are_those_of_verl() -> None:
 def test_import_loads_neither_torch_nor_verl() -> None:
     program = "import sys, device_ipc.verl; assert not {'torch', 'verl'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+ROLLOUT = """
+import asyncio, json
+sys.path.insert(0, sys.argv[1])
+import verl_modules
+base = verl_modules.install()
+import device_ipc.verl_backend
+from sglang_worker import digest
+engine = base.CheckpointEngineRegistry.new("device_ipc", bucket_size=1 << 20)
+async def update():
+    received = []
+    async for name, tensor in engine.receive_weights(global_steps=1):
+        received.append([name, digest(tensor)])
+        if len(received) == 1:
+            print("first", flush=True)
+    return received
+for _ in range(int(sys.argv[2])):
+    print(json.dumps(engine.prepare()), flush=True)
+    engine.init_process_group(**json.loads(sys.stdin.readline()))
+    print(json.dumps(asyncio.run(update())), flush=True)
+    engine.finalize()
+"""
+
+
+@pytest.fixture
+def backend() -> Iterator[Any]:
+    base = verl_modules.install()
+    importlib.import_module("device_ipc.verl_backend")
+    yield base.CheckpointEngineRegistry.get("device_ipc")
+    verl_modules.remove()
+
+
+def connected(backend: Any, trainers: "list[Any]", rollouts: "list[Any]") -> None:
+    """Does what verl's manager does before an update."""
+    metadata = [one.prepare() for one in trainers]
+    metadata += [sys.modules["device_ipc.verl_backend"].Metadata(*json.loads(line(one))) for one in rollouts]
+    topology = backend.build_topology(len(trainers), len(rollouts), metadata)
+    for workers, arguments in zip((trainers, rollouts), topology):
+        assert all(len(values) == len(workers) for values in arguments.values())
+    for rank, trainer in enumerate(trainers):
+        trainer.init_process_group(**{name: values[rank] for name, values in topology[0].items()})
+    for rank, rollout in enumerate(rollouts):
+        rollout.stdin.write(json.dumps({name: values[rank] for name, values in topology[1].items()}) + "\n")
+        rollout.stdin.flush()
+
+
+def test_checkpoint_engine_sends_updates_to_all_rollouts(backend: Any, start: Start) -> None:
+    rollouts = [start(ROLLOUT, HERE, "2") for _ in range(2)]
+    trainers = [backend(bucket_size=1 << 20, is_master=rank == 0) for rank in range(2)]
+    for step in range(2):
+        connected(backend, trainers, rollouts)
+        made: "list[str]" = []
+
+        def noted() -> Any:
+            for pair in weights(step):
+                made.append(pair[0])
+                yield pair
+
+        asyncio.run(trainers[1].send_weights(noted(), global_steps=step))
+        assert len(made) == len(weights()), "other ranks take part in the collectives"
+        asyncio.run(trainers[0].send_weights(weights(step), global_steps=step))
+        for rollout in rollouts:
+            assert line(rollout) == "first"
+            assert json.loads(line(rollout)) == expected(step)
+        for trainer in trainers:
+            trainer.finalize()
+    assert device_ipc.counters()["exports"] == 0
+
+
+def test_checkpoint_engine_reports_a_killed_rollout(backend: Any, start: Start) -> None:
+    rollouts = [start(ROLLOUT, HERE, "1") for _ in range(2)]
+    trainer = backend(bucket_size=1 << 20, is_master=True)
+    connected(backend, [trainer], rollouts)
+
+    def sent() -> Any:
+        for number, pair in enumerate(weights() + weights()):
+            if number == 5:
+                assert line(rollouts[1]) == "first"
+                rollouts[1].kill()
+                rollouts[1].wait(timeout=30)
+            yield pair
+
+    with pytest.raises(device_ipc.GoneError):
+        asyncio.run(trainer.send_weights(sent()))
+    trainer.finalize()
+
+
+def test_checkpoint_engine_refuses_another_machine(backend: Any) -> None:
+    master, other = backend(bucket_size=1 << 20, is_master=True), backend(bucket_size=1 << 20)
+    first, second = master.prepare(), other.prepare()
+    with pytest.raises(ValueError, match="rollout worker 1 is on another machine"):
+        backend.build_topology(1, 2, [first, second, second._replace(host="another")])
+    with pytest.raises(ValueError, match="is_master"):
+        backend.build_topology(1, 1, [second, first])
+    master.finalize()

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from . import _native, _streams
@@ -23,10 +23,10 @@ __all__ = ["BucketedWeightReceiver", "BucketedWeightSender"]
 # Tensors begin at multiples of it in a bucket, in bytes.
 _ALIGNMENT = 256
 # Seconds that a side waits for the other one to do anything at all.
-_TIMEOUT = 600.0
+TIMEOUT = 600.0
 
 
-def _name(zmq_handle: str) -> str:
+def name_of(zmq_handle: str) -> str:
     """Returns the name of the channel for the address that verl gives to both sides."""
     return "verl-" + hashlib.sha256(zmq_handle.encode()).hexdigest()[:32]
 
@@ -57,60 +57,76 @@ class BucketedWeightSender:
 
         Raises ``GoneError`` if the receiver ends before that. As in verl, the call blocks its thread.
         """
-        with _native.listen(_name(self.zmq_handle)) as listener:
-            channel = listener.accept(timeout=_TIMEOUT)
-        try:
-            await self._send(channel, weights)
-        except BaseException:
-            # Without a wait for the receiver, so that this exception is the one that the caller gets.
+        with _native.listen(name_of(self.zmq_handle)) as listener:
+            channel = listener.accept(timeout=TIMEOUT)
+        await send(weights, [channel], self.bucket_size, self.device)
+
+
+async def send(weights: Any, channels: list[_native.Channel], bucket_bytes: int, device: Any = None) -> None:
+    """Sends weights to the receivers of these channels, by one ring, and closes the channels.
+
+    Returns when all have received everything.
+    """
+    try:
+        await _send(weights, channels, bucket_bytes, device)
+    except BaseException:
+        # Without a wait for the receivers, so that this exception is the one that the caller gets.
+        for channel in channels:
             with contextlib.suppress(Error):
                 channel.close(timeout=0)
-            raise
-        channel.close(timeout=_TIMEOUT)
+        raise
+    for channel in channels:
+        channel.close(timeout=TIMEOUT)
 
-    async def _send(self, channel: _native.Channel, weights: Any) -> None:
-        import torch
 
-        ring: _native.Ring | None = None
-        slot: _native.RingWriteSlot | None = None
-        buffer: Any = None
-        stream: int | None = None
-        content: list[Any] = []
-        used = 0
-        async for name, weight in _iterate(weights):
-            weight = weight.detach()
-            if ring is None:
-                memory = _native.empty((2, self.bucket_size), "uint8", self.device or _device(weight))
-                stream = _stream(memory.device)
-                ring = _native.Ring(memory, slots=2)
-                channel.send(json.dumps({"ring": str(ring)}).encode(), timeout=_TIMEOUT)
-                ring.wait_readers(1, timeout=_TIMEOUT)
-            described = [name, str(weight.dtype).removeprefix("torch."), list(weight.shape)]
-            if used + weight.nbytes > self.bucket_size and slot is not None:
-                buffer = None
-                slot.publish()
-                channel.send(json.dumps({"bucket": content}).encode(), timeout=_TIMEOUT)
-                slot, content, used = None, [], 0
-            if weight.nbytes > self.bucket_size:
-                # The weight itself is shared: the message keeps it until the receiver has released it.
-                channel.send(json.dumps({"large": described}).encode(), weight, timeout=_TIMEOUT)
-                continue
-            if slot is None:
-                slot = ring.write(stream, timeout=_TIMEOUT)
-                buffer = torch.from_dlpack(slot).view(-1)  # type: ignore[attr-defined]
-            if weight.nbytes:
-                part = buffer[used : used + weight.nbytes].view(weight.dtype).view(weight.shape)
-                part.copy_(weight, non_blocking=True)
-            content.append([*described, used])
-            used += math.ceil(weight.nbytes / _ALIGNMENT) * _ALIGNMENT
-        buffer = None
-        if slot is not None:
+async def _send(weights: Any, channels: list[_native.Channel], bucket_bytes: int, device: Any) -> None:
+    import torch
+
+    def tell(content: dict[str, Any], *tensors: Any) -> None:
+        for channel in channels:
+            channel.send(json.dumps(content).encode(), *tensors, timeout=TIMEOUT)
+
+    ring: _native.Ring | None = None
+    slot: _native.RingWriteSlot | None = None
+    buffer: Any = None
+    stream: int | None = None
+    content: list[Any] = []
+    used = 0
+    async for name, weight in iterate(weights):
+        weight = weight.detach()
+        if ring is None:
+            memory = _native.empty((2, bucket_bytes), "uint8", device or _device(weight))
+            stream = _stream(memory.device)
+            ring = _native.Ring(memory, slots=2)
+            tell({"ring": str(ring)})
+            ring.wait_readers(len(channels), timeout=TIMEOUT)
+        described = [name, str(weight.dtype).removeprefix("torch."), list(weight.shape)]
+        if used + weight.nbytes > bucket_bytes and slot is not None:
+            buffer = None
             slot.publish()
-        channel.send(json.dumps({"bucket": content, "is_last": True}).encode(), timeout=_TIMEOUT)
-        # The receiver answers when it has loaded and released everything.
-        channel.receive(timeout=_TIMEOUT)
-        if ring is not None:
-            ring.close(timeout=_TIMEOUT)
+            tell({"bucket": content})
+            slot, content, used = None, [], 0
+        if weight.nbytes > bucket_bytes:
+            # The weight itself is shared: the message keeps it until the receiver has released it.
+            tell({"large": described}, weight)
+            continue
+        if slot is None:
+            slot = ring.write(stream, timeout=TIMEOUT)
+            buffer = torch.from_dlpack(slot).view(-1)  # type: ignore[attr-defined]
+        if weight.nbytes:
+            part = buffer[used : used + weight.nbytes].view(weight.dtype).view(weight.shape)
+            part.copy_(weight, non_blocking=True)
+        content.append([*described, used])
+        used += math.ceil(weight.nbytes / _ALIGNMENT) * _ALIGNMENT
+    buffer = None
+    if slot is not None:
+        slot.publish()
+    tell({"bucket": content, "is_last": True})
+    for channel in channels:
+        # A receiver answers when it has loaded and released everything.
+        channel.receive(timeout=TIMEOUT)
+    if ring is not None:
+        ring.close(timeout=TIMEOUT)
 
 
 class BucketedWeightReceiver:
@@ -127,43 +143,49 @@ class BucketedWeightReceiver:
         The tensors lie in the bucket, which the sender fills again after the call: copy those that are to stay. Raises
         ``GoneError`` if the sender ends before the last bucket.
         """
-        import torch
-
-        kind = getattr(self.device, "type", str(self.device).partition(":")[0])
-        device = None if kind == "cpu" else self.device
-        reader: _native.RingReader | None = None
-        with _native.connect(_name(self.zmq_handle), timeout=_TIMEOUT) as channel:
-            is_last = False
-            while not is_last:
-                message = channel.receive(timeout=_TIMEOUT)
-                told = json.loads(message.data)
-                if "ring" in told:
-                    reader = _native.join(told["ring"], device=device, access="r", timeout=_TIMEOUT)
-                    continue
-                is_last = told.get("is_last", False)
-                if "large" in told:
-                    name, dtype, shape = told["large"]
-                    with _tensors.Tensors(message.open(device=device, allow_read_only=True, timeout=_TIMEOUT)) as opened:
-                        on_bucket_received([(name, opened.tensor)], is_last)
-                    continue
-                if not told["bucket"]:
-                    on_bucket_received([], is_last)
-                    continue
-                assert reader is not None, "a bucket came before the ring"
-                slot = reader.next(timeout=_TIMEOUT)
-                assert slot is not None, "the ring has ended before its last bucket"
-                buffer = torch.from_dlpack(slot).view(-1)  # type: ignore[attr-defined]
-                weights = []
-                for name, dtype, shape, offset in told["bucket"]:
-                    element = getattr(torch, dtype)
-                    nbytes = element.itemsize * math.prod(shape)
-                    weights.append((name, buffer[offset : offset + nbytes].view(element).view(shape)))
+        with _native.connect(name_of(self.zmq_handle), timeout=TIMEOUT) as channel:
+            for weights, is_last in received(channel, self.device):
                 on_bucket_received(weights, is_last)
-                del weights, buffer
-                slot.release(_stream(slot.tensor.device))
-            if reader is not None:
-                reader.close()
-            channel.send(b"received", timeout=_TIMEOUT)
+
+
+def received(channel: _native.Channel, device: Any) -> Iterator[tuple[list[tuple[str, Any]], bool]]:
+    """Yields the tensors of each bucket, and whether it is the last one. A bucket is released when the next one is asked for."""
+    import torch
+
+    kind = getattr(device, "type", str(device).partition(":")[0])
+    device = None if kind == "cpu" else device
+    reader: _native.RingReader | None = None
+    is_last = False
+    while not is_last:
+        message = channel.receive(timeout=TIMEOUT)
+        told = json.loads(message.data)
+        if "ring" in told:
+            reader = _native.join(told["ring"], device=device, access="r", timeout=TIMEOUT)
+            continue
+        is_last = told.get("is_last", False)
+        if "large" in told:
+            name, dtype, shape = told["large"]
+            with _tensors.Tensors(message.open(device=device, allow_read_only=True, timeout=TIMEOUT)) as opened:
+                yield [(name, opened.tensor)], is_last
+            continue
+        if not told["bucket"]:
+            yield [], is_last
+            continue
+        assert reader is not None, "a bucket came before the ring"
+        slot = reader.next(timeout=TIMEOUT)
+        assert slot is not None, "the ring has ended before its last bucket"
+        buffer = torch.from_dlpack(slot).view(-1)  # type: ignore[attr-defined]
+        weights = []
+        for name, dtype, shape, offset in told["bucket"]:
+            element = getattr(torch, dtype)
+            nbytes = element.itemsize * math.prod(shape)
+            weights.append((name, buffer[offset : offset + nbytes].view(element).view(shape)))
+        yield weights, is_last
+        del weights, buffer
+        slot.release(_stream(slot.tensor.device))
+    if reader is not None:
+        reader.close()
+    channel.send(b"received", timeout=TIMEOUT)
 
 
 def _device(weight: Any) -> str | None:
@@ -171,7 +193,7 @@ def _device(weight: Any) -> str | None:
     return None if weight.device.type == "cpu" else str(weight.device)
 
 
-async def _iterate(weights: Any) -> AsyncIterator[tuple[str, Any]]:
+async def iterate(weights: Any) -> AsyncIterator[tuple[str, Any]]:
     if hasattr(weights, "__aiter__"):
         async for pair in weights:
             yield pair
