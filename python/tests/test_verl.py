@@ -46,6 +46,11 @@ except d.GoneError:
 HERE = os.path.dirname(__file__)
 
 
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dv, "TIMEOUT", 60.0)
+
+
 def weights(seed: int = 0) -> "list[tuple[str, Any]]":
     """Returns weights of 3.7 MiB: one larger than a bucket of 1 MiB, one without elements, one transposed."""
     torch.manual_seed(seed)
