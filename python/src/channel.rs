@@ -420,11 +420,12 @@ pub(crate) fn connect(
 ) -> PyResult<Channel> {
     let ipc = ipc_for_users(py, backend, &allow_users)?;
     let map = device_map.map(|pairs| self::device_map(py, &ipc, pairs, std::iter::empty())).transpose()?;
-    let session = ipc.clone();
-    let call = move |timeout| {
-        let builder = session.connect(&name).timeout(timeout);
-        map.clone().into_iter().fold(builder, device_ipc::ConnectBuilder::device_map).start()
+    let (session, limit) = (ipc.clone(), wait::limit(timeout)?);
+    // One attempt: a listener that has just accepted a connection that was given up would have a channel without a peer.
+    let call = move || {
+        let builder = session.connect(&name).timeout(limit);
+        map.into_iter().fold(builder, device_ipc::ConnectBuilder::device_map).start()
     };
-    let channel = wait::once(py, wait::limit(timeout)?, call)?;
+    let channel = wait::aside(py, call)?.or_raise(py)?;
     Ok(Channel::new(channel, &ipc))
 }

@@ -13,6 +13,9 @@ use crate::error::OrRaise as _;
 /// The longest time between two looks at pending signals.
 const SLICE: Duration = Duration::from_millis(50);
 
+/// The time limit of the first attempt of a call that is not repeated without need. Ctrl-C takes effect after it.
+const FIRST: Duration = Duration::from_secs(1);
+
 /// The time limit of a wait without one.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
@@ -101,20 +104,20 @@ pub(crate) fn wake_tasks(object: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// Runs a call that must not be repeated. Normally it runs on this thread; a call that takes longer than a signal may wait
-/// continues on another thread, and its result is dropped there if this wait ends.
+/// Runs a call on this thread, which takes microseconds as a rule. One that takes longer is given up, so that signals are seen,
+/// and repeated on another thread, where its result is dropped if this wait ends.
 pub(crate) fn once<T: Send + 'static>(
     py: Python<'_>,
     limit: Duration,
     call: impl Fn(Duration) -> Result<T> + Send + Sync + 'static,
 ) -> PyResult<T> {
-    let first = py.detach(|| call(limit.min(SLICE)));
+    let first = py.detach(|| call(limit.min(FIRST)));
     match first {
-        Err(error) if error.is_timeout() && limit > SLICE => {}
+        Err(error) if error.is_timeout() && limit > FIRST => {}
         other => return other.or_raise(py),
     }
     py.check_signals()?;
-    let left = limit - SLICE;
+    let left = limit - FIRST;
     aside(py, move || call(left).map_err(|error| with_time(error, limit)))?.or_raise(py)
 }
 

@@ -1,5 +1,9 @@
 """Rings and channels between processes."""
 
+import os
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -130,3 +134,33 @@ def test_channel_carries_bytes_tensors_and_mappings(start: Start) -> None:
 def test_connect_without_a_listener_times_out() -> None:
     with pytest.raises(TimeoutError, match="python-no-listener"):
         device_ipc.connect("python-no-listener", timeout=0.2)
+
+
+def test_connect_makes_one_connection_however_long_the_listener_takes(start: Start) -> None:
+    name = f"one-connection-{os.getpid()}"
+
+    def queued() -> int:
+        """Returns the number of connections that wait for the listener: those that have been given up count as well."""
+        lines = Path("/proc/net/unix").read_text().splitlines()
+        return sum(name in one for one in lines) - 1
+
+    with device_ipc.listen(name) as listener:
+        assert queued() == 0
+        other = start(
+            """
+            channel = d.connect(sys.argv[1], timeout=60)
+            print(bytes(channel.receive(timeout=60).data).decode(), flush=True)
+            """,
+            name,
+        )
+        until = time.monotonic() + 60
+        while queued() == 0:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        # Longer than any part of the wait, between which it looks at signals.
+        time.sleep(1.5)
+        assert queued() == 1
+        channel = listener.accept(timeout=60)
+        channel.send(b"hello")
+        assert line(other) == "hello"
+        channel.close()
