@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use device_ipc::Access;
 use pyo3::exceptions::PyValueError;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
 use crate::error::{OrRaise as _, exception};
-use crate::owner::PyOwner;
+use crate::owner::Callback;
 use crate::session::not_picklable;
 use crate::wait;
 
@@ -178,6 +179,8 @@ impl Changes {
 #[pyclass(frozen, module = "device_ipc")]
 pub(crate) struct Export {
     export: Mutex<Option<Arc<device_ipc::Export>>>,
+    /// What `on_change` calls. It often refers to this object: the garbage collector finds that cycle.
+    callback: Mutex<Option<Arc<Callback>>>,
     descriptor: device_ipc::Descriptor,
     tensors: usize,
 }
@@ -186,7 +189,7 @@ impl Export {
     pub(crate) fn new(export: device_ipc::Export) -> Self {
         let descriptor = export.descriptor().clone();
         let tensors = descriptor.tensors().len();
-        Self { export: Mutex::new(Some(Arc::new(export))), descriptor, tensors }
+        Self { export: Mutex::new(Some(Arc::new(export))), callback: Mutex::default(), descriptor, tensors }
     }
 
     /// Ends the export without waiting.
@@ -264,8 +267,10 @@ impl Export {
     /// Has a callable called, without arguments, after changes of `holders`. It runs on a thread of the library, must not wait,
     /// and replaces an earlier one.
     fn on_change(&self, callback: Py<PyAny>) -> PyResult<()> {
-        let callback = PyOwner::new(callback);
-        self.get()?.on_change(move || callback.call());
+        let callback = Arc::new(Callback::new(callback));
+        let export = self.get()?;
+        *self.callback.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&callback));
+        export.on_change(move || callback.call());
         Ok(())
     }
 
@@ -315,6 +320,19 @@ impl Export {
 
     fn __str__(&self) -> String {
         self.descriptor.to_string()
+    }
+
+    // The collector may run while another thread holds a lock. It then finds no cycle, and looks again later.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Ok(callback) = self.callback.try_lock() else { return Ok(()) };
+        callback.as_ref().map_or(Ok(()), |callback| callback.traverse(&visit))
+    }
+
+    fn __clear__(&self) {
+        let callback = self.callback.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(callback) = callback {
+            callback.clear();
+        }
     }
 
     fn __reduce__(&self) -> PyResult<()> {

@@ -1,5 +1,8 @@
-//! Python objects that keep shared memory allocated.
+//! Python objects that keep shared memory allocated, and those that a thread of the library calls.
 
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 
 /// A reference to a Python object that a thread of the library may drop.
@@ -11,14 +14,8 @@ impl PyOwner {
         Self(Some(object))
     }
 
-    /// Calls the object without arguments on this thread. An exception is printed.
-    pub(crate) fn call(&self) {
-        let Some(callable) = &self.0 else { return };
-        Python::try_attach(|py| {
-            if let Err(error) = callable.call0(py) {
-                error.write_unraisable(py, Some(callable.bind(py)));
-            }
-        });
+    fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.0.as_ref().map(|object| object.clone_ref(py))
     }
 }
 
@@ -31,5 +28,46 @@ impl Drop for PyOwner {
         Python::try_attach(|_| drop(object.take()));
         // The interpreter is shutting down, and the process with it.
         std::mem::forget(object);
+    }
+}
+
+/// A Python object that a thread of the library calls, and that the garbage collector may take back.
+pub(crate) struct Callback(Mutex<Option<PyOwner>>);
+
+impl Callback {
+    /// Takes a reference.
+    pub(crate) fn new(object: Py<PyAny>) -> Self {
+        Self(Mutex::new(Some(PyOwner::new(object))))
+    }
+
+    /// Calls the object without arguments on this thread. An exception is printed.
+    pub(crate) fn call(&self) {
+        Python::try_attach(|py| {
+            // The object may replace or drop this callback: the lock is not held during the call.
+            let Some(callable) = self
+                .0
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .as_ref()
+                .and_then(|owner| owner.get(py))
+            else {
+                return;
+            };
+            if let Err(error) = callable.call0(py) {
+                error.write_unraisable(py, Some(callable.bind(py)));
+            }
+        });
+    }
+
+    /// Shows the object to the garbage collector.
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Ok(owner) = self.0.try_lock() else { return Ok(()) };
+        visit.call(owner.as_ref().and_then(|owner| owner.0.as_ref()))
+    }
+
+    /// Drops the object.
+    pub(crate) fn clear(&self) {
+        let owner = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(owner);
     }
 }

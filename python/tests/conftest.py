@@ -6,15 +6,22 @@ os.environ.setdefault("DEVICE_IPC_BACKEND", "mock")
 os.environ.setdefault("DEVICE_IPC_MOCK", "devices=2")
 
 import faulthandler
+import gc
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
+import device_ipc
+
 Start = Callable[..., "subprocess.Popen[str]"]
+
+LIMIT = 120
+"""Seconds in which what has ended is also gone, on a loaded machine."""
 
 PRELUDE = """
 import sys
@@ -53,3 +60,18 @@ def start() -> Iterator[Start]:
     for process in processes:
         process.kill()
         process.communicate(timeout=30)
+
+
+def used() -> "tuple[int, int]":
+    """Returns the numbers of exports and leases of this process, which include those that other tests have left for later."""
+    gc.collect()
+    counters = device_ipc.counters()
+    return counters["exports"], counters["leases"]
+
+
+def wait_used(before: "tuple[int, int]") -> None:
+    """Waits until there are no more exports and leases than before. They end on a thread of the library."""
+    deadline = time.monotonic() + LIMIT
+    while any(now > limit for now, limit in zip(used(), before, strict=True)):
+        assert time.monotonic() < deadline, (used(), before)
+        time.sleep(0.005)

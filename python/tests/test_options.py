@@ -11,7 +11,7 @@ import pytest
 
 import device_ipc
 import device_ipc.numpy
-from conftest import Start
+from conftest import Start, used, wait_used
 from test_share import finish, line, ones, tell
 
 NOBODY = 65534
@@ -98,6 +98,21 @@ def test_changes_of_holders_are_reported(start: Start) -> None:
         pass
     tell(other, "end")
     finish(other)
+
+
+def test_export_whose_callback_refers_to_it_ends_when_dropped() -> None:
+    before = used()
+
+    def make() -> str:
+        export = device_ipc.share(ones(4))
+        for _ in range(2):
+            export.on_change(lambda: export.holders())
+        return str(export)
+
+    text = make()
+    wait_used(before)
+    with pytest.raises(device_ipc.StaleError):
+        device_ipc.open(text)
 
 
 def test_descriptor_for_changes_is_readable_until_it_is_cleared() -> None:
