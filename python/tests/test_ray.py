@@ -19,7 +19,7 @@ import pytest
 
 import device_ipc
 import device_ipc.torch as dt
-from conftest import PRELUDE
+from conftest import PRELUDE, used, wait_used
 
 torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
 
@@ -141,22 +141,7 @@ def stand_in(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield made
     # The module on Ray itself is imported again.
     del sys.modules["device_ipc.ray"], vars(device_ipc)["ray"]
-    gc.collect()
     wait_used(before)
-
-
-def used() -> "tuple[int, int]":
-    """Returns the numbers of exports and leases of this process."""
-    counters = device_ipc.counters()
-    return counters["exports"], counters["leases"]
-
-
-def wait_used(expected: "tuple[int, int]") -> None:
-    """Waits until there are at most these exports and leases, which end on the worker thread; those of other tests may, too."""
-    deadline = time.monotonic() + TIMEOUT
-    while any(now > limit for now, limit in zip(used(), expected, strict=True)):
-        assert time.monotonic() < deadline, used()
-        time.sleep(0.005)
 
 
 def receive(manager: Any, metadata: Any, *buffers: Any) -> Any:
@@ -284,7 +269,6 @@ def test_receiver_waits_for_the_work_of_the_sender(stand_in: Any) -> None:
     begun = time.monotonic()
     with device_ipc.share({"0": tensor}, ready=stream) as export:
         meta = stand_in.transport.Metadata([(tensor.shape, tensor.dtype)], "cpu", str(export), stand_in.node)
-        assert time.monotonic() - begun < 0.4
         assert len(receive(manager, meta)) == 1
         assert time.monotonic() - begun > 0.4
 
@@ -536,13 +520,14 @@ def skip_without_put(ray: Any) -> None:
 def test_driver_puts_and_gets(ray: Any, actors: Any) -> None:
     skip_without_put(ray)
     sender, receiver = actors
+    before = used()
     tensor = filled(2, [4])
     reference = ray.put(tensor, _tensor_transport="device_ipc")
     assert get(ray, receiver.read.remote(reference)) == (8.0, True)
     made = sender.make.remote(5.0, [4])
     assert get(ray, made).tolist() == [5.0] * 4
     del reference, made
-    wait_used((0, 0))
+    wait_used(before)
 
 
 def test_driver_gets_into_buffers(ray: Any, actors: Any) -> None:
