@@ -208,6 +208,7 @@ def receive_by_text(pipe: Any, name: str) -> None:
         opened = time.perf_counter_ns()
         kept.append(dt.Tensors(mapping))
         viewed = time.perf_counter_ns()
+        del mapping
         pipe.send_bytes(struct.pack("dd", (opened - begun) / 1e3, (viewed - opened) / 1e3))
 
 

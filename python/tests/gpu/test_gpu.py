@@ -86,7 +86,6 @@ def test_all_element_types_views_and_strides(peer: Peer) -> None:
             w = state["parameter"].detach().requires_grad_()
             (w * 3).sum().backward()
             assert (w.grad == 3).all()
-            del t
         """,
         text=str(export),
         expected=dict.fromkeys(DTYPES),
@@ -201,7 +200,7 @@ def test_cupy_both_ways(peer: Peer) -> None:
         """
         import cupy, device_ipc.cupy
         with device_ipc.cupy.open(text, device="cuda:0") as arrays:
-            arrays["f"] += 1
+            arrays["f"][...] += 1
             result = [float(arrays["f"].sum()), arrays["i"].tolist(), len(arrays.mapping.regions)]
             single = cupy.from_dlpack(arrays.mapping["f"])
             assert (single == 3).all()
