@@ -115,6 +115,8 @@ for test in "$here"/*--*; do
             [[ $devices -eq 0 ]] || step "$name" env DEVICE_IPC_CUDA_LIBRARY=libcuda.so.1 \
                 DEVICE_IPC_KILL_ROUNDS="${DEVICE_IPC_KILL_ROUNDS:-2}" "$test" --skip ascend
             ;;
+        # Without a backend, it runs on the simulated drivers, which the bundle does not contain.
+        *--parameter_server) step "$name" env DEVICE_IPC_BACKEND="${DEVICE_IPC_BACKEND:-$([[ $devices -eq 0 ]] && echo mock || echo cuda)}" "$test" ;;
         *) [[ ! -x $test ]] || step "$name" "$test" ;;
     esac
 done
