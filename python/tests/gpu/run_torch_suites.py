@@ -32,6 +32,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # One configuration: with install(), and the kind of environment.
 Configuration = tuple[bool, str]
@@ -100,7 +101,8 @@ class Runner:
             "TMPDIR": str(self.folder),
             "DEVICE_IPC_BACKEND": os.environ.get("DEVICE_IPC_BACKEND", "cuda"),
             "PYTHONFAULTHANDLER": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
+            # The installed packages may have no compiled files, and be in a folder that cannot be written.
+            "PYTHONPYCACHEPREFIX": str(self.folder / "pycache"),
         }
         if kind != "default":
             environment["PYTORCH_CUDA_ALLOC_CONF"] = environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
@@ -138,7 +140,7 @@ class Runner:
             output.seek(0)
             return status, output.read(), time.monotonic() - begin
 
-    def case(self, case: tuple[str, str], configuration: Configuration, timeout: float) -> dict[str, object]:
+    def case(self, case: tuple[str, str], configuration: Configuration, timeout: float) -> dict[str, Any]:
         driver, name = case
         left = self.end - time.monotonic()
         if left < 5:
@@ -206,7 +208,7 @@ def main() -> int:
     configurations = [one for one in CONFIGURATIONS if re.search(options.configurations, named(one))]
 
     jobs = [(case, one) for one in configurations for case in cases]
-    results: dict[tuple[tuple[str, str], Configuration], dict[str, object]] = {}
+    results: dict[tuple[tuple[str, str], Configuration], dict[str, Any]] = {}
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(runner.case, case, one, options.timeout): (case, one) for case, one in jobs}
         for future in concurrent.futures.as_completed(futures):
@@ -217,7 +219,7 @@ def main() -> int:
             results[case, one] = {**again, "result": f"{again['result']} *"}
 
     lines = ["| case | " + " | ".join(named(one) for one in configurations) + " |", "|---" * (len(configurations) + 1) + "|"]
-    worse = []
+    worse, missing = [], 0
     for case in cases:
         row = [results[case, one] for one in configurations]
         cells = [f"{result['result']} ({result['seconds']} s)" for result in row]
@@ -225,20 +227,23 @@ def main() -> int:
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
         for one in configurations:
             stock, ours = results.get((case, (False, one[1]))), results[case, one]
-            if one[0] and stock and str(stock["result"]).startswith("passed") and not str(ours["result"]).startswith("passed"):
+            if "no time" in (ours["result"].removesuffix(" *"), stock and stock["result"].removesuffix(" *")):
+                missing += one[0]
+            elif one[0] and stock and stock["result"].startswith("passed") and not ours["result"].startswith("passed"):
                 worse.append(f"{named(one)}: {name}: {ours['result']}")
     counts = {named(one): {} for one in configurations}  # type: dict[str, dict[str, int]]
     for (_, one), result in results.items():
-        kind = str(result["result"]).split(" ")[0]
+        kind = result["result"].split(" ")[0]
         counts[named(one)][kind] = counts[named(one)].get(kind, 0) + 1
     text = "\n".join(lines) + "\n\n" + "\n".join(f"{name}: {count}" for name, count in counts.items())
     text += "\n\n" + ("\n".join(worse) if worse else "No case that passes with stock PyTorch fails with install().") + "\n"
+    text += f"Not compared, because the time had ended: {missing} cases.\n" if missing else ""
     options.out.joinpath("table.md").write_text(text)
     plain = [{"case": f"{case[0]} {case[1]}", "configuration": named(one), **result} for (case, one), result in results.items()]
     options.out.joinpath("results.json").write_text(json.dumps(plain, indent=1))
     print(text)
     shutil.rmtree(folder, ignore_errors=True)
-    return 1 if worse else 0
+    return 1 if worse or missing else 0
 
 
 if __name__ == "__main__":
