@@ -146,7 +146,8 @@ def _surroundings(version: str) -> None:
     add("vllm.model_executor.layers.quantization.online")
     add("vllm.model_executor.layers.quantization.online.base", OnlineQuantizationConfig=Any_)
     # vLLM calls these at the end of an update and of a load; they need a device.
-    torch.accelerator.synchronize = torch.accelerator.empty_cache = lambda *_: None  # type: ignore[assignment]
+    if not torch.accelerator.is_available():
+        torch.accelerator.synchronize = torch.accelerator.empty_cache = lambda *_: None  # type: ignore[assignment]
 
     class BaseModelLoader(abc.ABC):
         def __init__(self, load_config: Any) -> None:
