@@ -86,6 +86,7 @@ def test_all_element_types_views_and_strides(peer: Peer) -> None:
             w = state["parameter"].detach().requires_grad_()
             (w * 3).sum().backward()
             assert (w.grad == 3).all()
+            del w
         """,
         text=str(export),
         expected=dict.fromkeys(DTYPES),

@@ -155,7 +155,8 @@ fn spans_outside_the_export_are_refused() {
             panic!("{spans:?}: {reply:?}")
         };
         assert!(detail.contains(why), "{spans:?}: {detail}");
-        assert_eq!((exporter.holders("x"), exporter.counter("staging_bytes")), (0, 0), "{spans:?}");
+        let refused = format!("{spans:?}");
+        eventually(&refused, (0, 0), || (exporter.holders("x"), exporter.counter("staging_bytes")));
     }
     let mut importer = agent!(PINNING);
     importer.ok(&copy_of(&descriptor));

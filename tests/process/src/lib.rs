@@ -149,6 +149,8 @@ pub fn command_of_test(path: &str) -> Command {
     let (_crate, test) = path.split_once("::").expect("a path from the crate on");
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
     command.args(["--exact", test, "--ignored", "--nocapture"]);
+    // With one thread, the harness prints the name of the test at the begin of its first line.
+    command.env("RUST_TEST_THREADS", "2");
     command
 }
 
