@@ -4,6 +4,7 @@ The model is transformers' Llama with random weights, in the configuration of Sm
 transformers. With two tensor-parallel ranks, each has half of the rows of every linear layer, and gathers the other half's outputs.
 """
 
+import contextlib
 import datetime
 import gc
 import hashlib
@@ -24,10 +25,9 @@ import device_ipc.vllm
 import vllm_modules
 from sglang_worker import StandInSerializer
 
-try:
-    import transformers
-except ImportError:
-    transformers = None
+transformers: Any = None
+with contextlib.suppress(ImportError):
+    transformers = importlib.import_module("transformers")
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda:0" if CUDA else "cpu")
@@ -59,7 +59,7 @@ def config(dtype: Any) -> Any:
     full = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
     heads = {"num_attention_heads": 9 if CUDA else 6, "num_key_value_heads": 3}
     made = transformers.LlamaConfig(
-        **(full if CUDA else small), **heads, max_position_embeddings=2048, rms_norm_eps=1e-5, rope_theta=10000.0,
+        **(full if CUDA else small), **heads, max_position_embeddings=2048, rms_norm_eps=1e-5,
         tie_word_embeddings=True, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     setattr(made, "dtype" if hasattr(made, "dtype") else "torch_dtype", dtype)
@@ -78,7 +78,8 @@ def build(dtype: Any) -> Any:
                 model = transformers.AutoModelForCausalLM.from_config(config(dtype))
     finally:
         torch.set_default_dtype(before)
-    return model.to(dtype).eval().requires_grad_(False)
+    # Not model.to(dtype), which changes the buffers of the rotary embedding, too.
+    return model.eval().requires_grad_(False)
 
 
 def trained(dtype: Any) -> Any:

@@ -61,18 +61,27 @@ def start_peer() -> Peer:
 
 
 @pytest.fixture(scope="module")
-def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator["list[Peer]"]:
-    """The processes of two tensor-parallel ranks, for all tests."""
-    path = str(tmp_path_factory.mktemp("group") / "rendezvous")
+def peers() -> Iterator["list[Peer]"]:
+    """The processes of two workers, for all tests."""
     started = [start_peer() for _ in range(2)]
-    program = "from gpu import engines; engines.join_group(path, rank, 2); worker = None"
-    for rank, peer in enumerate(started):
-        peer.begin(program, path=path, rank=rank)
+    for peer in started:
+        peer.begin("from gpu import engines; worker = None")
     for peer in started:
         peer.answer(120)
     yield started
     for peer in started:
         peer.kill()
+
+
+@pytest.fixture(scope="module")
+def ranks(peers: "list[Peer]", tmp_path_factory: pytest.TempPathFactory) -> "list[Peer]":
+    """The processes as tensor-parallel ranks."""
+    path = str(tmp_path_factory.mktemp("group") / "rendezvous")
+    for rank, peer in enumerate(peers):
+        peer.begin("engines.join_group(path, rank, 2)", path=path, rank=rank)
+    for peer in peers:
+        peer.answer(90)
+    return peers
 
 
 class Workers:
@@ -131,7 +140,8 @@ class Client:
 
 
 @pytest.fixture(params=[1, 2], ids=["tp1", "tp2"])
-def workers(peers: "list[Peer]", request: pytest.FixtureRequest) -> Iterator[Workers]:
+def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
+    peers = request.getfixturevalue("peers" if request.param == 1 else "ranks")
     made = Workers(peers, request.param, "bfloat16" if request.param == 1 else "float32")
     yield made
     made.ask("worker.shutdown(); worker = None")
