@@ -441,7 +441,8 @@ impl ReadSlotInner {
     }
 }
 
-/// A slot of a ring for reading. Releasing it lets the writer reuse it; as a context manager, the end of the block releases it.
+/// A slot of a ring for reading. Releasing it lets the writer reuse it; as a context manager, the end of the block releases it, in
+/// the order of the current stream.
 #[pyclass(frozen, module = "device_ipc")]
 pub(crate) struct RingReadSlot {
     /// `None` after the release, so that a variable that still names the slot does not keep the memory mapped.
@@ -497,16 +498,20 @@ impl RingReadSlot {
         py.detach(|| lock(&inner.slot).as_ref().map_or(Ok(()), device_ipc::RingReadSlot::check)).or_raise(py)
     }
 
-    /// Lets the writer reuse the slot: when the stream reaches this point (by default the stream of `next_ahead`), or at once where
-    /// there is none.
+    /// Lets the writer reuse the slot: when the stream reaches this point, or at once where there is none. By default it is the
+    /// stream of `next_ahead`, or the current stream of the framework in use.
     #[pyo3(signature = (stream=None))]
     fn release(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let Ok(inner) = self.inner() else { return Ok(()) };
         let device = inner.range.device;
-        let stream = stream.map(|stream| StreamArg::parse(stream, &inner.reader.ipc, device)).transpose()?;
+        let own = if stream.is_none() { inner.stream.as_ref() } else { None };
+        let given = match own {
+            Some(_) => None,
+            None => StreamArg::given_or_current(py, stream, &inner.reader.ipc, device)?,
+        };
         let released = py.detach(|| {
             let Some(slot) = lock(&inner.slot).take() else { return Ok(()) };
-            match stream.as_ref().or(inner.stream.as_ref()) {
+            match own.or(given.as_ref()) {
                 Some(stream) => slot.release(stream),
                 None => slot.release_now(),
             }

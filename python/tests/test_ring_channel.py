@@ -1,7 +1,9 @@
 """Rings and channels between processes."""
 
 import os
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 
 import device_ipc
 from conftest import Start
-from test_share import finish, line, ones
+from test_pool import simulated  # noqa: F401
+from test_share import finish, line, ones, tell
 
 
 def test_ring_hands_over_each_publication_once(start: Start) -> None:
@@ -164,3 +167,44 @@ def test_connect_makes_one_connection_however_long_the_listener_takes(start: Sta
         channel.send(b"hello")
         assert line(other) == "hello"
         channel.close()
+
+
+def test_end_of_the_block_of_a_slot_follows_the_current_stream(simulated: Callable[..., "subprocess.Popen[str]"]) -> None:
+    writer = simulated(
+        """
+ring = d.Ring(d.empty((1, 256), "uint8", "cuda:0"), slots=1)
+print(ring, flush=True)
+ring.wait_readers(1, timeout=60)
+ring.write(timeout=60).publish()
+sys.stdin.readline()
+try:
+    ring.write(timeout=0)
+    print("released", flush=True)
+except TimeoutError:
+    print("in use", flush=True)
+ring.write(timeout=60).publish()
+print("released", flush=True)
+sys.stdin.readline()
+"""
+    )
+    reader = simulated(
+        """
+from device_ipc import _streams
+stream = d.Stream("cuda:0")
+# What a framework's stream is, once the framework is imported.
+_streams.current = lambda backend, device: stream.handle
+reader = d.join(sys.argv[1], timeout=60)
+with reader.next(timeout=60):
+    stream.delay(3)
+print("left", flush=True)
+sys.stdin.readline()
+""",
+        line(writer),
+    )
+    assert line(reader) == "left"
+    tell(writer, "the work of the reader has not finished")
+    assert line(writer) == "in use"
+    assert line(writer) == "released"
+    for process in (writer, reader):
+        tell(process, "end")
+        finish(process)
