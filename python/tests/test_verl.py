@@ -34,7 +34,9 @@ print("ready", flush=True)
 buckets = []
 def load(weights, is_last):
     buckets.append([[name, digest(weight)] for name, weight in weights])
-    assert is_last or sys.argv[3] == "load" or print("loading", flush=True) or sys.stdin.readline()
+    for name, weight in weights if sys.argv[3] == "change" else []:
+        weight.zero_()
+    assert is_last or sys.argv[3] != "stop" or print("loading", flush=True) or sys.stdin.readline()
     lasts.append(is_last)
 lasts = []
 try:
@@ -80,6 +82,15 @@ def test_two_receivers_get_the_bytes_of_their_senders(start: Start) -> None:
         buckets, lasts = json.loads(line(receiver))
         assert [pair for bucket in buckets for pair in bucket] == expected(rank)
         assert len(buckets) > 4 and lasts == [False] * (len(lasts) - 1) + [True]
+
+
+def test_receiver_may_change_the_tensors_of_a_bucket(start: Start) -> None:
+    handle = f"ipc:///tmp/verl-test-{os.getpid()}-change"
+    # Read-only memory would end the receiver here, and torch takes none of a device.
+    receiver = start(RECEIVE, HERE, handle, "change")
+    assert line(receiver) == "ready"
+    asyncio.run(dv.BucketedWeightSender(handle, bucket_size_mb=1).async_send_weights(weights()))
+    assert [pair for bucket in json.loads(line(receiver))[0] for pair in bucket] == expected()
 
 
 def test_killed_receiver_is_an_error_of_the_sender(start: Start) -> None:

@@ -160,7 +160,8 @@ def received(channel: _native.Channel, device: Any) -> Iterator[tuple[list[tuple
         message = channel.receive(timeout=TIMEOUT)
         told = json.loads(message.data)
         if "ring" in told:
-            reader = _native.join(told["ring"], device=device, access="r", timeout=TIMEOUT)
+            # Writable: torch takes no read-only memory of a device by DLPack.
+            reader = _native.join(told["ring"], device=device, timeout=TIMEOUT)
             continue
         is_last = told.get("is_last", False)
         if "large" in told:
