@@ -199,6 +199,9 @@ class Worker:
         if method == "init_weight_transfer_engine":
             self.engine.init_transfer_engine(self.engine.parse_init_info(json.loads(text)))
         elif method == "update_weights":
+            if CUDA:
+                # About 0.1 s: the copies of the buckets are still to be made when the next buckets come.
+                torch.cuda._sleep(200_000_000)
             self.engine.update_weights(json.loads(text))
         else:
             getattr(self.engine, method)()
@@ -221,6 +224,8 @@ class Worker:
         numbers = []
 
         def load(weights: Any, is_last: bool) -> None:
+            if CUDA and not numbers:
+                torch.cuda._sleep(200_000_000)
             self.load_weights(weights)
             numbers.append(is_last)
 
