@@ -124,6 +124,13 @@ def free() -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
+def delay() -> None:
+    """Delays the work that this process submits by about 0.1 s, so that copies of buckets are still to be made when the next come."""
+    if CUDA:
+        sleep: Any = torch.cuda._sleep
+        sleep(200_000_000)
+
+
 class ColumnParallel(torch.nn.Module):
     """The rows of a linear layer that one tensor-parallel rank has."""
 
@@ -199,9 +206,7 @@ class Worker:
         if method == "init_weight_transfer_engine":
             self.engine.init_transfer_engine(self.engine.parse_init_info(json.loads(text)))
         elif method == "update_weights":
-            if CUDA:
-                # About 0.1 s: the copies of the buckets are still to be made when the next buckets come.
-                torch.cuda._sleep(200_000_000)
+            delay()
             self.engine.update_weights(json.loads(text))
         else:
             getattr(self.engine, method)()
@@ -221,11 +226,11 @@ class Worker:
 
     def verl(self, handle: str) -> int:
         """Returns the number of buckets."""
-        numbers = []
+        numbers: "list[bool]" = []
 
         def load(weights: Any, is_last: bool) -> None:
-            if CUDA and not numbers:
-                torch.cuda._sleep(200_000_000)
+            if not numbers:
+                delay()
             self.load_weights(weights)
             numbers.append(is_last)
 
