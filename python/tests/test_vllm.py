@@ -1,9 +1,11 @@
 """The vLLM backend: a trainer, here, and workers in processes of their own, with torch tensors in the memory of the mock.
 
-Each test runs with stand-ins for the base classes of each family of signatures, and with those of each release in target/vllm, which
-``python tools/fetch_vllm.py VERSION...`` fetches.
+Each test runs with stand-ins for the classes of each family of signatures, and with those of each release in target/vllm, which
+``python tools/fetch_vllm.py VERSION...`` fetches: the base classes, the methods of the worker, and the reload by layers.
 """
 
+import contextlib
+import gc
 import importlib
 import inspect
 import json
@@ -13,10 +15,12 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import types
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -34,35 +38,65 @@ TRAINERS = [version for version in ["0.28", "0.33", *RELEASES] if version not in
 WORKERS = [*vllm_modules.STAND_INS, *RELEASES]
 
 
-class Model(torch.nn.Module):  # type: ignore[misc]
-    """Keeps the tensors that it is given until the end of an update, as vLLM's reload by layers does."""
+class Parallel(NamedTuple):
+    """The parallelism of an engine of vLLM: ``tensor`` shards, ``stages`` of the pipeline, ``replicas`` of all."""
 
-    def __init__(self, state: "dict[str, Any]") -> None:
-        super().__init__()
+    tensor: int = 1
+    stages: int = 1
+    replicas: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor * self.stages
+
+    def shard(self, state: "dict[str, Any]", rank: int) -> "dict[str, Any]":
+        """Returns the part of the weights that a rank of a replica holds."""
+        stage, part = divmod(rank, self.tensor)
+        shards = {}
         for name, tensor in state.items():
-            self.register_buffer(name.replace(".", "_"), torch.zeros_like(tensor), persistent=True)
-        self.parameter = torch.nn.Parameter(torch.zeros(1))
-        self.kept: "list[Any] | None" = None
+            if int(name.split(".")[1]) % self.stages == stage:
+                rows = tensor.shape[0] // self.tensor if tensor.dim() and tensor.shape[0] % self.tensor == 0 else None
+                shards[name] = tensor if rows is None else tensor[part * rows : (part + 1) * rows]
+        return shards
+
+
+class Model(torch.nn.Module):  # type: ignore[misc]
+    """Loads its shards of the weights as models of vLLM do: by the ``weight_loader`` of each parameter, whose layers vLLM replaces."""
+
+    def __init__(self, state: "dict[str, Any]", parallel: Parallel = Parallel(), rank: int = 0) -> None:
+        super().__init__()
+        self.names, self.part = set(state), rank % parallel.tensor
+        self.refused: "str | None" = None
+        for name, tensor in parallel.shard(state, rank).items():
+            path, _, attribute = name.rpartition(".")
+            layer: Any = self
+            for one in path.split("."):
+                if one not in layer._modules:
+                    layer.add_module(one, torch.nn.Module())
+                layer = layer.get_submodule(one)
+            parameter = torch.nn.Parameter(torch.zeros_like(tensor), requires_grad=False)
+            parameter.weight_loader = self.load_shard
+            layer.register_parameter(attribute, parameter)
+
+    def load_shard(self, param: Any, loaded: Any) -> None:
+        if loaded.shape != param.shape:
+            loaded = loaded.narrow(0, self.part * param.shape[0], param.shape[0])
+        assert param.dtype == loaded.dtype and param.shape == loaded.shape
+        param.data.copy_(loaded)
 
     def load_weights(self, weights: Any) -> None:
-        for name, _ in weights:
-            getattr(self, name.replace(".", "_"))
-        if self.kept is None:
-            self.kept = []
-            self.kept += weights
-            self.finish()
-        else:
-            self.kept += weights
-
-    def finish(self) -> None:
-        kept, self.kept = self.kept, None
-        for name, tensor in kept or []:
-            own = getattr(self, name.replace(".", "_"))
-            assert own.dtype == tensor.dtype and own.shape == tensor.shape
-            own.copy_(tensor)
+        parameters = dict(self.named_parameters())
+        for name, tensor in weights:
+            if name not in self.names:
+                raise AttributeError(f"the model has no attribute {name!r}")
+            if name == self.refused:
+                self.refused = None
+                raise ArithmeticError(f"the model refuses {name!r}")
+            if name in parameters:
+                parameters[name].weight_loader(parameters[name], tensor)
 
     def digests(self) -> "dict[str, bytes]":
-        return {name: digest(tensor) for name, tensor in self.named_buffers()}
+        return {name: digest(tensor) for name, tensor in self.named_parameters()}
 
 
 def digest(tensor: Any) -> bytes:
@@ -74,36 +108,32 @@ def like(shapes: "list[tuple[str, str, list[int]]]") -> "dict[str, Any]":
 
 
 def worker(connection: Any) -> None:
-    """A process of vLLM with one worker: the methods of its worker class that concern updates."""
-    engine: Any = None
+    """A process of vLLM with one worker."""
+    one: Any = None
     while True:
-        method, argument = connection.recv()
+        method, text = connection.recv()
+        argument = json.loads(text)
         try:
             value = None
             if method == "make":
-                if engine is not None:
-                    engine.shutdown()
-                engine = make_worker(*argument)
-            elif method == "init_weight_transfer_engine":
-                engine.init_transfer_engine(engine.parse_init_info(json.loads(argument)))
-            elif method == "update_weights":
-                engine.update_weights(json.loads(argument))
+                if one is not None:
+                    one.weight_transfer_engine.shutdown()
+                version, shapes, parallel, rank, device = argument
+                layout = Parallel(*parallel)
+                model = Model(like(shapes), layout, rank % layout.ranks)
+                place = device or torch.device("cpu")
+                one = vllm_modules.make_worker(version, model, place, rank % layout.ranks, layout.ranks, rank // layout.ranks)
+            elif method == "refuse":
+                one.weight_transfer_engine.model.refused = argument
             elif method == "digests":
-                value = engine.model.digests()
+                value = one.weight_transfer_engine.model.digests()
+            elif argument is None:
+                getattr(one, method)()
             else:
-                getattr(engine, method)()
+                getattr(one, method)(argument)
             connection.send((True, value))
         except Exception as error:
             connection.send((False, f"{type(error).__name__}: {error}"))
-
-
-def make_worker(version: str, shapes: Any) -> Any:
-    vllm_modules.install(version)
-    device_ipc.vllm.register()
-    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
-    config = types.SimpleNamespace(parallel_config=None, model_config=None)
-    backend = types.SimpleNamespace(backend="device_ipc")
-    return factory.WeightTransferEngineFactory.create_engine(backend, config, torch.device("cpu"), Model(like(shapes)))
 
 
 IDLE: "list[tuple[Any, Any]]" = []
@@ -123,11 +153,13 @@ def processes() -> Iterator[None]:
 class Engine:
     """vLLM with several workers, and the client of the trainer: every payload passes as JSON text."""
 
-    def __init__(self, version: str, state: "dict[str, Any]", workers: int = 2) -> None:
+    def __init__(self, version: str, state: "dict[str, Any]", parallel: Parallel, device: "str | None" = None) -> None:
         shapes = [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in state.items()]
         context = multiprocessing.get_context("spawn")
+        self.parallel = parallel
         self.calls: "list[tuple[str, Any]]" = []
         self.unread = False
+        workers = parallel.ranks * parallel.replicas
         while len(IDLE) < workers:
             mine, other = context.Pipe()
             process = context.Process(target=worker, args=(other,), daemon=True)
@@ -136,30 +168,42 @@ class Engine:
             IDLE.append((process, mine))
         used = [IDLE.pop() for _ in range(workers)]
         self.processes, self.connections = [one[0] for one in used], [one[1] for one in used]
-        for connection in self.connections:
-            connection.send(("make", (version, shapes)))
+        for rank, connection in enumerate(self.connections):
+            connection.send(("make", json.dumps([version, shapes, parallel, rank, device])))
         for connection in self.connections:
             assert connection.poll(TIMEOUT) and connection.recv() == (True, None)
 
     def ask(self, method: str, argument: Any = None) -> "list[Any]":
+        """Calls a method of all workers, and waits for all replies."""
         self.calls.append((method, argument))
         text = json.dumps(argument)
         self.unread = True
         for connection in self.connections:
-            connection.send((method, text))
+            with contextlib.suppress(BrokenPipeError):
+                connection.send((method, text))
         values: "list[Any]" = []
         errors: "list[Any]" = []
         for connection in self.connections:
             try:
                 assert connection.poll(TIMEOUT), f"{method}: no reply"
                 done, value = connection.recv()
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 done, value = False, "the worker died"
             (values if done else errors).append(value)
         self.unread = False
         if errors:
             raise RuntimeError("; ".join(errors))
         return values
+
+    def kill(self, rank: int) -> None:
+        self.processes[rank].kill()
+        self.processes[rank].join(TIMEOUT)
+
+    def remove(self, rank: int) -> None:
+        """Kills a worker, and goes on without it."""
+        self.kill(rank)
+        self.processes.pop(rank)
+        self.connections.pop(rank).close()
 
     def init_weight_transfer_engine(self, init_info: "dict[str, Any]") -> None:
         self.ask("init_weight_transfer_engine", init_info)
@@ -175,9 +219,11 @@ class Engine:
 
     def check(self, state: "dict[str, Any]") -> None:
         """Compares the bytes of each worker."""
-        wanted = {name.replace(".", "_"): digest(tensor) for name, tensor in state.items()}
-        for digests in self.ask("digests"):
-            assert digests == wanted
+        found = self.ask("digests")
+        assert len(found) == len(self.connections)
+        for rank, digests in enumerate(found):
+            shard = self.parallel.shard(state, rank % self.parallel.ranks)
+            assert digests == {name: digest(tensor) for name, tensor in shard.items()}
 
     def close(self) -> None:
         for process, connection in zip(self.processes, self.connections):
@@ -210,7 +256,7 @@ def weights(seed: int = 0) -> "dict[str, Any]":
     ):
         tensor = dt.empty(shape, dtype, "mock:0")
         tensor.copy_(torch.randint(0, 120, shape, generator=generator).to(tensor.dtype))
-        state[f"layers.{number}"] = tensor
+        state[f"layers.{number // 2}.{'ab'[number % 2]}"] = tensor
     return state
 
 
@@ -223,16 +269,19 @@ def trainer(version: str, state: "dict[str, Any]", client: Any, names: "list[str
     return factory.WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
 
 
-def start(engines: "list[Engine]", version: str, state: "dict[str, Any]", count: int = 2) -> Engine:
-    engines.append(Engine(version, state, count))
+def start(engines: "list[Engine]", version: str, state: "dict[str, Any]", parallel: Parallel = Parallel(2), **options: Any) -> Engine:
+    engines.append(Engine(version, state, parallel, **options))
     return engines[-1]
 
 
 @pytest.mark.parametrize("bucket_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("parallel", [Parallel(tensor=2), Parallel(stages=2), Parallel(replicas=2)], ids=["TP", "PP", "DP"])
 @pytest.mark.parametrize("version", TRAINERS)
-def test_two_workers_receive_the_bytes_of_each_update(version: str, bucket_bytes: int, engines: "list[Engine]") -> None:
+def test_two_workers_receive_their_shards_of_each_update(
+    version: str, parallel: Parallel, bucket_bytes: int, engines: "list[Engine]"
+) -> None:
     state = weights()
-    engine = start(engines, version, state)
+    engine = start(engines, version, state, parallel)
     sender = trainer(version, state, engine, bucket_bytes=bucket_bytes)
     for step in range(3):
         for tensor in state.values():
@@ -285,12 +334,12 @@ def test_missing_and_unlisted_tensors_are_named(bucket_bytes: int, engines: "lis
     state = weights()
     engine = start(engines, "0.33", state)
     names = list(state)
-    sender = trainer("0.33", state, engine, [*names, "layers.0?"], bucket_bytes=bucket_bytes)
-    with pytest.raises(device_ipc.LayoutError, match=r"do not contain 'layers.0\?'"):
+    sender = trainer("0.33", state, engine, [*names, "layers.0.a?"], bucket_bytes=bucket_bytes)
+    with pytest.raises(device_ipc.LayoutError, match=r"do not contain 'layers.0.a\?'"):
         sender.send_weights()
-    with pytest.raises(device_ipc.LayoutError, match="'layers.5', which their metadata does not list"):
+    with pytest.raises(device_ipc.LayoutError, match="'layers.2.b', which their metadata does not list"):
         trainer("0.33", state, engine, names[:-1], bucket_bytes=bucket_bytes).send_weights()
-    with pytest.raises(device_ipc.LayoutError, match="'layers.0'.*'layers.1'"):
+    with pytest.raises(device_ipc.LayoutError, match="'layers.0.a'.*'layers.0.b'"):
         trainer("0.33", state, engine, [names[1], names[0], *names[2:]], bucket_bytes=bucket_bytes).send_weights()
     # The engine serves the next update.
     trainer("0.33", state, engine, bucket_bytes=bucket_bytes).send_weights()
@@ -299,7 +348,7 @@ def test_missing_and_unlisted_tensors_are_named(bucket_bytes: int, engines: "lis
 
 def test_wrong_payloads_are_refused(engines: "list[Engine]") -> None:
     state = weights()
-    engine = start(engines, "0.33", state, 1)
+    engine = start(engines, "0.33", state, Parallel())
     ring = device_ipc.Ring(device_ipc.empty((2, 4096), "uint8", "mock:0"))
     export = device_ipc.share(state)
     for payload, message in [
@@ -308,7 +357,7 @@ def test_wrong_payloads_are_refused(engines: "list[Engine]") -> None:
         ({"ipc_handles_pickled": "gASV"}, "ipc_handles_pickled"),
         ({"weights": "not a descriptor"}, "DescriptorError"),
         ({"weights": str(ring)}, "descriptor of a ring"),
-        ({"buckets": [[["layers.0", "float32", [4], 0]]]}, "named no ring"),
+        ({"buckets": [[["layers.0.a", "float32", [4], 0]]]}, "named no ring"),
     ]:
         engine.start_weight_update()
         with pytest.raises(RuntimeError, match=message):
@@ -317,8 +366,8 @@ def test_wrong_payloads_are_refused(engines: "list[Engine]") -> None:
         engine.init_weight_transfer_engine({"ring": str(export)})
     engine.init_weight_transfer_engine({"ring": str(ring), "timeout": 30})
     for bucket, message in [
-        ([["layers.0", "float32", [4096], 0]], "needs 16384 B, but a slot of the ring has 4096 B"),
-        ([["layers.0", "load", [1], 0]], "no element type load"),
+        ([["layers.0.a", "float32", [4096], 0]], "needs 16384 B, but a slot of the ring has 4096 B"),
+        ([["layers.0.a", "load", [1], 0]], "no element type load"),
     ]:
         engine.start_weight_update()
         ring.wait_readers(1, timeout=30)
@@ -329,50 +378,122 @@ def test_wrong_payloads_are_refused(engines: "list[Engine]") -> None:
 
 
 @pytest.mark.parametrize("bucket_bytes", [0, 1 << 20])
-def test_worker_killed_in_the_middle_stops_no_other(bucket_bytes: int, engines: "list[Engine]") -> None:
+@pytest.mark.parametrize("moment", ["start_weight_update", "update_weights"])
+def test_worker_killed_in_the_middle_stops_no_other(moment: str, bucket_bytes: int, engines: "list[Engine]") -> None:
     state = weights()
-    engine = start(engines, "0.33", state)
+    engine = start(engines, "0.33", state, Parallel(replicas=2))
     sender = trainer("0.33", state, engine, bucket_bytes=bucket_bytes)
-    if bucket_bytes:
-        started = engine.start_weight_update
+    called = getattr(engine, moment)
 
-        def start_and_kill() -> None:
-            # It has joined the ring, and will not read.
-            started()
-            engine.processes[0].kill()
-            engine.processes[0].join(TIMEOUT)
+    def call_and_kill(*arguments: Any) -> None:
+        called(*arguments)
+        engine.kill(0)
 
-        engine.start_weight_update = start_and_kill  # type: ignore[method-assign]
-    else:
-        engine.processes[0].kill()
-        engine.processes[0].join(TIMEOUT)
-    with pytest.raises((RuntimeError, BrokenPipeError)):
+    # After start_weight_update, it has joined the ring, and will not read. After update_weights, it uses the export.
+    setattr(engine, moment, call_and_kill)
+    with pytest.raises(RuntimeError, match="the worker died"):
         sender.send_weights()
-    engines.remove(engine)
-    engine.close()
-    # A new engine, with the same trainer and weights.
-    after = start(engines, "0.33", state)
-    sender = trainer("0.33", state, after, bucket_bytes=bucket_bytes)
+    setattr(engine, moment, called)
+    for method, argument in engine.calls:
+        if method == "update_weights" and not bucket_bytes:
+            with pytest.raises(device_ipc.StaleError):
+                device_ipc.open(argument["weights"])
+    engine.remove(0)
+    # The other one has finished the update, and takes part in the next.
+    engine.check(state)
+    for tensor in state.values():
+        tensor.copy_((tensor + 1).to(tensor.dtype))
     sender.send_weights()
-    after.check(state)
+    engine.check(state)
+    sender.shutdown()
+    memory = [weakref.ref(tensor.untyped_storage()) for tensor in state.values()] + [weakref.ref(one) for one in state.values()]
+    del tensor
+    state.clear()
+    limit = time.monotonic() + 30
+    while any(one() is not None for one in memory):
+        gc.collect()
+        assert time.monotonic() < limit, "the trainer's weights are not freed"
+        time.sleep(0.01)
 
 
-def test_worker_that_refuses_a_bucket_does_not_stop_the_trainer(engines: "list[Engine]") -> None:
+@pytest.mark.parametrize("bucket_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("version", WORKERS)
+def test_update_after_a_refused_one_is_complete(version: str, bucket_bytes: int, engines: "list[Engine]") -> None:
+    state = weights()
+    engine = start(engines, version, state, Parallel(tensor=2))
+    sender = device_ipc.vllm.WeightSender(engine, bucket_bytes=bucket_bytes, slots=1, timeout=60)
+    sender.send(state.items())
+    digests = [engine.ask("digests")]
+    # vLLM keeps layers.1.a, and waits for the rest of its layer.
+    engine.connections[0].send(("refuse", '"layers.1.b"'))
+    assert engine.connections[0].recv() == (True, None)
+    for tensor in state.values():
+        tensor.copy_((tensor + 1).to(tensor.dtype))
+    # Not an exception of the trainer that has waited for the worker to release a slot.
+    with pytest.raises(RuntimeError, match="refuses 'layers.1.b'") as caught:
+        sender.send(state.items())
+    assert not isinstance(caught.value, device_ipc.Error)
+    digests.append(engine.ask("digests"))
+    # The other worker has received all. This one has whole layers of one version or the other.
+    assert digests[1][1] != digests[0][1]
+    (old, _), (mixed, _) = digests
+    assert {name: mixed[name] == old[name] for name in mixed if mixed[name]} == {
+        name: not name.startswith("layers.0") for name in mixed if mixed[name]
+    }
+    for tensor in state.values():
+        tensor.copy_((tensor + 1).to(tensor.dtype))
+    sender.send(state.items())
+    engine.check(state)
+    sender.close()
+
+
+def test_failed_request_ends_the_wait_for_a_slot(engines: "list[Engine]") -> None:
     state = weights()
     engine = start(engines, "0.33", state)
-    engine.connections[0].send(("make", ("0.33", [("layers.5", "float16", [1000, 1000])])))
-    assert engine.connections[0].recv() == (True, None)
-    sender = trainer("0.33", state, engine, bucket_bytes=1 << 20, slots=1, timeout=20.0)
-    # Not an exception of the trainer that has waited for the worker to release a slot.
-    with pytest.raises(RuntimeError, match="no attribute 'layers_0'") as caught:
-        sender.send_weights()
-    assert not isinstance(caught.value, device_ipc.Error)
-    wanted = {name.replace(".", "_"): digest(tensor) for name, tensor in state.items()}
-    engine.connections.pop(0).close()
-    engine.processes.pop(0).kill()
-    # The other worker has received all.
+    sender = device_ipc.vllm.WeightSender(engine, bucket_bytes=1 << 20)
+
+    def fail_when_the_ring_is_full(_update_info: Any) -> None:
+        limit = time.monotonic() + TIMEOUT
+        while sender._ring is None or sender._ring.sequence < 2:
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+        raise ConnectionError("the server closed the connection")
+
+    # The workers have joined the ring, and receive no request to read.
+    setattr(engine, "update_weights", fail_when_the_ring_is_full)
+    before = time.monotonic()
+    with pytest.raises(ConnectionError):
+        sender.send(state.items())
+    assert time.monotonic() - before < TIMEOUT
+    delattr(engine, "update_weights")
+    sender.send(state.items())
+    engine.check(state)
+
+
+@pytest.mark.parametrize("version", [one for one in WORKERS if one == "0.33" or one in RELEASES and one >= "0.29"])
+def test_payload_for_each_rank_is_opened_by_that_rank(version: str, engines: "list[Engine]") -> None:
+    state = weights()
+    parallel = Parallel(tensor=2, replicas=2)
+    engine = start(engines, version, state, parallel)
+    states = [{name: (tensor + rank).to(tensor.dtype) for name, tensor in state.items()} for rank in range(4)]
+    for one in states:
+        for name, tensor in one.items():
+            memory = dt.empty(tensor.shape, tensor.dtype, "mock:0")
+            one[name] = memory.copy_(tensor)
+    exports = [device_ipc.share(one) for one in states]
+    engine.init_weight_transfer_engine({})
+    engine.start_weight_update()
+    engine.update_weights([{"weights": str(export)} for export in exports])
+    pids = [process.pid for process in engine.processes]
+    assert [[holder.pid for holder in export.holders()] for export in exports] == [[pid] for pid in pids]
     engine.finish_weight_update()
-    assert engine.ask("digests") == [wanted]
+    for export in exports:
+        export.close(timeout=30)
+    for rank, found in enumerate(engine.ask("digests")):
+        assert found == {name: digest(tensor) for name, tensor in parallel.shard(states[rank], rank % 2).items()}
+    engine.start_weight_update()
+    with pytest.raises(RuntimeError, match="IndexError"):
+        engine.update_weights([])
 
 
 def test_failing_source_ends_the_wait_of_the_workers(engines: "list[Engine]") -> None:
@@ -417,7 +538,7 @@ sys.stdin.read()
         killer = threading.Timer(0.3, process.kill)
         killer.start()
         with pytest.raises(RuntimeError, match="GoneError.*GoneError"):
-            engine.update_weights({"buckets": [[["layers.2", "uint8", [5, 3], 0]]] * 2})
+            engine.update_weights({"buckets": [[["layers.1.a", "uint8", [5, 3], 0]]] * 2})
         killer.join()
     finally:
         process.kill()
@@ -508,7 +629,7 @@ def test_loader_loads_from_a_keeper(version: str, engines: "list[Engine]") -> No
         one.download_model(None)
         loaded = one.load_model(config, types.SimpleNamespace(dtype=torch.float32))
     assert loaded is model and not model.training
-    assert model.digests() == {name.replace(".", "_"): digest(tensor) for name, tensor in state.items()}
+    assert model.digests() == {name: digest(tensor) for name, tensor in state.items()}
     for extra, message in [({}, "source"), ({"source": "keeper:x", "sorce": 1}, "sorce")]:
         with pytest.raises(ValueError, match=message):
             loader(types.SimpleNamespace(model_loader_extra_config=extra))

@@ -4,7 +4,10 @@
 that they import are replaced, and nothing of vLLM's distributed or model code runs.
 """
 
+import __future__
+
 import abc
+import ast
 import contextlib
 import dataclasses
 import functools
@@ -13,6 +16,7 @@ import importlib.machinery
 import logging
 import sys
 import types
+import weakref
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -57,25 +61,73 @@ def install(version: str) -> None:
     if version in STAND_INS:
         _stand_in(version)
     else:
-        source = TARGET / version / "vllm/distributed/weight_transfer"
-        for name in ["vllm.distributed.weight_transfer", "vllm.model_executor.model_loader.base_loader"]:
-            del sys.modules[name]
-        importlib.import_module("vllm.distributed").__path__ = [str(source.parent)]
-        importlib.import_module("vllm.model_executor.model_loader").__path__ = [
-            str(TARGET / version / "vllm/model_executor/model_loader")
-        ]
+        loader = "vllm.model_executor.model_loader"
+        replaced = ["base_loader", "mtp_validation", "reload", "reload.layerwise"]
+        for name in ["vllm.distributed.weight_transfer", *(f"{loader}.{one}" for one in replaced)]:
+            sys.modules.pop(name, None)
+        for name in ["vllm.distributed", loader]:
+            importlib.import_module(name).__path__ = [str(TARGET / version / name.replace(".", "/"))]
+
+
+class LayerInfo:
+    """What the reload by layers knows of a layer."""
+
+    def __init__(self) -> None:
+        self.load_numel = 0
+        self.loaded_weights: "list[Any]" = []
+        self.loading = False
+
+    def can_load(self) -> bool:
+        return self.loading
 
 
 class Reload:
-    """The reload by layers, of which the tests need one property: tensors are kept until the end of the update."""
+    """The reload by layers: the weights of a layer are kept until all have arrived, also if the update fails in between."""
 
-    @staticmethod
-    def initialize_layerwise_reload(model: Any) -> None:
-        model.kept = []
+    def __init__(self) -> None:
+        self.layers: "weakref.WeakKeyDictionary[Any, LayerInfo]" = weakref.WeakKeyDictionary()
 
-    @staticmethod
-    def finalize_layerwise_reload(model: Any, model_config: Any) -> None:
-        model.finish()
+    def get_layerwise_info(self, layer: Any) -> LayerInfo:
+        return self.layers.setdefault(layer, LayerInfo())
+
+    def record_metadata_for_reloading(self, model: Any) -> None:
+        pass
+
+    def initialize_layerwise_reload(self, model: Any) -> None:
+        for layer in model.modules():
+            info = self.get_layerwise_info(layer)
+            if info.can_load():
+                continue
+            info.loading = True
+            for parameter in layer.parameters(recurse=False):
+                self._wrap(layer, info, parameter)
+
+    def _wrap(self, layer: Any, info: LayerInfo, parameter: Any) -> None:
+        original = parameter.weight_loader
+        total = sum(one.numel() for one in layer.parameters(recurse=False))
+
+        def load(_parameter: Any, tensor: Any) -> None:
+            if not info.can_load():
+                return
+            info.loaded_weights.append(lambda: original(parameter, tensor))
+            info.load_numel += parameter.numel()
+            if info.load_numel >= total:
+                for write in info.loaded_weights:
+                    write()
+                self._end(layer, info)
+
+        load.original = original  # type: ignore[attr-defined]
+        parameter.weight_loader = load
+
+    def _end(self, layer: Any, info: LayerInfo) -> None:
+        for parameter in layer.parameters(recurse=False):
+            parameter.weight_loader = getattr(parameter.weight_loader, "original", parameter.weight_loader)
+        info.load_numel, info.loading = 0, False
+        info.loaded_weights.clear()
+
+    def finalize_layerwise_reload(self, model: Any, model_config: Any) -> None:
+        for layer in model.modules():
+            self._end(layer, self.get_layerwise_info(layer))
 
 
 @contextlib.contextmanager
@@ -101,7 +153,7 @@ def _surroundings(version: str) -> None:
 
     def init_logger(name: str) -> logging.Logger:
         logger: Any = logging.getLogger(name)
-        logger.info_once, logger.debug_once = logger.info, logger.debug
+        logger.info_once, logger.debug_once, logger.warning_once = logger.info, logger.debug, logger.warning
         return logger  # type: ignore[no-any-return]
 
     add("vllm").__version__ = version  # type: ignore[attr-defined]
@@ -128,12 +180,12 @@ def _surroundings(version: str) -> None:
 
     model_loader = "vllm.model_executor.model_loader"
     add(model_loader, register_model_loader=register_model_loader, loaders=loaders)
-    add(
-        f"{model_loader}.reload",
-        initialize_layerwise_reload=Reload.initialize_layerwise_reload,
-        finalize_layerwise_reload=Reload.finalize_layerwise_reload,
-        finalize_layerwise_processing=Reload.finalize_layerwise_reload,
-    )
+    reload = Reload()
+    functions = {name: getattr(reload, name) for name in ["record_metadata_for_reloading", "initialize_layerwise_reload"]}
+    functions["finalize_layerwise_reload"] = functions["finalize_layerwise_processing"] = reload.finalize_layerwise_reload
+    add(f"{model_loader}.reload", **functions)
+    add(f"{model_loader}.reload.layerwise", get_layerwise_info=reload.get_layerwise_info)
+    add(f"{model_loader}.weight_utils", default_weight_loader=lambda parameter, tensor: parameter.data.copy_(tensor))
     add(
         f"{model_loader}.utils",
         initialize_model=lambda vllm_config, model_config, prefix: vllm_config.model,
@@ -142,7 +194,9 @@ def _surroundings(version: str) -> None:
     if version not in ["0.25", "0.25.1", "0.26.0"]:
         add(f"{model_loader}.mtp_validation", disable_mtp_completeness_check=disable_mtp_completeness_check)
     add("vllm.model_executor.layers")
+    add("vllm.model_executor.layers.attention", Attention=Any_, MLAAttention=Any_, is_deferred_attention_layer=lambda _: False)
     add("vllm.model_executor.layers.quantization")
+    add("vllm.model_executor.layers.quantization.base_config", QuantizeMethodBase=Any_)
     add("vllm.model_executor.layers.quantization.online")
     add("vllm.model_executor.layers.quantization.online.base", OnlineQuantizationConfig=Any_)
     # vLLM calls these at the end of an update and of a load; they need a device.
@@ -289,6 +343,85 @@ def _stand_in(version: str) -> None:
     vars(base).update(TrainerInitInfo=TrainerInitInfo, TrainerWeightTransferEngine=TrainerWeightTransferEngine)
     vars(base).update(ParamMeta=ParamMeta, WeightSource=WeightSource)
     vars(factory).update(WeightTransferTrainerFactory=WeightTransferTrainerFactory)
+
+
+class Worker:
+    """The methods of vLLM's worker that concern updates, for the versions without a release."""
+
+    rank: int
+    vllm_config: Any
+    weight_transfer_engine: Any
+    _weight_update_active = False
+
+    def init_weight_transfer_engine(self, init_info: "dict[str, Any]") -> None:
+        self.weight_transfer_engine.init_transfer_engine(self.weight_transfer_engine.parse_init_info(init_info))
+
+    def start_weight_update(self) -> None:
+        if self._weight_update_active:
+            raise RuntimeError("start_weight_update called while a weight update is already active. Call finish_weight_update first.")
+        self.weight_transfer_engine.start_weight_update()
+        self._weight_update_active = True
+
+    def update_weights(self, update_info: Any) -> None:
+        if not self._weight_update_active:
+            raise RuntimeError("start_weight_update must be called before update_weights.")
+        parallel = self.vllm_config.parallel_config
+        if isinstance(update_info, list):
+            update_info = update_info[parallel.data_parallel_index * parallel.world_size + self.rank]
+        try:
+            self.weight_transfer_engine.update_weights(update_info)
+        except BaseException:
+            self._weight_update_active = False
+            raise
+
+    def finish_weight_update(self) -> None:
+        if not self._weight_update_active:
+            raise RuntimeError("finish_weight_update called without a matching start_weight_update.")
+        self.weight_transfer_engine.finish_weight_update()
+        self._weight_update_active = False
+
+
+WORKER_METHODS = [
+    "_check_weight_transfer_engine",
+    "init_weight_transfer_engine",
+    "_start_weight_update",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
+]
+
+
+def worker_class(version: str) -> Any:
+    """Returns the class of vLLM's worker, of which a release has the methods that concern updates only: the rest needs a device."""
+    if version in STAND_INS:
+        return Worker
+    tree = ast.parse((TARGET / version / "vllm/v1/worker/gpu_worker.py").read_text())
+    (worker,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Worker"]
+    worker.bases = []
+    worker.body = [node for node in worker.body if isinstance(node, ast.FunctionDef) and node.name in WORKER_METHODS]
+    tree.body = [worker]
+    names: "dict[str, Any]" = {"set_current_vllm_config": lambda _: contextlib.nullcontext()}
+    exec(compile(tree, "gpu_worker.py", "exec", __future__.annotations.compiler_flag), names)
+    return names["Worker"]
+
+
+def make_worker(version: str, model: Any, device: Any, rank: int, world_size: int, data_parallel_index: int) -> Any:
+    """Returns a worker of vLLM with a model, whose weight transfer backend is ``device_ipc``."""
+    install(version)
+    device_ipc.vllm.register()
+    reload: Any = importlib.import_module("vllm.model_executor.model_loader.reload")
+    reload.record_metadata_for_reloading(model)
+    # vLLM 0.29 and 0.30 read data_parallel_rank.
+    index = {"data_parallel_index": data_parallel_index, "data_parallel_rank": data_parallel_index}
+    parallel = types.SimpleNamespace(world_size=world_size, **index)
+    worker = worker_class(version).__new__(worker_class(version))
+    worker.rank, worker.vllm_config = rank, types.SimpleNamespace(parallel_config=parallel, model_config=None)
+    worker._weight_update_active = worker._weight_update_is_draft = False
+    worker.model_runner = types.SimpleNamespace(reset_lora_state=lambda: None)
+    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
+    backend = types.SimpleNamespace(backend="device_ipc")
+    worker.weight_transfer_engine = factory.WeightTransferEngineFactory.create_engine(backend, worker.vllm_config, device, model)
+    return worker
 
 
 def source(names: "list[str]", state: "dict[str, Any]") -> Any:

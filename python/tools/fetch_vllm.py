@@ -12,7 +12,12 @@ import zipfile
 from pathlib import Path
 
 TARGET = Path(__file__).parents[1] / "target/vllm"
-KEPT = ("vllm/distributed/weight_transfer/", "vllm/model_executor/model_loader/base_loader.py")
+LOADER = "vllm/model_executor/model_loader/"
+KEPT = (
+    "vllm/distributed/weight_transfer/",
+    "vllm/v1/worker/gpu_worker.py",
+    *(LOADER + name for name in ["base_loader.py", "mtp_validation.py", "reload/"]),
+)
 PLATFORMS = ["manylinux1_x86_64", "manylinux_2_28_x86_64", "manylinux_2_31_x86_64", "manylinux_2_35_x86_64"]
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from .. import _native
-from .._errors import GoneError, LayoutError
+from .._errors import GoneError, LayoutError, TimeoutError
 
 ALIGNMENT = 256
 """Tensors begin at multiples of this number of bytes in a bucket."""
 
 SLOT_ALIGNMENT = 2 << 20
 """Slots that begin at multiples of it are copied fastest."""
+
+
+REQUEST_INTERVAL = 0.5
+"""The wait for a slot looks after this number of seconds whether the workers have replied."""
 
 
 class Layout(NamedTuple):
@@ -92,12 +98,16 @@ class WeightSender:
                 raise LayoutError(f"the tensor {name!r} was given twice; each name can be sent once in an update")
             state[name] = tensor.detach()
         export = _native.share(state)
-        if not self._connected:
-            self.connect()
-        self._client.start_weight_update()
-        self._client.update_weights({"weights": str(export)})
-        self._client.finish_weight_update()
-        export.close(self._timeout)
+        try:
+            if not self._connected:
+                self.connect()
+            with self._update():
+                self._client.update_weights({"weights": str(export)})
+            export.close(self._timeout)
+        except BaseException:
+            # Does not wait for the workers, which keep what they have open.
+            export.__exit__(GeneratorExit, None, None)
+            raise
 
     def _send_buckets(self, weights: Iterable[tuple[str, Any]], layout: Sequence[Layout]) -> None:
         pairs = checked(weights, layout)
@@ -108,23 +118,35 @@ class WeightSender:
         if self._ring is None or slot_bytes > self._slot_bytes:
             self._make_ring(first[1], slot_bytes)
         buckets = plan(layout, self._slot_bytes)
-        # The workers join the ring here, before anything is published.
-        self._client.start_weight_update()
+        # The workers join the ring at the start, before anything is published.
+        with self._update():
+            try:
+                # The workers' reply comes when they have read everything.
+                with ThreadPoolExecutor(1, "device-ipc-vllm") as pool:
+                    request = pool.submit(self._client.update_weights, {"buckets": buckets})
+                    try:
+                        self._write(buckets, chain(first, pairs), request)
+                    except BaseException:
+                        # Workers that wait for a bucket receive the end of the ring.
+                        self.close()
+                        raise
+                    request.result()
+            except BaseException:
+                self.close()
+                raise
+
+    @contextlib.contextmanager
+    def _update(self) -> Iterator[None]:
+        """Returns a context that is one update of the workers. One that fails is finished too: else vLLM refuses the next."""
         try:
-            # The workers' reply comes when they have read everything.
-            with ThreadPoolExecutor(1, "device-ipc-vllm") as pool:
-                request = pool.submit(self._client.update_weights, {"buckets": buckets})
-                try:
-                    self._write(buckets, chain(first, pairs), request)
-                except BaseException:
-                    # Workers that wait for a bucket receive the end of the ring.
-                    self.close()
-                    raise
-                request.result()
-        except BaseException:
-            self.close()
+            self._client.start_weight_update()
+            yield
+            self._client.finish_weight_update()
+        except Exception:
+            # Workers that have failed refuse it, and a server that has exited does not reply.
+            with contextlib.suppress(Exception):
+                self._client.finish_weight_update()
             raise
-        self._client.finish_weight_update()
 
     def _make_ring(self, tensor: Any, slot_bytes: int) -> None:
         self.close()
@@ -137,12 +159,7 @@ class WeightSender:
 
         assert self._ring is not None
         for number, bucket in enumerate(buckets):
-            if request.done():
-                request.result()
-                raise GoneError(f"the workers replied after {number} of {len(buckets)} buckets; are they those of this trainer?")
-            if self._ring.readers == 0:
-                raise GoneError(f"no worker reads the ring, before bucket {number} of {len(buckets)}; see the logs of vLLM's workers")
-            with self._ring.write(timeout=self._timeout) as slot:
+            with self._slot(f"{number} of {len(buckets)}", request) as slot:
                 memory = torch.from_dlpack(slot)  # type: ignore[attr-defined]
                 for (*_, offset), (_name, tensor) in zip(bucket, pairs):
                     source = tensor.detach().reshape(-1).view(torch.uint8)
@@ -150,6 +167,24 @@ class WeightSender:
                 del memory
         # Ends the source, whose collectives other ranks take part in, and finds tensors too many.
         next(pairs, None)
+
+
+    def _slot(self, number: str, request: Future[Any]) -> _native.RingWriteSlot:
+        """Returns the next slot, or raises an exception when the workers will not read it."""
+        assert self._ring is not None
+        limit = time.monotonic() + self._timeout
+        while True:
+            if request.done():
+                request.result()
+                raise GoneError(f"the workers replied after {number} buckets; are they those of this trainer?")
+            if self._ring.readers == 0:
+                raise GoneError(f"no worker reads the ring, before bucket {number}; see the logs of vLLM's workers")
+            rest = max(0.0, limit - time.monotonic())
+            try:
+                return self._ring.write(timeout=min(REQUEST_INTERVAL, rest))
+            except TimeoutError as error:
+                if rest <= REQUEST_INTERVAL:
+                    raise TimeoutError(f"no slot of the ring is free after {self._timeout} s, before bucket {number}: {error}") from None
 
 
 def checked(weights: Iterable[tuple[str, Any]], layout: Sequence[Layout]) -> Iterator[tuple[str, Any]]:

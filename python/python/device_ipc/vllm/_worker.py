@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 from .. import _native
 from .. import torch as dt
 from .._errors import GoneError, LayoutError
+
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -71,7 +75,7 @@ class Worker:
         try:
             _reload().initialize_layerwise_reload(self.model)
         except BaseException:
-            self.shutdown()
+            self._abandon()
             raise
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
@@ -83,8 +87,7 @@ class Worker:
                 assert update_info.buckets is not None
                 self._load_buckets(update_info.buckets)
         except BaseException:
-            # The trainer waits for no worker that has left the ring.
-            self.shutdown()
+            self._abandon()
             raise
 
     def finish_weight_update(self) -> None:
@@ -100,6 +103,22 @@ class Worker:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
+
+    def _abandon(self) -> None:
+        """Ends an update that has failed: vLLM does not finish it, and would complete its layers with weights of the next."""
+        try:
+            info = _reload("layerwise").get_layerwise_info
+            for layer in (info(module) for module in self.model.modules()):
+                if layer.can_load():
+                    # A layer without new weights gets back its former ones.
+                    layer.loaded_weights.clear()
+                    layer.load_numel = 0
+            _reload().finalize_layerwise_reload(self.model, self.model_config)
+        except Exception:
+            _logger.exception("device_ipc: vLLM cannot restore the layers of an update that has failed; restart the engine")
+        finally:
+            # The trainer waits for no worker that has left the ring.
+            self.shutdown()
 
     def _load_export(self, text: str) -> None:
         # The load only reads. vLLM keeps tensors of layers that are not complete until the end of the update.
@@ -136,8 +155,8 @@ class Worker:
             mapping.close()
 
 
-def _reload() -> Any:
-    return importlib.import_module("vllm.model_executor.model_loader.reload")
+def _reload(module: str = "") -> Any:
+    return importlib.import_module(f"vllm.model_executor.model_loader.reload{module and '.'}{module}")
 
 
 def _incomplete() -> contextlib.AbstractContextManager[None]:
