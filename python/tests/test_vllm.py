@@ -260,6 +260,16 @@ def weights(seed: int = 0) -> "dict[str, Any]":
     return state
 
 
+def worker_engine(version: str, state: "dict[str, Any]", backend: str = "device_ipc") -> Any:
+    """Returns the engine of a worker in this process, as vLLM makes it."""
+    vllm_modules.install(version)
+    device_ipc.vllm.register()
+    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
+    config = types.SimpleNamespace(parallel_config=None, model_config=None)
+    backends = types.SimpleNamespace(backend=backend)
+    return factory.WeightTransferEngineFactory.create_engine(backends, config, torch.device("cpu"), Model(state))
+
+
 def trainer(version: str, state: "dict[str, Any]", client: Any, names: "list[str] | None" = None, rank: int = 0, **options: Any) -> Any:
     """Returns the engine of a trainer, as a user makes it."""
     vllm_modules.install(version)
@@ -309,12 +319,9 @@ def test_worker_of_versions_without_trainer_engine(version: str, engines: "list[
         sender.send(state.items())
         engine.check(state)
         sender.close()
-    vllm_modules.install(version)
-    device_ipc.vllm.register()
-    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
     for tensor in state.values():
         tensor.zero_()
-    factory.WeightTransferEngineFactory._registry["device_ipc"]().trainer_send_weights(iter(state.items()), {"client": engine})
+    type(worker_engine(version, state)).trainer_send_weights(iter(state.items()), {"client": engine})
     engine.check(state)
     with pytest.raises(AttributeError, match="0.28"):
         device_ipc.vllm.TrainerInitInfo
@@ -571,16 +578,102 @@ def test_ranks_that_do_not_send_take_part_in_the_source(engines: "list[Engine]")
 
 @pytest.mark.parametrize("version", WORKERS)
 def test_registration_is_idempotent(version: str, engines: "list[Engine]") -> None:
-    vllm_modules.install(version)
-    device_ipc.vllm.register()
+    engine = worker_engine(version, {})
+    base: Any = importlib.import_module("vllm.distributed.weight_transfer.base")
+    assert isinstance(engine, base.WeightTransferEngine)
     device_ipc.vllm.register()
     factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
-    registry = factory.WeightTransferEngineFactory._registry
-    assert not inspect.isabstract(registry["device_ipc"]())
-    if version in TRAINERS:
-        assert not inspect.isabstract(factory.WeightTransferTrainerFactory._registry["device_ipc"]())
+    with pytest.raises(ValueError, match="'device_ipc' is already registered"):
+        factory.WeightTransferEngineFactory.register_engine("device_ipc", "other", "Engine")
+    with pytest.raises(ValueError, match="Invalid weight transfer backend: other.*'device_ipc'"):
+        worker_engine(version, {}, "other")
     loaders: Any = importlib.import_module("vllm.model_executor.model_loader")
     assert not inspect.isabstract(loaders.loaders["device_ipc"])
+
+
+@pytest.mark.parametrize("version", WORKERS)
+def test_name_of_another_package_is_an_error(version: str, engines: "list[Engine]") -> None:
+    vllm_modules.install(version)
+    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
+    factory.WeightTransferEngineFactory.register_engine("device_ipc", "other", "Engine")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="'device_ipc' is already registered"):
+            device_ipc.vllm.register()
+
+
+@pytest.mark.parametrize("version", WORKERS)
+def test_payloads_are_parsed_by_the_base_class(version: str, engines: "list[Engine]") -> None:
+    state = weights()
+    engine = worker_engine(version, state)
+    with device_ipc.Ring(device_ipc.empty((2, 4096), "uint8", "mock:0")) as ring:
+        info = engine.parse_init_info({"ring": str(ring), "timeout": 5.0})
+        assert (type(info), info.ring, info.timeout) == (engine.init_info_cls, str(ring), 5.0)
+    assert engine.parse_init_info({}).ring is None
+    export = device_ipc.share(state)
+    update = engine.parse_update_info({"weights": str(export)})
+    assert (type(update), update.weights, update.buckets) == (engine.update_info_cls, str(export), None)
+    assert engine.parse_update_info({"buckets": []}).buckets == []
+    for wrong in [{"master_address": "127.0.0.1"}, {"ring": 1}]:
+        with pytest.raises(ValueError, match="Invalid init_info"):
+            engine.parse_init_info(wrong)
+    for wrong in [{"names": ["w1"]}, {"weights": 1}]:
+        with pytest.raises(ValueError, match="Invalid update_info"):
+            engine.parse_update_info(wrong)
+    export.close(timeout=30)
+
+
+@pytest.mark.parametrize("version", WORKERS)
+def test_shutdown_is_repeatable_and_the_engine_goes_on(version: str, engines: "list[Engine]") -> None:
+    state = weights()
+    engine = worker_engine(version, state)
+    engine.shutdown()
+    reload: Any = importlib.import_module("vllm.model_executor.model_loader.reload")
+    reload.record_metadata_for_reloading(engine.model)
+    for _ in range(2):
+        # Without init_transfer_engine: an export needs nothing beforehand.
+        export = device_ipc.share(state)
+        engine.start_weight_update()
+        engine.update_weights({"weights": str(export)})
+        engine.finish_weight_update()
+        engine.shutdown()
+        engine.shutdown()
+        export.close(timeout=30)
+        assert engine.model.digests() == {name: digest(tensor) for name, tensor in state.items()}
+
+
+@pytest.mark.parametrize("version", [one for one in WORKERS if one not in TRAINERS])
+def test_trainer_send_weights_has_the_signature_of_the_base_class(version: str, engines: "list[Engine]") -> None:
+    engine = worker_engine(version, {})
+    base: Any = importlib.import_module("vllm.distributed.weight_transfer.base")
+    own, wanted = (inspect.signature(one.trainer_send_weights).parameters for one in (engine, base.WeightTransferEngine))
+    assert list(own) == list(wanted)
+
+
+@pytest.mark.parametrize("version", TRAINERS)
+def test_trainer_engine_keeps_the_contract_of_the_base_class(version: str, engines: "list[Engine]") -> None:
+    calls: "list[str]" = []
+
+    class Client:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: calls.append(name)
+
+    state = weights()
+    engine = trainer(version, state, Client())
+    base: Any = importlib.import_module("vllm.distributed.weight_transfer.base")
+    assert isinstance(engine, base.TrainerWeightTransferEngine) and engine.is_sender
+    engine.send_weights()
+    assert calls == ["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
+    engine.shutdown()
+    engine.shutdown()
+    calls.clear()
+    other = trainer(version, state, Client(), rank=1)
+    other.shutdown()
+    assert not other.is_sender and calls == []
+    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
+    with pytest.raises(ValueError, match="WeightSource"):
+        factory.WeightTransferTrainerFactory.trainer_init(device_ipc.vllm.TrainerInitInfo(rank=0), client=Client())
+    with pytest.raises(ValueError, match="already registered"):
+        factory.WeightTransferTrainerFactory.register_engine("device_ipc", "other", "Engine")
 
 
 def test_old_vllm_is_a_warning(caplog: Any, engines: "list[Engine]") -> None:

@@ -278,9 +278,15 @@ def _stand_in(version: str) -> None:
             assert isinstance(module_path_or_cls, str) and class_name is not None
             cls._registry[name] = lambda: getattr(importlib.import_module(module_path_or_cls), class_name)
 
+        @classmethod
+        def check(cls, name: str) -> None:
+            if name not in cls._registry:
+                raise ValueError(f"Invalid weight transfer backend: {name}. Available engines: {list(cls._registry)}")
+
     class WeightTransferEngineFactory(Factory):
         @classmethod
         def create_engine(cls, config: Any, vllm_config: Any, device: Any, model: Any) -> Any:
+            cls.check(config.backend)
             return cls._registry[config.backend]()(config, vllm_config, device, model)
 
     package = "vllm.distributed.weight_transfer"
@@ -320,6 +326,7 @@ def _stand_in(version: str) -> None:
     class WeightTransferTrainerFactory(Factory):
         @classmethod
         def trainer_init(cls, init_info: Any, *, client: Any, source: Any = None) -> Any:
+            cls.check(init_info.backend)
             return cls._registry[init_info.backend]().trainer_init(init_info=init_info, client=client, source=source)
 
     @dataclasses.dataclass(frozen=True)
@@ -408,6 +415,8 @@ def worker_class(version: str) -> Any:
 def make_worker(version: str, model: Any, device: Any, rank: int, world_size: int, data_parallel_index: int) -> Any:
     """Returns a worker of vLLM with a model, whose weight transfer backend is ``device_ipc``."""
     install(version)
+    device_ipc.vllm.register()
+    # vLLM calls plugins again.
     device_ipc.vllm.register()
     reload: Any = importlib.import_module("vllm.model_executor.model_loader.reload")
     reload.record_metadata_for_reloading(model)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import weakref
 from typing import Any
 
 from ._sender import WeightSender
@@ -25,6 +26,7 @@ def register() -> None:
 
     vLLM calls it in each of its processes, by the entry point group ``vllm.general_plugins``. A trainer need not call it:
     ``TrainerInitInfo`` does. Calling it again changes nothing. With a vLLM that is too old, it logs a warning and registers nothing.
+    Raises ``ValueError`` if another package has registered the name ``device_ipc``.
     """
     try:
         module = _family()
@@ -41,9 +43,14 @@ def register() -> None:
         _logger.warning("device_ipc registers no model loader with vLLM: %s", error)
 
 
+_registered: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The factories that know this backend. They refuse a second registration, and have no public list of names."""
+
+
 def _register(factory: Any, module: str, name: str) -> None:
-    if BACKEND not in factory._registry:
+    if factory not in _registered:
         factory.register_engine(BACKEND, module, name)
+        _registered.add(factory)
 
 
 def _family() -> str:
