@@ -11,6 +11,7 @@ import inspect
 import json
 import logging
 import multiprocessing
+import os
 import re
 import subprocess
 import sys
@@ -32,7 +33,8 @@ import vllm_modules
 torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
 
 TIMEOUT = 200
-GUIDE = Path(__file__).parents[2] / "docs/guide/vllm.md"
+TESTS = Path(__file__).parent
+GUIDE = TESTS.parents[1] / "docs/guide/vllm.md"
 RELEASES = vllm_modules.releases()
 TRAINERS = [version for version in ["0.28", "0.33", *RELEASES] if version not in ("0.25.0", "0.25.1", "0.26.0", "0.27.0", "0.27.1")]
 WORKERS = [*vllm_modules.STAND_INS, *RELEASES]
@@ -503,6 +505,39 @@ def test_payload_for_each_rank_is_opened_by_that_rank(version: str, engines: "li
         engine.update_weights([])
 
 
+@pytest.mark.parametrize("staged", [False, None])
+def test_worker_without_peer_access_receives_a_copy(staged: "bool | None") -> None:
+    environment = {**os.environ, "DEVICE_IPC_MOCK": "devices=2;peers=none"}
+    program = f"import sys; sys.path.insert(0, {str(TESTS)!r}); import test_vllm; test_vllm.send_without_peer_access({staged})"
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=TIMEOUT)
+
+
+def send_without_peer_access(staged: "bool | None") -> None:
+    """The trainer's memory is on another device than the worker, and neither reaches the other."""
+    state = weights()
+    engine = Engine("0.33", state, Parallel(tensor=2), device="mock:1")
+    try:
+        sender = device_ipc.vllm.WeightSender(engine, staged=staged, timeout=60)
+        if staged is None:
+            for _ in range(3):
+                for tensor in state.values():
+                    tensor.copy_((tensor + 1).to(tensor.dtype))
+                sender.send(state.items())
+                engine.check(state)
+        else:
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="no peer access.*staged"):
+                    sender.send(state.items())
+        with pytest.raises(ValueError, match="pass bucket_bytes=0"):
+            device_ipc.vllm.WeightSender(engine, bucket_bytes=1, staged=None)
+        with pytest.raises(RuntimeError, match="no peer access"):
+            device_ipc.vllm.WeightSender(engine, bucket_bytes=1 << 20, timeout=60).send(state.items())
+    finally:
+        for process in engine.processes:
+            process.kill()
+            process.join(TIMEOUT)
+
+
 def test_failing_source_ends_the_wait_of_the_workers(engines: "list[Engine]") -> None:
     state = weights()
     engine = start(engines, "0.33", state)
@@ -554,8 +589,12 @@ sys.stdin.read()
     engine.start_weight_update()
     with pytest.raises(RuntimeError, match="GoneError|StaleError"):
         engine.update_weights({"weights": export})
-    # Another trainer serves the same workers.
-    trainer("0.33", state, engine, bucket_bytes=1 << 20).send_weights()
+    # Another trainer serves the same workers, also if the first one was killed between two calls.
+    engine.start_weight_update()
+    successor = trainer("0.33", state, engine, bucket_bytes=1 << 20)
+    with pytest.raises(RuntimeError, match="already active"):
+        successor.send_weights()
+    successor.send_weights()
     engine.check(state)
 
 

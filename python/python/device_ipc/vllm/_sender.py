@@ -51,16 +51,22 @@ class WeightSender:
 
     Without ``bucket_bytes``, all weights are one export: nothing is copied in the trainer. With it, they are copied into
     the ``slots`` buckets of a ring, each of ``bucket_bytes`` or of what the largest tensor needs where that is more.
-    ``timeout`` limits each wait, in seconds.
+    ``timeout`` limits each wait, in seconds. ``staged=None`` lets workers without peer access to the trainer's device copy
+    an export through the host; buckets need peer access.
     """
 
-    def __init__(self, client: Any, *, bucket_bytes: int = 0, slots: int = 2, timeout: float = 300.0) -> None:
+    def __init__(
+        self, client: Any, *, bucket_bytes: int = 0, slots: int = 2, timeout: float = 300.0, staged: bool | None = False
+    ) -> None:
         if bucket_bytes < 0 or slots < 1:
             raise ValueError(f"bucket_bytes is {bucket_bytes} and slots is {slots}; bucket_bytes must be 0 or more, slots 1 or more")
+        if bucket_bytes and staged is not False:
+            raise ValueError("buckets cannot be copied through the host; pass bucket_bytes=0 or staged=False")
         self._client = client
         self._bucket_bytes = bucket_bytes
         self._slots = slots
         self._timeout = timeout
+        self._staged = staged
         self._ring: _native.Ring | None = None
         self._slot_bytes = 0
         self._connected = False
@@ -70,7 +76,7 @@ class WeightSender:
         self._initialize(None)
 
     def _initialize(self, ring: str | None) -> None:
-        self._client.init_weight_transfer_engine({"ring": ring, "timeout": self._timeout})
+        self._client.init_weight_transfer_engine({"ring": ring, "timeout": self._timeout, "staged": self._staged})
         self._connected = True
 
     def send(self, weights: Iterable[tuple[str, Any]], layout: Sequence[Layout] | None = None) -> None:

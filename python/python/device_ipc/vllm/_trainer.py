@@ -26,7 +26,7 @@ class Trainer:
         if source is None:
             raise ValueError("the device_ipc backend needs a WeightSource; pass source=ModuleSource(model)")
         engine = cls._make(init_info, client, source)
-        options = {"bucket_bytes": init_info.bucket_bytes, "slots": init_info.slots, "timeout": init_info.timeout}
+        options = {name: getattr(init_info, name) for name in ("bucket_bytes", "slots", "timeout", "staged")}
         engine._sender = WeightSender(client, **options)
         if engine.is_sender:
             engine._sender.connect()
