@@ -157,8 +157,9 @@ class Model:
         for name, tensor in weights:
             self.own[name].copy_(tensor, non_blocking=True)
 
-    def finish(self) -> None:
-        """The end of an update of vLLM's stand-in, which has nothing left to load."""
+    def modules(self) -> list[Any]:
+        """The layers that vLLM's stand-in would keep weights for until all of them have arrived."""
+        return []
 
 
 def rebuild(payload: Any, device: Any) -> Any:

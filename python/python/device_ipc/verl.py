@@ -14,7 +14,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from . import _native, _streams
+from . import _native
 from . import torch as _tensors
 from ._errors import Error
 
@@ -29,12 +29,6 @@ TIMEOUT = 600.0
 def name_of(zmq_handle: str) -> str:
     """Returns the name of the channel for the address that verl gives to both sides."""
     return "verl-" + hashlib.sha256(zmq_handle.encode()).hexdigest()[:32]
-
-
-def _stream(device: str) -> int | None:
-    """Returns the current stream of torch for a device such as "cuda:1", or None where the host does the work."""
-    backend, _, ordinal = device.partition(":")
-    return _streams.current({"npu": "ascend"}.get(backend, backend), int(ordinal or 0))
 
 
 class BucketedWeightSender:
@@ -89,14 +83,12 @@ async def _send(weights: Any, channels: list[_native.Channel], bucket_bytes: int
     ring: _native.Ring | None = None
     slot: _native.RingWriteSlot | None = None
     buffer: Any = None
-    stream: int | None = None
     content: list[Any] = []
     used = 0
     async for name, weight in iterate(weights):
         weight = weight.detach()
         if ring is None:
             memory = _native.empty((2, bucket_bytes), "uint8", device or _device(weight))
-            stream = _stream(memory.device)
             ring = _native.Ring(memory, slots=2)
             tell({"ring": str(ring)})
             ring.wait_readers(len(channels), timeout=TIMEOUT)
@@ -111,7 +103,7 @@ async def _send(weights: Any, channels: list[_native.Channel], bucket_bytes: int
             tell({"large": described}, weight)
             continue
         if slot is None:
-            slot = ring.write(stream, timeout=TIMEOUT)
+            slot = ring.write(timeout=TIMEOUT)
             buffer = torch.from_dlpack(slot).view(-1)  # type: ignore[attr-defined]
         if weight.nbytes:
             part = buffer[used : used + weight.nbytes].view(weight.dtype).view(weight.shape)
@@ -183,7 +175,7 @@ def received(channel: _native.Channel, device: Any) -> Iterator[tuple[list[tuple
             weights.append((name, buffer[offset : offset + nbytes].view(element).view(shape)))
         yield weights, is_last
         del weights, buffer
-        slot.release(_stream(slot.tensor.device))
+        slot.release()
     if reader is not None:
         reader.close()
     channel.send(b"received", timeout=TIMEOUT)

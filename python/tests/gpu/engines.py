@@ -175,6 +175,10 @@ class Worker:
     def eval(self) -> Any:
         return self
 
+    def modules(self) -> "list[Any]":
+        """The layers that vLLM's stand-in would keep weights for until all of them have arrived."""
+        return []
+
     def load_weights(self, weights: Any) -> None:
         """Copies weights, or in an update of vLLM keeps them until its end, as the reload by layers may do."""
         if self.kept is not None:
