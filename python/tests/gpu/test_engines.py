@@ -60,12 +60,15 @@ def start_peer() -> Peer:
     return Peer(DEVICE_IPC_BACKEND=BACKEND, PYTHONPATH=path, OMP_NUM_THREADS="1")
 
 
+PRELUDE = "from gpu import engines; worker = None"
+
+
 @pytest.fixture(scope="module")
 def peers() -> Iterator["list[Peer]"]:
     """The processes of two workers, for all tests."""
     started = [start_peer() for _ in range(2)]
     for peer in started:
-        peer.begin("from gpu import engines; worker = None")
+        peer.begin(PRELUDE)
     for peer in started:
         peer.answer(120)
     yield started
@@ -88,6 +91,11 @@ class Workers:
     """The workers of an engine."""
 
     def __init__(self, peers: "list[Peer]", size: int, dtype: str) -> None:
+        for number, peer in enumerate(peers):
+            if peer.process.poll() is not None:
+                # A test before has failed, and has killed it.
+                peers[number] = start_peer()
+                peers[number].run(PRELUDE, timeout=120)
         self.peers = peers[:size]
         self.ask("worker = None; engines.free(); worker = engines.Worker(rank, size, dtype)", size=size, dtype=dtype)
 
@@ -95,7 +103,16 @@ class Workers:
         """Runs a program in all workers at once; a tensor-parallel model needs that."""
         for rank, peer in enumerate(self.peers):
             peer.begin(program, rank=rank, **values)
-        return [peer.answer() for peer in self.peers]
+        answers, failures = [], []
+        # All answers are read, so that a failure leaves none to the next test.
+        for peer in self.peers:
+            try:
+                answers.append(peer.answer())
+            except pytest.fail.Exception as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+        return answers
 
     def free(self) -> int:
         """Returns the free memory of the device, after all have given back what they do not use."""
@@ -225,8 +242,11 @@ def test_verl_twins_update_the_model(workers: Workers, model: Any) -> None:
             handle = f"ipc:///tmp/verl-engines-{os.getpid()}-{rank}.sock"
             peer.begin("result = worker.verl(handle)", handle=handle)
             sender = dv.BucketedWeightSender(handle, bucket_size_mb=BUCKET_MIB)
-            asyncio.run(sender.async_send_weights(iter(model.state_dict().items())))
-            assert peer.answer() > 1
+            try:
+                asyncio.run(sender.async_send_weights(iter(model.state_dict().items())))
+            finally:
+                buckets = peer.answer()
+            assert buckets > 1
         workers.check(model)
         seen.append(workers.free())
     assert seen[1] >= seen[0] - SLACK, seen
