@@ -258,7 +258,8 @@ def weights(seed: int = 0) -> "dict[str, Any]":
     ):
         tensor = dt.empty(shape, dtype, "mock:0")
         tensor.copy_(torch.randint(0, 120, shape, generator=generator).to(tensor.dtype))
-        state[f"layers.{number // 2}.{'ab'[number % 2]}"] = tensor
+        # One is not contiguous.
+        state[f"layers.{number // 2}.{'ab'[number % 2]}"] = tensor if number else tensor.t()
     return state
 
 
@@ -477,6 +478,28 @@ def test_failed_request_ends_the_wait_for_a_slot(engines: "list[Engine]") -> Non
     delattr(engine, "update_weights")
     sender.send(state.items())
     engine.check(state)
+
+
+def test_reason_of_workers_that_have_all_left_is_reported(engines: "list[Engine]") -> None:
+    state = weights()
+    engine = start(engines, "0.33", state, Parallel())
+    sender = device_ipc.vllm.WeightSender(engine, bucket_bytes=1 << 20, slots=1, timeout=60)
+    engine.connections[0].send(("refuse", '"layers.0.a"'))
+    assert engine.connections[0].recv() == (True, None)
+    update = engine.update_weights
+
+    def reply_late(update_info: Any) -> None:
+        try:
+            update(update_info)
+        finally:
+            # No reader is left, and the trainer does not give up before the reply.
+            limit = time.monotonic() + 1
+            while sender._ring is not None and time.monotonic() < limit:
+                time.sleep(0.01)
+
+    setattr(engine, "update_weights", reply_late)
+    with pytest.raises(RuntimeError, match="refuses 'layers.0.a'"):
+        sender.send(state.items())
 
 
 @pytest.mark.parametrize("version", [one for one in WORKERS if one == "0.33" or one in RELEASES and one >= "0.29"])

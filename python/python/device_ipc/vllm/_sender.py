@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -180,12 +181,16 @@ class WeightSender:
         assert self._ring is not None
         limit = time.monotonic() + self._timeout
         while True:
+            rest = max(0.0, limit - time.monotonic())
+            unread = self._ring.readers == 0
+            if unread:
+                # The reply says why the workers have left.
+                futures.wait([request], rest)
             if request.done():
                 request.result()
                 raise GoneError(f"the workers replied after {number} buckets; are they those of this trainer?")
-            if self._ring.readers == 0:
+            if unread:
                 raise GoneError(f"no worker reads the ring, before bucket {number}; see the logs of vLLM's workers")
-            rest = max(0.0, limit - time.monotonic())
             try:
                 return self._ring.write(timeout=min(REQUEST_INTERVAL, rest))
             except TimeoutError as error:
