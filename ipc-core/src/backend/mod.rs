@@ -124,6 +124,7 @@ mod bound;
 pub(crate) mod buffer;
 mod capabilities;
 mod check;
+pub mod engine;
 mod event;
 mod host_copy;
 pub(crate) mod interop;

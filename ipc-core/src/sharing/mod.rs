@@ -9,6 +9,7 @@ pub(crate) mod host_pages;
 pub(crate) mod import;
 pub(crate) mod lease_page;
 mod polled_readiness;
+mod pull;
 mod runtime;
 mod session;
 pub(crate) mod staging;
@@ -16,5 +17,6 @@ pub(crate) mod timeline;
 
 pub use error_with::ErrorWith;
 pub(crate) use polled_readiness::{PolledReadiness, Watch};
+pub use pull::Pull;
 pub(crate) use runtime::Runtime;
 pub(crate) use session::Session;

@@ -206,7 +206,7 @@ impl Waiting {
             self.warned = true;
             tracing::warn!(target: crate::os::log::TRANSPORT,
                 seconds = PATIENCE.as_secs(),
-                "a stream has not reached its event yet; memory that was released on it stays open"
+                "a stream or a transfer has not finished yet; the memory that it uses stays open"
             );
         }
         match catch_unwind(AssertUnwindSafe(reached)).unwrap_or(Ok(true)) {

@@ -44,7 +44,7 @@ const PAGES: [&str; 10] = [
 ];
 
 /// Types of other crates that texts name.
-const FOREIGN: [&str; 1] = ["CudaContext"];
+const FOREIGN: [&str; 2] = ["CudaContext", "Device"];
 
 /// The public paths, as users write them behind `device_ipc::`.
 struct Public(BTreeSet<String>);

@@ -1,0 +1,295 @@
+//! Copies from other hosts, and the memory that they are written to.
+//!
+//! An engine cannot stop a transfer, and one whose exporter is suspended does not end: the bytes arrive when the exporter
+//! continues, perhaps hours later. So a pull owns its destination, and returns it to the caller only after the engine has
+//! finished with it. If the caller stops waiting, the worker keeps the destination until then.
+
+#![allow(unsafe_code, reason = "an engine writes to plain addresses; the pull keeps their owner")]
+
+use std::mem;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Runtime;
+use crate::backend::engine::{Transfer, TransferEngine, TransferMemory};
+use crate::model::error::{Error, Result};
+use crate::os::log;
+use crate::os::process::Owner;
+use crate::transport::check_may_wait;
+
+/// Interval at which a waiting thread polls the engine: doubles from the minimum to the maximum.
+const MIN_POLL: Duration = Duration::from_micros(20);
+const MAX_POLL: Duration = Duration::from_millis(1);
+
+/// Interval at which the worker polls transfers that no thread waits for.
+const ABANDONED_POLL: Duration = Duration::from_millis(50);
+
+/// A copy of another host's memory into memory of this process, with the owner of that memory.
+///
+/// Dropping it does not stop the copy. The library then keeps the owner until the engine has finished with the memory, which
+/// can take as long as the exporter's process lives, and drops it on its worker thread.
+#[derive(Debug)]
+pub struct Pull<T: Send + 'static> {
+    /// `None` after the end.
+    running: Option<Running<T>>,
+    engine: &'static str,
+    bytes: u64,
+    begun: Instant,
+    limit: Duration,
+    process: Owner,
+}
+
+#[derive(Debug)]
+struct Running<T> {
+    transfer: Box<dyn Transfer>,
+    owner: T,
+}
+
+impl<T: Send + 'static> Pull<T> {
+    /// Starts a copy into `destination`, which belongs to `owner`; see [`TransferEngine::pull`]. The time limit `limit` of the
+    /// copy begins now.
+    ///
+    /// # Safety
+    ///
+    /// The memory stays allocated as long as `owner` exists, and no other code accesses it until [`wait`](Self::wait) has
+    /// returned `owner`.
+    ///
+    /// # Errors
+    ///
+    /// The engine's error; [`Error::Forked`] in a forked child of a process that has used the library; [`Error::Io`] if the
+    /// system cannot start a thread. `owner` has been dropped then.
+    pub unsafe fn start(
+        engine: &dyn TransferEngine,
+        metadata: &[u8],
+        offset: u64,
+        destination: TransferMemory,
+        owner: T,
+        limit: Duration,
+    ) -> Result<Self> {
+        // The worker has to exist when this pull is dropped.
+        let process = Runtime::get()?.owner;
+        let begun = Instant::now();
+        // SAFETY: the owner keeps the destination allocated; it leaves this pull only when the transfer is over.
+        let transfer = unsafe { engine.pull(metadata, offset, destination)? };
+        Ok(Self {
+            running: Some(Running { transfer, owner }),
+            engine: engine.info().name,
+            bytes: destination.len,
+            begun,
+            limit,
+            process,
+        })
+    }
+
+    /// Waits until all bytes have arrived, and returns the owner of the destination.
+    ///
+    /// # Errors
+    ///
+    /// The engine's error, after which the contents of the destination are unspecified and the owner has been dropped;
+    /// [`Error::Timeout`] if the time limit has expired, after which the library keeps the owner as if this pull had been
+    /// dropped; [`Error::OnWorkerThread`] on the worker; [`Error::Forked`] in a forked child.
+    pub fn wait(mut self) -> Result<T> {
+        check_may_wait("Pull::wait", self.limit)?;
+        self.process.check()?;
+        let mut pause = MIN_POLL;
+        while let Some(running) = &self.running {
+            match running.transfer.is_finished() {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error) => {
+                    self.running = None;
+                    return Err(error);
+                }
+            }
+            let left = self.limit.saturating_sub(self.begun.elapsed());
+            if left.is_zero() {
+                return Err(self.timeout());
+            }
+            thread::sleep(pause.min(left));
+            pause = (pause * 2).min(MAX_POLL);
+        }
+        Ok(self.running.take().expect("only this call and drop take it").owner)
+    }
+
+    fn timeout(&self) -> Error {
+        Error::Timeout {
+            what: format!("{} to pull {} B", self.engine, self.bytes),
+            after: self.limit,
+            detail: ", because the exporter's process is suspended, cannot be reached or is slow; the destination stays \
+                     allocated until the engine has finished with it"
+                .into(),
+        }
+    }
+}
+
+impl<T: Send + 'static> Drop for Pull<T> {
+    fn drop(&mut self) {
+        let Some(running) = self.running.take() else { return };
+        let Some(runtime) = Runtime::of_guard(&self.process) else {
+            // A forked child: the transfer and the memory belong to the parent.
+            mem::forget(running);
+            return;
+        };
+        tracing::debug!(target: log::IMPORT,
+            engine = self.engine,
+            bytes = self.bytes,
+            "a pull was abandoned; its destination stays allocated until the engine has finished with it"
+        );
+        let Running { transfer, owner } = running;
+        let mut next = Instant::now();
+        let is_over = move || {
+            if Instant::now() < next {
+                return Ok(false);
+            }
+            next = Instant::now() + ABANDONED_POLL;
+            // After an error the engine has finished, too.
+            Ok(transfer.is_finished().unwrap_or(true))
+        };
+        runtime.worker.submit_once(is_over, move || drop(owner));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicI32, Ordering};
+    use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+
+    use super::*;
+    use crate::backend::BackendInfo;
+    use crate::backend::engine::{MemorySpace, RegisteredMemory};
+    use crate::model::error::{VendorError, VendorStatus};
+
+    const LONG: Duration = Duration::from_secs(60);
+    const SHORT: Duration = Duration::from_millis(5);
+    const RUNNING: i32 = 1;
+
+    /// An engine whose transfers have the state that the test sets: running, finished, or failed.
+    #[derive(Debug)]
+    struct Scripted {
+        info: BackendInfo,
+        state: Arc<AtomicI32>,
+    }
+
+    impl Scripted {
+        fn new() -> Self {
+            let info = BackendInfo::new("scripted", "1", None);
+            Self { info, state: Arc::new(AtomicI32::new(RUNNING)) }
+        }
+
+        fn end(&self, status: i32) {
+            self.state.store(status, Ordering::SeqCst);
+        }
+    }
+
+    #[derive(Debug)]
+    struct ScriptedTransfer(Arc<AtomicI32>);
+
+    impl TransferEngine for Scripted {
+        fn info(&self) -> &BackendInfo {
+            &self.info
+        }
+
+        fn supports(&self, _: MemorySpace) -> bool {
+            true
+        }
+
+        unsafe fn register(&self, _: TransferMemory) -> Result<Box<dyn RegisteredMemory>> {
+            unreachable!("a pull registers nothing")
+        }
+
+        unsafe fn pull(&self, metadata: &[u8], _: u64, _: TransferMemory) -> Result<Box<dyn Transfer>> {
+            if metadata.is_empty() {
+                return Err(Error::Protocol("no metadata".into()));
+            }
+            Ok(Box::new(ScriptedTransfer(Arc::clone(&self.state))))
+        }
+    }
+
+    impl Transfer for ScriptedTransfer {
+        fn is_finished(&self) -> Result<bool> {
+            match self.0.load(Ordering::SeqCst) {
+                0 => Ok(true),
+                RUNNING => Ok(false),
+                status => Err(VendorError::new("scripted", "read", VendorStatus(status), "failed").into()),
+            }
+        }
+    }
+
+    /// Reports its drop, and the thread of it.
+    #[derive(Debug)]
+    struct Destination(Sender<Option<String>>);
+
+    impl Drop for Destination {
+        fn drop(&mut self) {
+            let _ = self.0.send(thread::current().name().map(str::to_owned));
+        }
+    }
+
+    fn start(engine: &Scripted, limit: Duration) -> (Pull<Destination>, Receiver<Option<String>>) {
+        let (sender, dropped) = channel();
+        let memory = TransferMemory { space: MemorySpace::Host, address: 4096, len: 4096 };
+        // SAFETY: the engine of this test accesses no memory.
+        let pull = unsafe { Pull::start(engine, &[1], 0, memory, Destination(sender), limit) };
+        (pull.unwrap(), dropped)
+    }
+
+    #[test]
+    fn finished_pull_returns_the_owner() {
+        let engine = Scripted::new();
+        let (pull, dropped) = start(&engine, LONG);
+        let waiting = thread::spawn(move || pull.wait());
+        engine.end(0);
+        let owner = waiting.join().unwrap().unwrap();
+        assert_eq!(dropped.try_recv(), Err(TryRecvError::Empty));
+        drop(owner);
+        dropped.recv_timeout(LONG).unwrap();
+    }
+
+    #[test]
+    fn failed_pull_returns_the_engines_error_and_drops_the_owner() {
+        let engine = Scripted::new();
+        let (pull, dropped) = start(&engine, LONG);
+        engine.end(-2);
+        let error = pull.wait().unwrap_err();
+        assert!(
+            matches!(&error, Error::Vendor(error) if error.backend == "scripted" && error.status.0 == -2),
+            "{error}"
+        );
+        dropped.recv_timeout(LONG).unwrap();
+    }
+
+    #[test]
+    fn owner_of_refused_pull_is_dropped() {
+        let (sender, dropped) = channel();
+        let memory = TransferMemory { space: MemorySpace::Host, address: 4096, len: 4096 };
+        // SAFETY: the engine of this test accesses no memory.
+        let pull = unsafe { Pull::start(&Scripted::new(), &[], 0, memory, Destination(sender), LONG) };
+        assert!(matches!(pull, Err(Error::Protocol(_))));
+        dropped.recv_timeout(LONG).unwrap();
+    }
+
+    #[test]
+    fn owner_outlives_the_time_limit_until_the_engine_has_finished() {
+        for end in [0, -2] {
+            let engine = Scripted::new();
+            let (pull, dropped) = start(&engine, SHORT);
+            let error = pull.wait().unwrap_err();
+            assert!(error.is_timeout(), "{error}");
+            assert!(error.to_string().contains("scripted to pull 4096 B"), "{error}");
+            assert!(dropped.recv_timeout(2 * ABANDONED_POLL).is_err(), "the transfer is still running");
+            engine.end(end);
+            assert_eq!(dropped.recv_timeout(LONG).unwrap().as_deref(), Some("device-ipc-work"));
+        }
+    }
+
+    #[test]
+    fn owner_outlives_a_dropped_pull_until_the_engine_has_finished() {
+        let engine = Scripted::new();
+        let (pull, dropped) = start(&engine, LONG);
+        drop(pull);
+        assert!(dropped.recv_timeout(2 * ABANDONED_POLL).is_err(), "the transfer is still running");
+        engine.end(0);
+        assert_eq!(dropped.recv_timeout(LONG).unwrap().as_deref(), Some("device-ipc-work"));
+    }
+}
