@@ -16,7 +16,7 @@ use crate::layers::{is_tests, rust_files, skipped};
 use crate::workspace::root;
 
 /// The folders whose texts users read.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     "src",
     "ipc-core/src",
     "backend-ascend/src",
@@ -24,13 +24,14 @@ const SOURCES: [&str; 7] = [
     "backend-mock/src",
     "backend-mock/engine/src",
     "cli/src",
+    "engine-nixl/src",
 ];
 
 /// Generated code, whose texts are assertions about the layout of the vendor's types.
 const GENERATED: [&str; 1] = ["backend-ascend/src/bindings.rs"];
 
 /// Pages for users, files or folders.
-const PAGES: [&str; 10] = [
+const PAGES: [&str; 11] = [
     "README.md",
     "docs/guide",
     "docs/glossary.md",
@@ -41,6 +42,7 @@ const PAGES: [&str; 10] = [
     "backend-mock/README.md",
     "backend-mock/engine/README.md",
     "cli/README.md",
+    "engine-nixl/README.md",
 ];
 
 /// Types of other crates that texts name.

@@ -1,0 +1,539 @@
+//! An agent of NIXL with the plugin UCX: its registrations, its peers, and its requests.
+//!
+//! **Progress.** The agent has a progress thread, which answers peers while this process does something else. By default the
+//! thread uses one processor fully also while nothing happens; with a delay it sleeps until UCX has an event.
+//!
+//! **Requests.** NIXL's `release_xfer_req` succeeds for a request that is in progress, but UCX continues to write to its
+//! destination. So a request is released only when it is over. It is over when NIXL reports a success or an error: each request
+//! is a single read of UCX, which has then completed. If the connection fails, NIXL reports `NOT_FOUND` for the other requests
+//! to the same peer; UCX has then completed all of them, because an error of an endpoint ends all of its operations.
+//! For the metadata of peers see `peers`.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::fmt::Write as _;
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{mem, process, slice};
+
+use device_ipc_core::{Error, Result, Unavailable, VendorError};
+
+use crate::bindings::{
+    AgentConfig, MEMORY_DEVICE, MEMORY_HOST, MemoryList, MemoryType, OPERATION_READ, RawAgent,
+    RegistrationList, Request, Status, THREAD_SYNC_STRICT, TransferList,
+};
+use crate::library::NixlLibrary;
+use crate::library::status::{IN_PROGRESS, SUCCESS};
+use crate::metadata::RegionMetadata;
+use crate::peers::Peers;
+
+/// The plugin that transfers the bytes.
+const PLUGIN: &CStr = c"UCX";
+
+/// The longest sleep of the progress thread in µs. UCX's events end a sleep early.
+const PROGRESS_DELAY_US: u64 = 10_000;
+
+/// An agent. All functions may be called by several threads at the same time.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    library: NixlLibrary,
+    raw: NonNull<RawAgent>,
+    /// The process that started the agent: the threads of NIXL do not exist in a forked child.
+    process: u32,
+    memory_types: Vec<MemoryType>,
+    /// NIXL's metadata of this agent: its name and network addresses.
+    connection: Vec<u8>,
+    /// Locked while a request is started or ended, so that no peer is forgotten meanwhile.
+    peers: Mutex<Peers>,
+}
+
+// SAFETY: the agent is created with strict synchronization, which lets any threads call its functions.
+unsafe impl Send for Agent {}
+// SAFETY: as above.
+unsafe impl Sync for Agent {}
+
+/// A range of memory as NIXL names it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NixlMemory {
+    pub(crate) memory_type: MemoryType,
+    /// The ordinal of the device; 0 for host memory.
+    pub(crate) device: u64,
+    pub(crate) address: u64,
+    pub(crate) len: u64,
+}
+
+impl Agent {
+    /// Starts an agent. UCX listens on network ports from now on.
+    pub(crate) fn start(library: NixlLibrary) -> Result<Self, Unavailable> {
+        let name = random_name()?;
+        let config = AgentConfig {
+            enable_prog_thread: true,
+            enable_listen_thread: false,
+            listen_port: 0,
+            thread_sync: THREAD_SYNC_STRICT,
+            num_workers: 0,
+            pthr_delay_us: PROGRESS_DELAY_US,
+            lthr_delay_us: 0,
+            capture_telemetry: false,
+        };
+        let mut raw = null_mut();
+        // SAFETY: the arguments are valid for the call, which copies them.
+        let status =
+            unsafe { (library.api.create_configured_agent)(name.as_ptr(), &raw const config, &raw mut raw) };
+        let failed = |library: &NixlLibrary, call, status, advice: &str| Unavailable::Failed {
+            detail: format!("{}: {}{advice}", library.file, NixlLibrary::error(call, status)),
+        };
+        let Some(raw) = NonNull::new(raw).filter(|_| status == SUCCESS) else {
+            return Err(failed(&library, "create_configured_agent", status, ""));
+        };
+        let (memory_types, connection) = Default::default();
+        let process = process::id();
+        // From here on, a drop destroys the agent.
+        let mut agent = Self { library, raw, process, memory_types, connection, peers: Mutex::default() };
+        agent.memory_types = agent.create_backend().map_err(|(call, status)| {
+            let advice = match call {
+                "get_plugin_params" => {
+                    ". The plugin UCX was not found or cannot be loaded: set NIXL_PLUGIN_DIR to the folder with \
+                     libplugin_UCX.so, or install the wheel nixl-cu12"
+                }
+                _ => ". The plugin UCX cannot be started; check UCX_TLS and UCX_NET_DEVICES",
+            };
+            failed(&agent.library, call, status, advice)
+        })?;
+        let none = agent.registration_list(MEMORY_HOST).and_then(|list| agent.metadata_of(&list));
+        agent.connection = none.map_err(|error| Unavailable::Failed { detail: error.to_string() })?;
+        Ok(agent)
+    }
+
+    /// Creates the backend UCX, and returns the types of memory that it supports.
+    fn create_backend(&self) -> Result<Vec<MemoryType>, (&'static str, Status)> {
+        let check = |call, status| if status == SUCCESS { Ok(()) } else { Err((call, status)) };
+        let api = &self.library.api;
+        let (mut memories, mut parameters, mut backend) = (null_mut(), null_mut(), null_mut());
+        // SAFETY: the agent exists; each result is used after success only, and destroyed once.
+        unsafe {
+            let status = (api.get_plugin_params)(
+                self.raw.as_ptr(),
+                PLUGIN.as_ptr(),
+                &raw mut memories,
+                &raw mut parameters,
+            );
+            check("get_plugin_params", status)?;
+            (api.destroy_mem_list)(memories);
+            let status =
+                (api.create_backend)(self.raw.as_ptr(), PLUGIN.as_ptr(), parameters, &raw mut backend);
+            (api.destroy_params)(parameters);
+            check("create_backend", status)?;
+            let status =
+                (api.get_backend_params)(self.raw.as_ptr(), backend, &raw mut memories, &raw mut parameters);
+            // Destroys the reference only; the backend exists as long as the agent.
+            (api.destroy_backend)(backend);
+            check("get_backend_params", status)?;
+            (api.destroy_params)(parameters);
+            let types = self.types_of(memories);
+            (api.destroy_mem_list)(memories);
+            types
+        }
+    }
+
+    /// Returns the elements of a list of memory types.
+    ///
+    /// # Safety
+    ///
+    /// The list exists.
+    unsafe fn types_of(&self, list: *mut MemoryList) -> Result<Vec<MemoryType>, (&'static str, Status)> {
+        let api = &self.library.api;
+        let mut count = 0;
+        // SAFETY: the caller's promise.
+        let status = unsafe { (api.mem_list_size)(list, &raw mut count) };
+        if status != SUCCESS {
+            return Err(("mem_list_size", status));
+        }
+        let mut types = Vec::new();
+        for index in 0..count {
+            let mut memory_type = 0;
+            // SAFETY: the caller's promise.
+            let status = unsafe { (api.mem_list_get)(list, index, &raw mut memory_type) };
+            if status != SUCCESS {
+                return Err(("mem_list_get", status));
+            }
+            types.push(memory_type);
+        }
+        Ok(types)
+    }
+
+    /// Returns whether UCX supports host memory, or else CUDA memory.
+    pub(crate) fn supports(&self, is_host: bool) -> bool {
+        self.memory_types.contains(&if is_host { MEMORY_HOST } else { MEMORY_DEVICE })
+    }
+
+    /// Returns the file of the library.
+    pub(crate) fn file(&self) -> &str {
+        &self.library.file
+    }
+
+    /// Refuses a call in a forked child.
+    fn check_process(&self) -> Result<()> {
+        if process::id() == self.process { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    fn registration_list(&self, memory_type: MemoryType) -> Result<List<'_, RegistrationList>, VendorError> {
+        let mut list = null_mut();
+        // SAFETY: writes one pointer.
+        let status = unsafe { (self.library.api.create_reg_dlist)(memory_type, &raw mut list) };
+        NixlLibrary::check("create_reg_dlist", status)?;
+        Ok(List { raw: list, destroy: self.library.api.destroy_reg_dlist, _agent: self })
+    }
+
+    fn transfer_list(&self, memory: NixlMemory) -> Result<List<'_, TransferList>, VendorError> {
+        let api = &self.library.api;
+        let mut raw = null_mut();
+        // SAFETY: writes one pointer.
+        let status = unsafe { (api.create_xfer_dlist)(memory.memory_type, &raw mut raw) };
+        NixlLibrary::check("create_xfer_dlist", status)?;
+        let list = List { raw, destroy: api.destroy_xfer_dlist, _agent: self };
+        // SAFETY: the list exists; the address is not accessed.
+        let status = unsafe {
+            (api.xfer_dlist_add_desc)(list.raw, memory.address as usize, memory.len as usize, memory.device)
+        };
+        NixlLibrary::check("xfer_dlist_add_desc", status)?;
+        Ok(list)
+    }
+
+    /// Returns NIXL's metadata of registered regions, or of the agent if the list is empty.
+    fn metadata_of(&self, list: &List<'_, RegistrationList>) -> Result<Vec<u8>, VendorError> {
+        let (mut data, mut len) = (null_mut::<c_void>(), 0);
+        // SAFETY: agent and list exist; null stands for no options.
+        let status = unsafe {
+            (self.library.api.get_local_partial_md)(
+                self.raw.as_ptr(),
+                list.raw,
+                &raw mut data,
+                &raw mut len,
+                null_mut(),
+            )
+        };
+        NixlLibrary::check("get_local_partial_md", status)?;
+        // SAFETY: after success, `data` has `len` bytes of malloc, which the caller has to free.
+        unsafe {
+            let bytes = slice::from_raw_parts(data.cast::<u8>(), len).to_vec();
+            libc::free(data);
+            Ok(bytes)
+        }
+    }
+
+    /// Loads metadata of another agent, and returns that agent's name.
+    fn load(&self, metadata: &[u8]) -> Result<CString, VendorError> {
+        let mut name = null_mut::<c_char>();
+        // SAFETY: the bytes are valid for the call, which copies them.
+        let status = unsafe {
+            (self.library.api.load_remote_md)(
+                self.raw.as_ptr(),
+                metadata.as_ptr().cast(),
+                metadata.len(),
+                &raw mut name,
+            )
+        };
+        NixlLibrary::check("load_remote_md", status)?;
+        // SAFETY: after success, `name` is a text of malloc, which the caller has to free.
+        unsafe {
+            let owned = CStr::from_ptr(name).to_owned();
+            libc::free(name.cast());
+            Ok(owned)
+        }
+    }
+
+    fn peers(&self) -> MutexGuard<'_, Peers> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets a peer: closes the connection, and drops the metadata of its regions.
+    fn forget(&self, peer: &CStr) {
+        // SAFETY: the agent exists. After a lost connection NIXL has forgotten the peer already, and reports that.
+        unsafe { (self.library.api.invalidate_remote_md)(self.raw.as_ptr(), peer.as_ptr()) };
+    }
+
+    /// Records the end of a request to a peer.
+    fn end_request(&self, peers: &mut Peers, peer: &CStr, failed: bool) {
+        if peers.end(peer, failed) {
+            self.forget(peer);
+        }
+    }
+
+    /// Loads the metadata of a region and of its agent, as far as they are not loaded. Returns the agent's name.
+    fn load_region(&self, peers: &mut Peers, region: &RegionMetadata) -> Result<CString> {
+        let peer = self.load(&region.connection)?;
+        if peers.knows(&peer, region) {
+            return Ok(peer);
+        }
+        let outdated = peers.outdated_by(&peer, region);
+        for name in &outdated {
+            self.forget(name);
+        }
+        if outdated.contains(&peer) {
+            self.load(&region.connection)?;
+        }
+        let name = self.load(&region.region)?;
+        if name != peer {
+            return Err(Error::Protocol("the NIXL metadata is that of two agents".into()));
+        }
+        peers.add(&peer, region);
+        Ok(peer)
+    }
+
+    /// Creates and starts a request that reads `source` of a loaded peer into `destination`.
+    fn start_request(
+        &self,
+        peer: &CStr,
+        source: NixlMemory,
+        destination: NixlMemory,
+    ) -> Result<(*mut Request, Status), VendorError> {
+        let api = &self.library.api;
+        let (local, remote) = (self.transfer_list(destination)?, self.transfer_list(source)?);
+        let mut request = null_mut();
+        // SAFETY: all objects exist; NIXL copies the lists.
+        let status = unsafe {
+            (api.create_xfer_req)(
+                self.raw.as_ptr(),
+                OPERATION_READ,
+                local.raw,
+                remote.raw,
+                peer.as_ptr(),
+                &raw mut request,
+                null_mut(),
+            )
+        };
+        NixlLibrary::check("create_xfer_req", status)?;
+        // SAFETY: the caller has registered the destination, and keeps it until the request is over.
+        let status = unsafe { (api.post_xfer_req)(self.raw.as_ptr(), request, null_mut()) };
+        Ok((request, status))
+    }
+
+    /// Releases a request that is over.
+    fn release(&self, request: *mut Request) {
+        let api = &self.library.api;
+        // SAFETY: the request exists, is over, and is not used again.
+        let status = unsafe {
+            let status = (api.release_xfer_req)(self.raw.as_ptr(), request);
+            (api.destroy_xfer_req)(request);
+            status
+        };
+        if status != SUCCESS {
+            let error = NixlLibrary::error("release_xfer_req", status);
+            tracing::warn!(target: crate::LOG, %error, "NIXL did not release a request");
+        }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // In a forked child, NIXL would wait for threads that do not exist.
+        if self.check_process().is_ok() {
+            // SAFETY: each registration and each request has a reference to the agent, so there are none.
+            unsafe { (self.library.api.destroy_agent)(self.raw.as_ptr()) };
+        }
+    }
+}
+
+/// A list of NIXL, which is destroyed on drop.
+struct List<'a, T> {
+    raw: *mut T,
+    destroy: unsafe extern "C" fn(*mut T) -> Status,
+    /// The library is loaded as long as the agent exists.
+    _agent: &'a Agent,
+}
+
+impl<T> Drop for List<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: the list exists, and is not used again.
+        unsafe { (self.destroy)(self.raw) };
+    }
+}
+
+/// Memory that is registered with an agent until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    agent: Arc<Agent>,
+    memory: NixlMemory,
+}
+
+impl Registration {
+    /// Registers memory.
+    ///
+    /// # Safety
+    ///
+    /// The memory stays allocated until the result is dropped.
+    pub(crate) unsafe fn new(agent: &Arc<Agent>, memory: NixlMemory) -> Result<Self> {
+        agent.check_process()?;
+        let list = list_of(agent, memory)?;
+        // SAFETY: agent and list exist; the memory as the caller promised.
+        let status = unsafe { (agent.library.api.register_mem)(agent.raw.as_ptr(), list.raw, null_mut()) };
+        NixlLibrary::check("register_mem", status)?;
+        Ok(Self { agent: Arc::clone(agent), memory })
+    }
+
+    /// Returns the metadata by which another process can pull from this memory.
+    pub(crate) fn metadata(&self) -> Result<RegionMetadata> {
+        let NixlMemory { memory_type, device, address, len } = self.memory;
+        let mut metadata = RegionMetadata::new(memory_type, device, address, len);
+        metadata.connection = self.agent.connection.clone();
+        metadata.region = self.agent.metadata_of(&list_of(&self.agent, self.memory)?)?;
+        Ok(metadata)
+    }
+}
+
+fn list_of(agent: &Agent, memory: NixlMemory) -> Result<List<'_, RegistrationList>, VendorError> {
+    let list = agent.registration_list(memory.memory_type)?;
+    // SAFETY: the list exists; the address is not accessed.
+    let status = unsafe {
+        (agent.library.api.reg_dlist_add_desc)(
+            list.raw,
+            memory.address as usize,
+            memory.len as usize,
+            memory.device,
+            null(),
+            0,
+        )
+    };
+    NixlLibrary::check("reg_dlist_add_desc", status)?;
+    Ok(list)
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if self.agent.check_process().is_err() {
+            return;
+        }
+        let deregistered = list_of(&self.agent, self.memory).and_then(|list| {
+            let agent = self.agent.raw.as_ptr();
+            // SAFETY: agent and list exist, and the memory is registered.
+            let status = unsafe { (self.agent.library.api.deregister_mem)(agent, list.raw, null_mut()) };
+            NixlLibrary::check("deregister_mem", status)
+        });
+        if let Err(error) = deregistered {
+            tracing::warn!(target: crate::LOG, %error, "memory was not deregistered");
+        }
+    }
+}
+
+/// A read from another process's memory.
+#[derive(Debug)]
+pub(crate) struct Read {
+    agent: Arc<Agent>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    Running(Running),
+    Over(Result<(), VendorError>),
+}
+
+#[derive(Debug)]
+struct Running {
+    request: *mut Request,
+    /// Deregistered at the end.
+    destination: Registration,
+    peer: CString,
+}
+
+// SAFETY: a request may be used on any thread; the lock of the state admits one at a time.
+unsafe impl Send for Running {}
+
+impl Read {
+    /// Starts a read of `destination.len` bytes at `offset` of a region.
+    ///
+    /// # Safety
+    ///
+    /// The destination stays allocated, and no other code accesses it, until [`is_finished`](Self::is_finished) has returned
+    /// true or an error. If the result is dropped before, it stays allocated for ever.
+    pub(crate) unsafe fn start(
+        agent: &Arc<Agent>,
+        region: &RegionMetadata,
+        offset: u64,
+        destination: NixlMemory,
+    ) -> Result<Self> {
+        let address = region.address_of(offset, destination.len)?;
+        let RegionMetadata { memory_type, device, .. } = *region;
+        let source = NixlMemory { memory_type, device, address, len: destination.len };
+        // SAFETY: as the caller promised.
+        let registered = unsafe { Registration::new(agent, destination)? };
+        let mut peers = agent.peers();
+        let peer = agent.load_region(&mut peers, region)?;
+        peers.begin(&peer);
+        let (request, status) = match agent.start_request(&peer, source, destination) {
+            Ok(started) => started,
+            Err(error) => {
+                agent.end_request(&mut peers, &peer, true);
+                return Err(error.into());
+            }
+        };
+        drop(peers);
+        let running = Running { request, destination: registered, peer };
+        let read = Self { agent: Arc::clone(agent), state: Mutex::new(State::Running(running)) };
+        read.update(&mut read.state(), "post_xfer_req", status);
+        Ok(read)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether all bytes have arrived; after an error the request is over, too.
+    pub(crate) fn is_finished(&self) -> Result<bool> {
+        self.agent.check_process()?;
+        let mut state = self.state();
+        if let State::Running(running) = &*state {
+            // SAFETY: the request exists until it is over.
+            let status =
+                unsafe { (self.agent.library.api.get_xfer_status)(self.agent.raw.as_ptr(), running.request) };
+            self.update(&mut state, "get_xfer_status", status);
+        }
+        match &*state {
+            State::Running(_) => Ok(false),
+            State::Over(result) => result.clone().map(|()| true).map_err(Into::into),
+        }
+    }
+
+    /// Ends the request if this status of `call` says that it is over.
+    fn update(&self, state: &mut State, call: &'static str, status: Status) {
+        if status == IN_PROGRESS {
+            return;
+        }
+        let result = NixlLibrary::check(call, status);
+        let failed = result.is_err();
+        let over = State::Over(result);
+        if let State::Running(Running { request, destination, peer }) = mem::replace(state, over) {
+            self.agent.release(request);
+            drop(destination);
+            self.agent.end_request(&mut self.agent.peers(), &peer, failed);
+        }
+    }
+}
+
+impl Drop for Read {
+    fn drop(&mut self) {
+        let over = State::Over(Ok(()));
+        if let State::Running(running) = mem::replace(&mut *self.state(), over) {
+            // UCX may write to the destination as long as the agent exists, so both stay.
+            mem::forget(running);
+            mem::forget(Arc::clone(&self.agent));
+            if self.agent.check_process().is_ok() {
+                tracing::warn!(target: crate::LOG,
+                    "a transfer was dropped before its end; the agent of NIXL stays until the process exits"
+                );
+            }
+        }
+    }
+}
+
+/// Returns a name that no other agent on any host has: NIXL identifies agents by it.
+fn random_name() -> Result<CString, Unavailable> {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random)
+        .map_err(|error| Unavailable::Failed { detail: format!("no random bytes: {error}") })?;
+    let mut name = "device-ipc-".to_owned();
+    for byte in random {
+        let _ = write!(name, "{byte:02x}");
+    }
+    Ok(CString::new(name).expect("hexadecimal digits"))
+}

@@ -1,0 +1,433 @@
+//! Pulls between two processes with the real NIXL, over TCP on the loopback interface.
+//!
+//! Every engine is in a child process, whose environment selects UCX's transport. The tests are skipped if no NIXL is
+//! installed, unless `DEVICE_IPC_NIXL` names one; `cargo xtask nixl` provides it.
+
+use std::collections::VecDeque;
+use std::env;
+use std::fs;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use device_ipc_core::backend::engine::{MemorySpace, RegisteredMemory, TransferEngine, TransferMemory};
+use device_ipc_core::{Error, Pull, Unavailable};
+use device_ipc_nixl::{LIBRARY_VARIABLE, NixlEngine};
+use device_ipc_test_process::{Process, hex, request, serve, unhex};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::time::{ClockId, clock_gettime};
+
+/// Time limit of a pull that is to succeed.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Time limit of a pull from a suspended exporter.
+const SHORT: Duration = Duration::from_millis(300);
+
+/// The smallest, one page, and one of many packets.
+const LENGTHS: [usize; 3] = [1, 4096, 64 << 20];
+
+/// UCX on the loopback interface, by TCP alone. NIXL logs the errors that the tests provoke.
+const ENVIRONMENT: [(&str, &str); 3] =
+    [("UCX_TLS", "tcp"), ("UCX_NET_DEVICES", "lo"), ("NIXL_LOG_LEVEL", "FATAL")];
+
+fn process(path: &str) -> Process {
+    Process::of_test(path, &ENVIRONMENT)
+}
+
+/// Starts the processes, unless no NIXL is installed; prints the reason then.
+fn exporter_and_importer() -> Option<(Process, Process)> {
+    let mut exporter = process(concat!(module_path!(), "::exporter"));
+    let loaded = exporter.ask("load");
+    if loaded.starts_with("library not found") && env::var_os(LIBRARY_VARIABLE).is_none() {
+        eprintln!("skipped: {loaded}; `cargo xtask nixl` downloads it");
+        return None;
+    }
+    assert_eq!(loaded, "loaded");
+    let mut importer = process(concat!(module_path!(), "::importer"));
+    assert_eq!(importer.ask("load"), "loaded");
+    Some((exporter, importer))
+}
+
+/// Returns the contents of a region from `offset` on. The first byte is not 0. The period is no multiple of a page.
+fn contents(offset: usize, length: usize, seed: u8) -> Vec<u8> {
+    const PERIOD: usize = 65_521;
+    let byte = |at: u64| (at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[0] ^ seed;
+    let period: Vec<u8> = (0..PERIOD as u64).map(byte).collect();
+    let skipped = offset % PERIOD;
+    let mut bytes = period.repeat((skipped + length).div_ceil(PERIOD));
+    bytes.truncate(skipped + length);
+    bytes.split_off(skipped)
+}
+
+fn memory_of(bytes: &mut [u8]) -> TransferMemory {
+    TransferMemory { space: MemorySpace::Host, address: bytes.as_mut_ptr() as u64, len: bytes.len() as u64 }
+}
+
+/// Returns the answer of `load`.
+fn load(engine: &mut Option<NixlEngine>) -> String {
+    match NixlEngine::load() {
+        Ok(loaded) => {
+            *engine = Some(loaded);
+            "loaded".into()
+        }
+        Err(error @ Unavailable::LibraryNotFound { .. }) => error.to_string(),
+        Err(error) => format!("failed: {error}"),
+    }
+}
+
+/// Shares regions: `share LENGTH SEED` answers with the metadata.
+#[test]
+#[ignore = "a process of the other tests"]
+fn exporter() {
+    let mut engine = None;
+    let mut regions: Vec<(Box<dyn RegisteredMemory>, Vec<u8>)> = Vec::new();
+    serve(|request, argument| match request {
+        "load" => load(&mut engine),
+        "share" => {
+            let (length, seed) = argument.split_once(' ').unwrap();
+            let (length, seed) = (length.parse().unwrap(), seed.parse().unwrap());
+            let mut bytes = contents(0, length, seed);
+            let engine = engine.as_ref().unwrap();
+            // SAFETY: the bytes stay in the list of regions, behind their registration.
+            let registered = unsafe { engine.register(memory_of(&mut bytes)).unwrap() };
+            let metadata = hex(registered.metadata());
+            regions.push((registered, bytes));
+            metadata
+        }
+        // Registers the same memory again, with other contents.
+        "renew" => {
+            let seed = argument.parse().unwrap();
+            let (registered, mut bytes) = regions.pop().unwrap();
+            drop(registered);
+            let length = bytes.len();
+            bytes.copy_from_slice(&contents(0, length, seed));
+            // SAFETY: as above.
+            let registered = unsafe { engine.as_ref().unwrap().register(memory_of(&mut bytes)).unwrap() };
+            let metadata = hex(registered.metadata());
+            regions.push((registered, bytes));
+            metadata
+        }
+        "files" => open_files().to_string(),
+        "processor" => processor_time().as_millis().to_string(),
+        other => unreachable!("{other}"),
+    });
+}
+
+/// A destination, which reports its contents when it is dropped.
+#[derive(Debug)]
+struct Destination {
+    bytes: Vec<u8>,
+    dropped: Sender<Vec<u8>>,
+}
+
+impl Drop for Destination {
+    fn drop(&mut self) {
+        let _ = self.dropped.send(std::mem::take(&mut self.bytes));
+    }
+}
+
+/// Returns whether bytes are those of a region from `offset` on, for a person to read.
+fn check(bytes: &[u8], offset: usize, seed: u8) -> String {
+    let expected = contents(offset, bytes.len(), seed);
+    if bytes == expected {
+        return format!("{} right", bytes.len());
+    }
+    let at = bytes.iter().zip(&expected).position(|(found, expected)| found != expected).unwrap();
+    format!("wrong from {at} on")
+}
+
+fn report(error: &Error) -> String {
+    let kind = match error {
+        Error::Timeout { .. } => "timeout",
+        Error::Vendor(_) => "vendor",
+        Error::InvalidRegion(_) => "region",
+        Error::Protocol(_) => "protocol",
+        Error::Unsupported { .. } => "unsupported",
+        _ => "other",
+    };
+    format!("{kind}: {error}")
+}
+
+/// Pulls regions.
+#[test]
+#[ignore = "a process of the other tests"]
+fn importer() {
+    let mut engine = None;
+    let mut pulls: VecDeque<Pull<Destination>> = VecDeque::new();
+    let mut last: Option<Receiver<Vec<u8>>> = None;
+    while let Some(line) = request() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |at: usize| words[at].parse::<usize>().unwrap();
+        let answer = match words[0] {
+            "load" => load(&mut engine),
+            // start METADATA OFFSET LENGTH LIMIT_MS [EXPORTER]: stops the exporter once the first byte has arrived.
+            "start" => {
+                let mut bytes = vec![0; number(3)];
+                let memory = memory_of(&mut bytes);
+                let first = bytes.as_ptr();
+                let (dropped, receiver) = channel();
+                last = Some(receiver);
+                let owner = Destination { bytes, dropped };
+                let limit = Duration::from_millis(number(4) as u64);
+                let (metadata, offset) = (unhex(words[1]), number(2) as u64);
+                let engine = engine.as_ref().unwrap();
+                // SAFETY: the destination owns the memory, and reads it when it is dropped.
+                match unsafe { Pull::start(engine, &metadata, offset, memory, owner, limit) } {
+                    Ok(started) => {
+                        if let Some(exporter) = words.get(5) {
+                            let deadline = Instant::now() + LONG;
+                            // SAFETY: the memory is allocated; the value decides only when to stop the exporter.
+                            while unsafe { first.read_volatile() } == 0 && Instant::now() < deadline {
+                                std::hint::spin_loop();
+                            }
+                            signal(exporter.parse().unwrap(), Signal::STOP);
+                        }
+                        pulls.push_back(started);
+                        "started".into()
+                    }
+                    Err(error) => report(&error),
+                }
+            }
+            // wait OFFSET SEED: waits for the oldest pull, and checks the bytes.
+            "wait" => match pulls.pop_front().unwrap().wait() {
+                Ok(owner) => check(&owner.bytes, number(1), number(2) as u8),
+                Err(error) => report(&error),
+            },
+            // dropped OFFSET SEED LIMIT_MS: waits until the library has dropped the last destination, and checks it.
+            "dropped" => match last.as_ref().unwrap().recv_timeout(Duration::from_millis(number(3) as u64)) {
+                Ok(bytes) => check(&bytes, number(1), number(2) as u8),
+                Err(_) => "kept".into(),
+            },
+            "abandon" => {
+                drop(pulls.pop_front());
+                "abandoned".into()
+            }
+            // leak METADATA LENGTH: starts a transfer to memory that stays allocated, and drops it.
+            "leak" => {
+                let memory = memory_of(Box::leak(vec![0; number(2)].into_boxed_slice()));
+                // SAFETY: the memory stays allocated, and no code accesses it.
+                let transfer = unsafe { engine.as_ref().unwrap().pull(&unhex(words[1]), 0, memory).unwrap() };
+                format!("{:?}", transfer.is_finished().unwrap())
+            }
+            // device METADATA: pulls to memory that NIXL does not support.
+            "device" => {
+                let space = MemorySpace::Device { backend: "ascend", ordinal: 0.into() };
+                let memory = TransferMemory { space, address: 4096, len: 1 };
+                // SAFETY: the engine refuses the memory.
+                let refused = unsafe { engine.as_ref().unwrap().pull(&unhex(words[1]), 0, memory) };
+                report(&refused.unwrap_err())
+            }
+            "files" => open_files().to_string(),
+            other => unreachable!("{other}"),
+        };
+        device_ipc_test_process::answer(answer);
+    }
+}
+
+fn signal(process: u32, signal: Signal) {
+    let pid = Pid::from_raw(process as i32).unwrap();
+    kill_process(pid, signal).expect("the process exists");
+}
+
+/// Suspends a child of this process, and waits until all of its threads have stopped.
+fn suspend(child: &Process) {
+    signal(child.id(), Signal::STOP);
+    let pid = Pid::from_raw(child.id() as i32).unwrap();
+    let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child").expect("it has stopped");
+    assert!(status.stopped(), "{status:?}");
+}
+
+fn open_files() -> usize {
+    fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Returns the processor time that this process has used.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+fn start(importer: &mut Process, metadata: &str, offset: usize, length: usize, limit: Duration) -> String {
+    importer.ask(&format!("start {metadata} {offset} {length} {}", limit.as_millis()))
+}
+
+#[test]
+fn pulled_bytes_are_those_of_the_exporter() {
+    let Some((mut exporter, mut importer)) = exporter_and_importer() else { return };
+    for (seed, length) in LENGTHS.into_iter().enumerate() {
+        let metadata = exporter.ask(&format!("share {length} {seed}"));
+        for offset in [0, length / 2, length - 1] {
+            assert_eq!(start(&mut importer, &metadata, offset, length - offset, LONG), "started");
+            let expected = format!("{} right", length - offset);
+            assert_eq!(importer.ask(&format!("wait {offset} {seed}")), expected);
+        }
+    }
+    importer.finish();
+    exporter.finish();
+}
+
+#[test]
+fn invalid_pulls_are_refused() {
+    let Some((mut exporter, mut importer)) = exporter_and_importer() else { return };
+    let metadata = exporter.ask("share 4096 1");
+    let error = start(&mut importer, &metadata, 1, 4096, LONG);
+    assert!(error.starts_with("region:") && error.contains("offset 1 exceed"), "{error}");
+    let error = start(&mut importer, &metadata, 0, 0, LONG);
+    assert!(error.starts_with("region:"), "{error}");
+    let error = importer.ask(&format!("device {metadata}"));
+    assert!(error.starts_with("unsupported:") && error.contains("ascend"), "{error}");
+    let error = start(&mut importer, "02ff", 0, 1, LONG);
+    assert!(error.starts_with("protocol:") && error.contains("version 2"), "{error}");
+    // The form is right, but NIXL's own metadata is not.
+    let error = start(&mut importer, "01000000640000", 0, 1, LONG);
+    assert!(error.starts_with("vendor:") && error.contains("load_remote_md"), "{error}");
+    // The importer is as before.
+    assert_eq!(start(&mut importer, &metadata, 0, 4096, LONG), "started");
+    assert_eq!(importer.ask("wait 0 1"), "4096 right");
+}
+
+#[test]
+fn memory_that_is_registered_again_is_pulled_again() {
+    let Some((mut exporter, mut importer)) = exporter_and_importer() else { return };
+    let mut metadata = exporter.ask("share 4096 1");
+    for seed in 1..4 {
+        assert_eq!(start(&mut importer, &metadata, 0, 4096, LONG), "started");
+        assert_eq!(importer.ask(&format!("wait 0 {seed}")), "4096 right");
+        metadata = exporter.ask(&format!("renew {}", seed + 1));
+    }
+}
+
+#[test]
+fn pull_from_a_killed_exporter_fails() {
+    let Some((mut exporter, mut importer)) = exporter_and_importer() else { return };
+    let metadata = exporter.ask("share 4096 1");
+    // The pull cannot finish before the exporter is killed.
+    suspend(&exporter);
+    assert_eq!(start(&mut importer, &metadata, 0, 4096, LONG), "started");
+    exporter.kill();
+    let error = importer.ask("wait 0 1");
+    assert!(error.starts_with("vendor: get_xfer_status") && error.contains("terminated"), "{error}");
+    // The engine has finished with the destination, which the pull has dropped.
+    assert_ne!(importer.ask("dropped 0 1 60000"), "kept");
+}
+
+#[test]
+fn all_pulls_from_a_killed_exporter_fail() {
+    let Some((mut exporter, mut importer)) = exporter_and_importer() else { return };
+    let metadata = [exporter.ask("share 4096 1"), exporter.ask("share 1048576 2")];
+    // With a connection, as opposed to the test above.
+    assert_eq!(start(&mut importer, &metadata[0], 0, 4096, LONG), "started");
+    assert_eq!(importer.ask("wait 0 1"), "4096 right");
+    suspend(&exporter);
+    for metadata in [&metadata[0], &metadata[1], &metadata[0]] {
+        assert_eq!(start(&mut importer, metadata, 0, 4096, LONG), "started");
+    }
+    exporter.kill();
+    for _ in 0..3 {
+        let error = importer.ask("wait 0 1");
+        assert!(error.starts_with("vendor: get_xfer_status") && error.contains("terminated"), "{error}");
+    }
+    // The engine works with another exporter.
+    let mut other = process(concat!(module_path!(), "::exporter"));
+    assert_eq!(other.ask("load"), "loaded");
+    let metadata = other.ask("share 4096 3");
+    assert_eq!(start(&mut importer, &metadata, 0, 4096, LONG), "started");
+    assert_eq!(importer.ask("wait 0 3"), "4096 right");
+}
+
+#[test]
+fn transfer_that_is_dropped_early_does_not_disturb_others() {
+    let Some((mut exporter, mut importer)) = exporter_and_importer() else { return };
+    let metadata = exporter.ask("share 4096 1");
+    suspend(&exporter);
+    assert_eq!(importer.ask(&format!("leak {metadata} 4096")), "false");
+    signal(exporter.id(), Signal::CONT);
+    assert_eq!(start(&mut importer, &metadata, 0, 4096, LONG), "started");
+    assert_eq!(importer.ask("wait 0 1"), "4096 right");
+    importer.finish();
+    exporter.finish();
+}
+
+/// The length of a pull whose exporter is suspended after the first bytes.
+const MANY: usize = 128 << 20;
+
+/// Starts a pull of many bytes, and suspends its exporter.
+fn start_and_suspend(exporter: &mut Process, importer: &mut Process, limit: Duration) {
+    let metadata = exporter.ask(&format!("share {MANY} 1"));
+    let request = format!("start {metadata} 0 {MANY} {} {}", limit.as_millis(), exporter.id());
+    assert_eq!(importer.ask(&request), "started");
+}
+
+#[test]
+fn destination_is_kept_while_the_exporter_is_suspended() {
+    let Some((mut exporter, mut importer)) = exporter_and_importer() else { return };
+    start_and_suspend(&mut exporter, &mut importer, SHORT);
+    let error = importer.ask("wait 0 1");
+    assert!(error.starts_with("timeout: timed out after 300 ms"), "{error}");
+    assert_eq!(importer.ask("dropped 0 1 500"), "kept");
+    // The rest arrives in the destination, which the library has kept.
+    signal(exporter.id(), Signal::CONT);
+    assert_eq!(importer.ask("dropped 0 1 60000"), format!("{MANY} right"));
+    exporter.finish();
+}
+
+#[test]
+fn destination_of_an_abandoned_pull_is_dropped_when_the_exporter_is_killed() {
+    let Some((mut exporter, mut importer)) = exporter_and_importer() else { return };
+    start_and_suspend(&mut exporter, &mut importer, LONG);
+    assert_eq!(importer.ask("abandon"), "abandoned");
+    assert_eq!(importer.ask("dropped 0 1 500"), "kept");
+    exporter.kill();
+    let contents = importer.ask("dropped 0 1 60000");
+    assert!(contents.starts_with("wrong from "), "the exporter had not sent all bytes: {contents}");
+}
+
+#[test]
+fn repeated_pulls_leave_no_files_open() {
+    let Some((mut exporter, mut importer)) = exporter_and_importer() else { return };
+    let metadata = exporter.ask("share 4096 1");
+    let mut pulls = |count: usize, exporter: &mut Process| {
+        for _ in 0..count {
+            assert_eq!(start(&mut importer, &metadata, 0, 4096, LONG), "started");
+            assert_eq!(importer.ask("wait 0 1"), "4096 right");
+        }
+        [exporter.ask("files"), importer.ask("files")].map(|files| files.parse::<usize>().unwrap())
+    };
+    let before = pulls(3, &mut exporter);
+    assert_eq!(pulls(50, &mut exporter), before, "open files of the exporter and of the importer");
+}
+
+#[test]
+fn idle_engine_uses_little_processor_time() {
+    const IDLE: Duration = Duration::from_secs(1);
+    let Some((mut exporter, _importer)) = exporter_and_importer() else { return };
+    let mut used = || exporter.ask("processor").parse::<u64>().unwrap();
+    let before = used();
+    // What is measured is that nothing happens. A progress thread without a delay uses all of this time.
+    std::thread::sleep(IDLE);
+    let milliseconds = used() - before;
+    assert!(milliseconds < 200, "the process used {milliseconds} ms of {IDLE:?}");
+}
+
+/// Answers with the error of a NIXL without plugins.
+#[test]
+#[ignore = "a process of the other tests"]
+fn without_plugins() {
+    let mut engine = None;
+    serve(|_, _| load(&mut engine));
+}
+
+#[test]
+fn missing_plugin_error_names_the_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut environment = ENVIRONMENT.to_vec();
+    environment.push(("NIXL_PLUGIN_DIR", folder.path().to_str().unwrap()));
+    let path = concat!(module_path!(), "::without_plugins");
+    let error = Process::of_test(path, &environment).ask("load");
+    if error.starts_with("library not found") && env::var_os(LIBRARY_VARIABLE).is_none() {
+        eprintln!("skipped: {error}");
+        return;
+    }
+    for phrase in ["get_plugin_params", "NIXL_PLUGIN_DIR", "libplugin_UCX.so", "nixl-cu12"] {
+        assert!(error.contains(phrase), "{phrase:?} is missing in {error}");
+    }
+}
