@@ -1,6 +1,9 @@
 //! Downloads from package registries over HTTPS: whole files, and ranges of large files.
 
-use std::io::{self, Read, Seek, SeekFrom};
+use std::fs;
+use std::io::{self, Cursor, Read, Seek, SeekFrom};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -8,6 +11,7 @@ use sha2::{Digest, Sha256};
 use ureq::http::{Response, header};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::{Agent, Body};
+use zip::ZipArchive;
 
 /// Timeouts of a connection and of a whole response.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -184,6 +188,24 @@ impl Seek for RemoteFile {
 /// Returns the SHA-256 digest of bytes in hexadecimal.
 pub(crate) fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Unpacks the files of a wheel for which `path_of` returns a path. Files in a folder `bin` are executable.
+pub(crate) fn unpack(wheel: &[u8], to: &Path, path_of: impl Fn(&str) -> Option<&str>) -> Result<()> {
+    let mut archive = ZipArchive::new(Cursor::new(wheel))?;
+    for index in 0..archive.len() {
+        let mut file = archive.by_index(index)?;
+        let name = file.name()?.into_owned();
+        let Some(path) = path_of(&name) else { continue };
+        let path = to.join(path);
+        fs::create_dir_all(path.parent().context("the path has a parent directory")?)?;
+        io::copy(&mut file, &mut fs::File::create(&path)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        // Wheels do not always mark executable files.
+        let is_program = path.parent().is_some_and(|directory| directory.ends_with("bin"));
+        fs::set_permissions(&path, fs::Permissions::from_mode(if is_program { 0o755 } else { 0o644 }))?;
+    }
+    Ok(())
 }
 
 fn body(mut response: Response<Body>) -> Result<Vec<u8>> {

@@ -9,6 +9,7 @@ mod features;
 mod fuzz;
 mod layers;
 mod msrv;
+mod nixl;
 mod public_api;
 mod python;
 mod verify_abi;
@@ -28,6 +29,8 @@ enum Command {
     Layers,
     /// Check that no dependency requires a newer Rust than `rust-version`
     Msrv,
+    /// Test device-ipc-nixl with NIXL, downloaded from PyPI
+    Nixl,
     Fuzz(fuzz::Options),
     PublicApi(public_api::Options),
     Python(python::Options),
@@ -43,6 +46,7 @@ fn main() -> anyhow::Result<()> {
         Command::Candle(options) => candle::run(&options),
         Command::Layers => layers::run(),
         Command::Msrv => msrv::run(),
+        Command::Nixl => nixl::run(),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::PublicApi(options) => public_api::run(&options),
         Command::Python(options) => python::run(&options),

@@ -1,14 +1,12 @@
 //! nvcc, downloaded from NVIDIA's wheels on PyPI into the target directory.
 
 use std::fs;
-use std::io::{self, Cursor};
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use zip::ZipArchive;
 
-use crate::download::Downloader;
+use crate::download::{Downloader, unpack};
 
 /// A wheel with part of the toolkit.
 struct Wheel {
@@ -60,30 +58,12 @@ pub(super) fn download(directory: &Path) -> Result<PathBuf> {
     let downloader = Downloader::new();
     for wheel in &WHEELS {
         let bytes = downloader.get_verified(wheel.url, wheel.sha256)?;
-        unpack(&bytes, &partial).with_context(|| format!("cannot unpack {}", wheel.url))?;
+        unpack(&bytes, &partial, toolkit_path).with_context(|| format!("cannot unpack {}", wheel.url))?;
     }
     // The linker requires the unversioned name, which the wheel does not contain.
     symlink("libcudart.so.13", partial.join("lib/libcudart.so"))?;
     fs::rename(&partial, &toolkit).with_context(|| format!("cannot create {}", toolkit.display()))?;
     Ok(toolkit)
-}
-
-/// Unpacks the toolkit files of a wheel.
-fn unpack(wheel: &[u8], to: &Path) -> Result<()> {
-    let mut archive = ZipArchive::new(Cursor::new(wheel))?;
-    for index in 0..archive.len() {
-        let mut file = archive.by_index(index)?;
-        let name = file.name()?.into_owned();
-        let Some(path) = toolkit_path(&name) else { continue };
-        let path = to.join(path);
-        fs::create_dir_all(path.parent().context("the path has a parent directory")?)?;
-        io::copy(&mut file, &mut fs::File::create(&path)?)
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        // Wheels do not always mark executable files.
-        let is_program = path.parent().is_some_and(|directory| directory.ends_with("bin"));
-        fs::set_permissions(&path, fs::Permissions::from_mode(if is_program { 0o755 } else { 0o644 }))?;
-    }
-    Ok(())
 }
 
 /// Returns the path in the toolkit if this is the name of a toolkit file.
@@ -94,7 +74,8 @@ fn toolkit_path(name: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
+    use std::io::{Cursor, Write as _};
+    use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
 
@@ -109,7 +90,7 @@ mod tests {
         }
         let wheel = writer.finish().unwrap().into_inner();
         let directory = tempfile::tempdir().unwrap();
-        unpack(&wheel, directory.path()).unwrap();
+        unpack(&wheel, directory.path(), toolkit_path).unwrap();
         let mode =
             |path: &str| fs::metadata(directory.path().join(path)).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode("bin/nvcc"), mode("include/cuda.h")), (0o755, 0o644));
