@@ -25,6 +25,10 @@ const SHORT: Duration = Duration::from_millis(300);
 /// The smallest, one page, and one of many packets.
 const LENGTHS: [usize; 3] = [1, 4096, 64 << 20];
 
+/// The number of threads that pull at the same time, and of pulls of each.
+const THREADS: usize = 4;
+const PULLS: usize = 25;
+
 /// UCX on the loopback interface, by TCP alone. NIXL logs the errors that the tests provoke.
 const ENVIRONMENT: [(&str, &str); 3] =
     [("UCX_TLS", "tcp"), ("UCX_NET_DEVICES", "lo"), ("NIXL_LOG_LEVEL", "FATAL")];
@@ -201,6 +205,31 @@ fn importer() {
                 drop(pulls.pop_front());
                 "abandoned".into()
             }
+            // parallel METADATA LENGTH SEED: pulls on several threads at the same time.
+            "parallel" => {
+                let (engine, metadata) = (engine.as_ref().unwrap(), unhex(words[1]));
+                let (length, seed) = (number(2), number(3) as u8);
+                let pull = || {
+                    let mut bytes = vec![0; length];
+                    let memory = memory_of(&mut bytes);
+                    // SAFETY: the pull owns the bytes.
+                    unsafe { Pull::start(engine, &metadata, 0, memory, bytes, LONG) }?.wait()
+                };
+                let pulls = || {
+                    (0..PULLS)
+                        .filter_map(|_| match pull() {
+                            Ok(bytes) if bytes == contents(0, length, seed) => None,
+                            Ok(_) => Some("wrong bytes".to_owned()),
+                            Err(error) => Some(report(&error)),
+                        })
+                        .collect::<Vec<_>>()
+                };
+                let faults = std::thread::scope(|scope| {
+                    let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(pulls)).collect();
+                    threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+                });
+                format!("faults: {faults:?}")
+            }
             // leak METADATA LENGTH: starts a transfer to memory that stays allocated, and drops it.
             "leak" => {
                 let memory = memory_of(Box::leak(vec![0; number(2)].into_boxed_slice()));
@@ -263,6 +292,13 @@ fn pulled_bytes_are_those_of_the_exporter() {
     }
     importer.finish();
     exporter.finish();
+}
+
+#[test]
+fn threads_pull_at_the_same_time() {
+    let Some((mut exporter, mut importer)) = exporter_and_importer() else { return };
+    let metadata = exporter.ask("share 65536 7");
+    assert_eq!(importer.ask(&format!("parallel {metadata} 65536 7")), "faults: []");
 }
 
 #[test]
