@@ -12,13 +12,14 @@ use support::{Directory, Terminal, device_ipc, run, send_by_file, start};
 const PAGE: &str = include_str!("../../docs/guide/operations.md");
 
 /// The folders with the sources of the published crates.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     "src",
     "ipc-core/src",
     "backend-cuda/src",
     "backend-ascend/src",
     "backend-mock/src",
     "backend-mock/engine/src",
+    "engine-nixl/src",
     "cli/src",
 ];
 

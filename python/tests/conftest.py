@@ -3,7 +3,8 @@
 import os
 
 os.environ.setdefault("DEVICE_IPC_BACKEND", "mock")
-os.environ.setdefault("DEVICE_IPC_MOCK", "devices=2")
+# With the kinds of memory of CUDA, so that what passes here passes there.
+os.environ.setdefault("DEVICE_IPC_MOCK", "devices=2;like=cuda")
 
 import faulthandler
 import gc

@@ -17,7 +17,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 os.environ.setdefault("DEVICE_IPC_BACKEND", "mock")
-os.environ.setdefault("DEVICE_IPC_MOCK", "devices=2")
+os.environ.setdefault("DEVICE_IPC_MOCK", "devices=2;like=cuda")
 
 import torch
 

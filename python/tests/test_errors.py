@@ -23,6 +23,7 @@ ONLY_IN_RUST = {
     "Export::try_as_fd",
     "Mapping::timeline",
     "Option::is_none",
+    "Pull::wait",
     "Region::new",
     "Ring::try_as_fd",
     "RingReader::try_as_fd",

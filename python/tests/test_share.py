@@ -28,8 +28,8 @@ def finish(process: "subprocess.Popen[str]") -> None:
     assert process.wait(timeout=120) == 0
 
 
-def ones(*shape: int) -> device_ipc.Tensor:
-    tensor = device_ipc.empty(shape, "float32", "mock:0")
+def ones(*shape: int, read_only: bool = False) -> device_ipc.Tensor:
+    tensor = device_ipc.empty(shape, "float32", "mock:0", read_only=read_only)
     np.from_dlpack(tensor)[:] = 1
     return tensor
 

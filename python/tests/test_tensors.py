@@ -57,7 +57,7 @@ def test_closed_mapping_gives_no_tensors() -> None:
 
 
 def test_read_only_mapping_is_a_read_only_array(start: Start) -> None:
-    export = device_ipc.share(ones(4), access="r")
+    export = device_ipc.share(ones(4, read_only=True), access="r")
     other = start(
         """
         with d.open(sys.argv[1]) as mapping:
@@ -116,9 +116,9 @@ def test_element_types_that_dlpack_lacks_travel_as_bytes() -> None:
     assert mapping.tensor.dtype == "float4_e2m1fn_x2"
 
 
-def block(names: list[str]) -> dict[str, object]:
+def block(names: list[str], read_only: bool = False) -> dict[str, object]:
     """Returns arrays of 64 B in one allocation, each at a distance of 256 B."""
-    memory = np.from_dlpack(device_ipc.empty((256 * len(names),), "uint8", "mock:0"))
+    memory = np.from_dlpack(device_ipc.empty((256 * len(names),), "uint8", "mock:0", read_only=read_only))
     parts = [memory[256 * number :][:64].view(np.float32).reshape(4, 4) for number in range(len(names))]
     for number, part in enumerate(parts):
         part[:] = number
@@ -160,7 +160,7 @@ def test_each_allocation_is_one_region_of_all_its_tensors(start: Start) -> None:
 
 
 def test_read_only_views_are_read_only() -> None:
-    export = device_ipc.share(block(["a"]), access="r")
+    export = device_ipc.share(block(["a"], read_only=True), access="r")
     array = device_ipc.numpy.open(str(export))["a"]
     assert not array.flags.writeable and (array == 0).all()
 

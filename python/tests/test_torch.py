@@ -7,7 +7,7 @@ import pytest
 import device_ipc
 import device_ipc.torch as dt
 from conftest import Start
-from test_share import finish, line
+from test_share import finish, line, ones
 
 torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
 
@@ -68,7 +68,7 @@ def test_parameter_and_escaped_tensor(start: Start) -> None:
 
 
 def test_read_only_memory_is_refused_unless_asked_for() -> None:
-    export = device_ipc.share(filled([4], torch.float32, 1), access="r")
+    export = device_ipc.share(ones(4, read_only=True), access="r")
     with pytest.raises(PermissionError, match="allow_read_only"):
         dt.open(str(export))
 

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 os.environ.setdefault("DEVICE_IPC_BACKEND", "mock")
-os.environ.setdefault("DEVICE_IPC_MOCK", "devices=2")
+os.environ.setdefault("DEVICE_IPC_MOCK", "devices=2;like=cuda")
 
 import torch
 import torch.multiprocessing
