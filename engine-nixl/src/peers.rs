@@ -1,4 +1,4 @@
-//! What an agent has loaded of its peers, and when it has to forget it.
+//! The metadata that an agent has loaded of its peers, and the rules for forgetting it.
 //!
 //! NIXL keeps the metadata of each region until it forgets the whole peer with its connection, and refuses other metadata for
 //! the same addresses, as the exporter has after it has registered them again. Forgetting the peer after each request would

@@ -179,7 +179,7 @@ impl Changes {
 #[pyclass(frozen, module = "device_ipc")]
 pub(crate) struct Export {
     export: Mutex<Option<Arc<device_ipc::Export>>>,
-    /// What `on_change` calls. It often refers to this object: the garbage collector finds that cycle.
+    /// The callable of `on_change`. It usually refers to this object: the garbage collector finds that cycle.
     callback: Mutex<Option<Arc<Callback>>>,
     descriptor: device_ipc::Descriptor,
     tensors: usize,

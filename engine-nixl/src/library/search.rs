@@ -22,7 +22,7 @@ pub const LIBRARY_VARIABLE: &str = "DEVICE_IPC_NIXL";
 /// The file name of the C API.
 const LIBRARY: &str = "libnixl_capi.so";
 
-/// What has to be installed.
+/// The name of the missing software, for the error.
 const NEEDED: &str = "NIXL 0.10.1 or later (pip install nixl-cu12)";
 
 /// Loads the library at `path`, or else the one in [`LIBRARY_VARIABLE`], or else an installed one.
