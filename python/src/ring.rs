@@ -504,14 +504,13 @@ impl RingReadSlot {
     fn release(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let Ok(inner) = self.inner() else { return Ok(()) };
         let device = inner.range.device;
-        let own = if stream.is_none() { inner.stream.as_ref() } else { None };
-        let given = match own {
-            Some(_) => None,
-            None => StreamArg::given_or_current(py, stream, &inner.reader.ipc, device)?,
+        let other = match (stream, &inner.stream) {
+            (None, Some(_)) => None,
+            _ => StreamArg::given_or_current(py, stream, &inner.reader.ipc, device)?,
         };
         let released = py.detach(|| {
             let Some(slot) = lock(&inner.slot).take() else { return Ok(()) };
-            match own.or(given.as_ref()) {
+            match other.as_ref().or(inner.stream.as_ref()) {
                 Some(stream) => slot.release(stream),
                 None => slot.release_now(),
             }
