@@ -566,7 +566,6 @@ def test_thousand_objects_leave_nothing(ray: Any, actors: Any) -> None:
         get(ray, sender.wait_counters.remote(exports=0, leases=0))
 
     def state() -> "list[int]":
-        device_ipc.counters()
         return get(ray, sender.descriptors.remote(), receiver.descriptors.remote(), receiver.mappings.remote())  # type: ignore[no-any-return]
 
     for _ in range(2):

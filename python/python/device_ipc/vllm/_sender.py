@@ -193,9 +193,9 @@ class WeightSender:
                 raise GoneError(f"no worker reads the ring, before bucket {number}; see the logs of vLLM's workers")
             try:
                 return self._ring.write(timeout=min(REQUEST_INTERVAL, rest))
-            except TimeoutError as error:
+            except TimeoutError:
                 if rest <= REQUEST_INTERVAL:
-                    raise TimeoutError(f"no slot of the ring is free after {self._timeout} s, before bucket {number}: {error}") from None
+                    raise TimeoutError(f"no slot of the ring is free after {self._timeout} s, before bucket {number}") from None
 
 
 def checked(weights: Iterable[tuple[str, Any]], layout: Sequence[Layout]) -> Iterator[tuple[str, Any]]:
