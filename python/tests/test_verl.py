@@ -110,6 +110,23 @@ def test_killed_receiver_is_an_error_of_the_sender(start: Start) -> None:
         asyncio.run(dv.BucketedWeightSender(handle, bucket_size_mb=1).async_send_weights(sent()))
 
 
+def test_receiver_that_ends_before_it_joins_is_an_error_of_the_sender(start: Start) -> None:
+    handle = f"ipc:///tmp/verl-test-{os.getpid()}-early"
+    receiver = start(
+        """
+        import device_ipc.verl as dv
+        print("ready", flush=True)
+        with d.connect(dv.name_of(sys.argv[1]), timeout=60) as channel:
+            channel.receive(timeout=60)
+        """,
+        handle,
+    )
+    assert line(receiver) == "ready"
+    # Not the end of a wait, which would be a TimeoutError.
+    with pytest.raises(device_ipc.GoneError):
+        asyncio.run(dv.BucketedWeightSender(handle, bucket_size_mb=1).async_send_weights(weights()))
+
+
 def test_killed_sender_is_an_error_of_the_receiver(start: Start) -> None:
     handle = f"ipc:///tmp/verl-test-{os.getpid()}-sender"
     sender = start(

@@ -11,12 +11,13 @@ import contextlib
 import hashlib
 import json
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from . import _native
 from . import torch as _tensors
-from ._errors import Error
+from ._errors import Error, TimeoutError
 
 __all__ = ["BucketedWeightReceiver", "BucketedWeightSender"]
 
@@ -24,6 +25,8 @@ __all__ = ["BucketedWeightReceiver", "BucketedWeightSender"]
 _ALIGNMENT = 256
 # Seconds that a side waits for the other one to do anything at all.
 TIMEOUT = 600.0
+# Seconds after which a wait for the ring looks whether a receiver has ended.
+_INTERVAL = 0.5
 
 
 def name_of(zmq_handle: str) -> str:
@@ -91,7 +94,7 @@ async def _send(weights: Any, channels: list[_native.Channel], bucket_bytes: int
             memory = _native.empty((2, bucket_bytes), "uint8", device or _device(weight))
             ring = _native.Ring(memory, slots=2)
             tell({"ring": str(ring)})
-            ring.wait_readers(len(channels), timeout=TIMEOUT)
+            _wait_readers(ring, channels)
         described = [name, str(weight.dtype).removeprefix("torch."), list(weight.shape)]
         if used + weight.nbytes > bucket_bytes and slot is not None:
             buffer = None
@@ -119,6 +122,22 @@ async def _send(weights: Any, channels: list[_native.Channel], bucket_bytes: int
         channel.receive(timeout=TIMEOUT)
     if ring is not None:
         ring.close(timeout=TIMEOUT)
+
+
+def _wait_readers(ring: _native.Ring, channels: list[_native.Channel]) -> None:
+    """Waits until all receivers have joined the ring. Raises ``GoneError`` if one of them has ended instead."""
+    limit = time.monotonic() + TIMEOUT
+    while True:
+        rest = max(0.0, limit - time.monotonic())
+        try:
+            return ring.wait_readers(len(channels), timeout=min(_INTERVAL, rest))
+        except TimeoutError:
+            if rest <= _INTERVAL:
+                raise
+        for channel in channels:
+            # A receiver sends nothing before it has received everything.
+            with contextlib.suppress(TimeoutError):
+                channel.receive(timeout=0)
 
 
 class BucketedWeightReceiver:
