@@ -339,6 +339,30 @@ def test_export_ends_with_the_update_and_nothing_stays_open(engines: "list[Engin
         device_ipc.open(text)
 
 
+def test_failed_update_leaves_no_weights_for_the_next() -> None:
+    vllm_modules.install("0.33")
+    module: Any = importlib.import_module("device_ipc.vllm._worker")
+    layerwise: Any = importlib.import_module("vllm.model_executor.model_loader.reload.layerwise")
+    model: Any = torch.nn.Linear(2, 2)
+    for parameter in model.parameters():
+        parameter.weight_loader = lambda one, tensor: one.data.copy_(tensor)
+
+    def load_weights(pairs: Any) -> None:
+        model.weight.weight_loader(model.weight, dict(pairs)["weight"])
+        raise ZeroDivisionError
+
+    model.load_weights = load_weights
+    worker = module.Worker()
+    worker.model, worker.model_config, worker.device = model, None, None
+    with device_ipc.share({"weight": dt.empty([2, 2], torch.float32, "mock:0").fill_(7)}) as export:
+        worker.start_weight_update()
+        with pytest.raises(ZeroDivisionError):
+            worker.receive_weights(module.UpdateInfo(weights=str(export)))
+        layer = layerwise.get_layerwise_info(model)
+        assert not layer.can_load() and not layer.loaded_weights and layer.load_numel == 0
+    assert not (model.weight == 7).any()
+
+
 @pytest.mark.parametrize("bucket_bytes", [0, 1 << 20])
 def test_missing_and_unlisted_tensors_are_named(bucket_bytes: int, engines: "list[Engine]") -> None:
     state = weights()
