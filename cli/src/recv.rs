@@ -3,19 +3,19 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use device_ipc::Descriptor;
 use device_ipc::backend::environment;
+use device_ipc_tcp::{AuthenticatedConnection, TcpError};
 use serde_json::json;
 
 use crate::arguments::{self, address, duration, number};
 use crate::memory::{OpenArguments, OpenTensor};
 use crate::transcript::Transcript;
-use crate::transport::authenticated::AuthenticatedConnection;
 use crate::transport::descriptor::AnyDescriptor;
-use crate::transport::key::KeyArguments;
-use crate::transport::message::{FromReceiver, FromSender};
-use crate::transport::{DESCRIPTOR_VARIABLE, connect, descriptor_argument, descriptor_of, file, handshake};
+use crate::transport::key::{KEY_ID, KEY_VARIABLE, KeyArguments};
+use crate::transport::message::{self, FromReceiver, FromSender};
+use crate::transport::{DESCRIPTOR_VARIABLE, connect, descriptor_argument, descriptor_of, file};
 use device_ipc_cli::output::{RawOutput, UsageError, notice};
 
 /// Timeout of the handshake and of each message to the sender.
@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<()> {
     if let Err(error) = &outcome {
         // The sender prints the reason. It may have exited already.
         let failed = FromReceiver::Failed { error: format!("{error:#}") };
-        let _ = sender.send_message(&failed, Some(Instant::now() + HANDSHAKE_TIMEOUT));
+        let _ = message::send(&mut sender, &failed, Some(Instant::now() + HANDSHAKE_TIMEOUT));
     }
     outcome.with_context(|| format!("cannot receive the tensor from {address}"))
 }
@@ -103,7 +103,13 @@ fn connect_to_sender(arguments: &Arguments, address: &str) -> Result<Authenticat
     let limit = arguments::shown(arguments.open.timeout);
     let waiting = || notice(format_args!("waiting up to {limit} for a sender to listen at {address}"));
     let wire = connect(address, arguments.open.timeout, waiting)?;
-    handshake::connect(wire, &key, Instant::now() + HANDSHAKE_TIMEOUT)
+    device_ipc_tcp::connect(wire, KEY_ID, &key, Instant::now() + HANDSHAKE_TIMEOUT)
+        .map_err(|error| match error {
+            TcpError::Refused => {
+                anyhow!("{error}; use the same key on both sides (--key-file or {KEY_VARIABLE})")
+            }
+            error => Error::new(error),
+        })
         .with_context(|| format!("cannot authenticate with the sender at {address}"))
 }
 
@@ -113,17 +119,17 @@ fn over_tcp(
     sender: &mut AuthenticatedConnection,
 ) -> Result<()> {
     let deadline = || Some(Instant::now() + HANDSHAKE_TIMEOUT);
-    sender.send_message(&FromReceiver::Ready, deadline())?;
+    message::send(sender, &FromReceiver::Ready, deadline())?;
     let (descriptor, pid) = FromSender::receive_offer(sender, deadline())?;
     let descriptor = AnyDescriptor::parse(&descriptor)?.into_single_tensor()?;
     let text = format!("[receiver] got the descriptor from process {pid}");
     transcript.event("offered", json!({ "sender_pid": pid }), text)?;
     let summary = receive(arguments, &descriptor, transcript, |opened| {
         let opened = FromReceiver::Opened { pid: std::process::id(), place: opened.place() };
-        sender.send_message(&opened, deadline())
+        message::send(sender, &opened, deadline())
     })?;
     // A sender that has exited by now does not need this message.
-    let _ = sender.send_message(&FromReceiver::Finished { summary }, deadline());
+    let _ = message::send(sender, &FromReceiver::Finished { summary }, deadline());
     Ok(())
 }
 

@@ -69,14 +69,14 @@ fn silent_and_invalid_peers_do_not_block_receivers() {
     let silent: Vec<TcpStream> = (0..100)
         .map(|index| {
             let mut one = TcpStream::connect(&address).unwrap();
-            let part = &hello(1)[..index % 42];
+            let part = &hello(2)[..index % 42];
             // The server may have closed it in favour of a newer connection.
             let _ = one.write_all(part);
             one
         })
         .collect();
     // The server closes the oldest connection long before its deadline.
-    sender.until("cannot receive the hello: unexpected end of file");
+    sender.until("cannot receive the hello: closed by peer");
     run(["recv", "--connect", &address, "--key-file", &key]).good();
     sender.wait().good();
     drop(silent);
@@ -88,10 +88,10 @@ fn version_mismatch_is_reported_on_both_sides() {
     let (mut sender, address, key) = listening(&directory, &[]);
     let mut newer = TcpStream::connect(&address).unwrap();
     newer.write_all(&hello(9)).unwrap();
-    sender.until("the peer uses version 9 of the protocol, but this program uses version 1");
+    sender.until("the peer uses version 9 of the protocol, but this program uses version 2");
     let mut answer = Vec::new();
     newer.read_to_end(&mut answer).unwrap();
-    assert!(answer.len() == 42 && answer.starts_with(b"dipc-tcp\0\x01"), "{answer:?}");
+    assert!(answer.len() == 42 && answer.starts_with(b"dipc-tcp\0\x02"), "{answer:?}");
     run(["recv", "--connect", &address, "--key-file", &key]).good();
     sender.wait().good();
 
@@ -99,10 +99,10 @@ fn version_mismatch_is_reported_on_both_sides() {
     let address = listener.local_addr().unwrap().to_string();
     let receiver = start(["recv", "--connect", &address, "--key-file", &key]);
     let mut met = listener.accept().unwrap().0;
-    met.read_exact(&mut [0; 42]).unwrap();
+    met.read_exact(&mut [0; 50]).unwrap();
     met.write_all(&hello(9)).unwrap();
     let error = receiver.wait().bad();
-    assert!(error.contains("version 9") && error.contains("version 1"), "{error}");
+    assert!(error.contains("version 9") && error.contains("version 2"), "{error}");
 }
 
 #[test]
@@ -121,8 +121,8 @@ fn server_of_another_protocol_is_rejected() {
     let receiver = start(["recv", "--connect", &address, "--key-file", &key]);
     let mut met = listener.accept().unwrap().0;
     let mut proof = [0; 32];
-    met.read_exact(&mut [0; 42]).unwrap();
-    met.write_all(&hello(1)).unwrap();
+    met.read_exact(&mut [0; 50]).unwrap();
+    met.write_all(&hello(2)).unwrap();
     met.read_exact(&mut proof).unwrap();
     met.write_all(&[0]).unwrap();
     met.write_all(&proof).unwrap();

@@ -58,6 +58,12 @@ pub(crate) struct Arguments {
     receivers: u64,
     #[command(flatten)]
     allow: AllowArguments,
+    /// Let receivers on other hosts copy the tensor with 'recv --pull', by NIXL; the address is one of this host's network
+    /// interfaces. On trusted networks only: UCX, which NIXL uses, listens on every interface without authentication, and every
+    /// process that reaches its port can read and write the memory of this one. Default: the variable DEVICE_IPC_REMOTE
+    #[cfg(feature = "nixl")]
+    #[arg(long, value_name = "IP[:PORT]", value_parser = crate::arguments::interface)]
+    remote: Option<String>,
 }
 
 const EXAMPLES: &str = "\
@@ -74,6 +80,10 @@ Examples:
   through the environment:
     device-ipc send --print --receivers 0 > descriptor &
     DEVICE_IPC_DESCRIPTOR=$(cat descriptor) device-ipc recv
+
+  to another host, by a copy (on trusted networks only; needs 'pip install nixl-cu12' on both hosts):
+    device-ipc send --listen 10.0.0.1:29531 --key-file key --remote 10.0.0.1
+    device-ipc recv --connect 10.0.0.1:29531 --key-file key --pull
 
   raw bytes from a file, as float16:
     device-ipc send --file w.ipc --in weights.bin --dtype float16 --shape 1024,1024
@@ -96,6 +106,13 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<()> {
     let listener =
         arguments.listen.as_deref().map(|address| server::bind(address, &arguments.key)).transpose()?;
 
+    #[cfg(feature = "nixl")]
+    if let Some(address) = &arguments.remote {
+        let address = device_ipc::nixl::listen(address)?.address();
+        let shown = address.map_or_else(String::new, |address| address.to_string());
+        let text = format!("[sender]   receivers on other hosts copy from {shown}");
+        transcript.event("remote", json!({ "address": shown }), text)?;
+    }
     let Selection { ipc, fallback } = select_backend(arguments.backend.as_deref(), arguments.allow.list())?;
     if let Some(reasons) = fallback {
         let name = ipc.backend().info().name;

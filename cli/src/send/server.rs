@@ -8,14 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use device_ipc_tcp::{AuthenticatedConnection, Key};
 use serde_json::{Value, json};
 
 use crate::transcript::Entry;
-use crate::transport::authenticated::AuthenticatedConnection;
-use crate::transport::handshake;
-use crate::transport::key::{Key, KeyArguments};
-use crate::transport::message::{FromReceiver, FromSender};
-use crate::transport::{Connection, printable};
+use crate::transport::key::{KEY_ID, KeyArguments};
+use crate::transport::message::{self, FromReceiver, FromSender};
+use crate::transport::printable;
 
 /// Timeout for a receiver to authenticate and to request the descriptor.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -160,14 +159,7 @@ impl Shared {
 
     /// Authenticates a receiver, then serves it.
     fn authenticate(&self, stream: TcpStream, from: SocketAddr, id: u64, deadline: Instant) {
-        let authenticated =
-            Connection::new(stream).context("cannot configure the connection").and_then(|connection| {
-                let mut connection = handshake::accept(connection, &self.key, deadline)?;
-                let FromReceiver::Ready = connection.receive_message(Some(deadline))? else {
-                    anyhow::bail!("protocol violation: the receiver did not request the descriptor");
-                };
-                Ok(connection)
-            });
+        let authenticated = self.handshake(stream, deadline);
         self.unauthenticated().retain(|(other, _)| *other != id);
         match authenticated {
             Ok(connection) => self.send_descriptor(connection, from, deadline),
@@ -178,11 +170,21 @@ impl Shared {
         }
     }
 
+    /// Runs the handshake with a receiver, and receives its request for the descriptor.
+    fn handshake(&self, stream: TcpStream, deadline: Instant) -> Result<AuthenticatedConnection> {
+        let key = |id| (id == KEY_ID).then(|| self.key.clone());
+        let mut connection = device_ipc_tcp::accept(stream, key, deadline)?;
+        let FromReceiver::Ready = message::receive(&mut connection, Some(deadline))? else {
+            anyhow::bail!("protocol violation: the receiver did not request the descriptor");
+        };
+        Ok(connection)
+    }
+
     /// Sends the descriptor, then receives the reports of the receiver.
     fn send_descriptor(&self, mut connection: AuthenticatedConnection, from: SocketAddr, deadline: Instant) {
         self.active_receivers.fetch_add(1, Ordering::AcqRel);
         let offer = FromSender::Offer { descriptor: self.descriptor.clone(), pid: std::process::id() };
-        if let Err(error) = connection.send_message(&offer, Some(deadline)) {
+        if let Err(error) = message::send(&mut connection, &offer, Some(deadline)) {
             let (fields, text) =
                 about(from, &format!("{error:#}"), "[sender]   cannot send the descriptor to");
             self.notify(Event::Transcript(Entry::new("send_failed", fields, text)));
@@ -197,7 +199,7 @@ impl Shared {
     fn receive_reports(&self, connection: &mut AuthenticatedConnection, from: SocketAddr) {
         let mut opened = None;
         loop {
-            match connection.receive_message(None) {
+            match message::receive(connection, None) {
                 Ok(FromReceiver::Opened { pid, place }) => {
                     let place = printable(&place);
                     let text = format!("[receiver] {from} pid={pid} opened {place}");

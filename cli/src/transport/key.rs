@@ -1,6 +1,5 @@
 //! The secret key that sender and receivers share.
 
-use std::fmt;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -8,14 +7,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use device_ipc::backend::environment;
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
+use device_ipc_tcp::Key;
 
 use super::input::{self, Input};
 use device_ipc_cli::output::{UsageError, warning};
 
 /// The environment variable that contains the key.
 pub(crate) const KEY_VARIABLE: &str = "DEVICE_IPC_KEY";
+
+/// The id of the key in the handshake: sender and receiver share a single key.
+pub(crate) const KEY_ID: u64 = 0;
 
 /// Minimum length in bytes of a key that cannot be guessed from a recorded handshake.
 const MIN_STRONG_BYTES: usize = 16;
@@ -31,10 +32,6 @@ pub(crate) struct KeyArguments {
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
 }
-
-/// A secret key; its `Debug` output does not show it.
-#[derive(Clone)]
-pub(crate) struct Key(Vec<u8>);
 
 impl KeyArguments {
     /// Reads the key. The timeout applies to a pipe.
@@ -58,7 +55,7 @@ impl KeyArguments {
                 key.len()
             ));
         }
-        Ok(Key(key.to_vec()))
+        Ok(Key::new(key))
     }
 }
 
@@ -78,32 +75,4 @@ fn read_file(path: &Path, timeout: Duration) -> Result<Vec<u8>> {
         bail!("invalid key: the key file {shown} is larger than {MAX_BYTES} B; check its path");
     }
     Ok(bytes)
-}
-
-impl Key {
-    #[cfg(test)]
-    pub(super) fn new(bytes: &[u8]) -> Self {
-        Self(bytes.to_vec())
-    }
-
-    /// Returns an HMAC over these parts, not finalized. Each part but the last has a fixed length, so that different parts
-    /// never result in the same input.
-    pub(super) fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
-        mac(&self.0, parts)
-    }
-}
-
-/// Returns HMAC-SHA256 over the concatenated parts, not finalized.
-pub(super) fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
-    for part in parts {
-        mac.update(part);
-    }
-    mac
-}
-
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Key(..)")
-    }
 }

@@ -1,11 +1,9 @@
 //! Messages between sender and receiver over an authenticated TCP connection, as JSON.
 
 use anyhow::{Context, Result, bail};
+use device_ipc_tcp::{AuthenticatedConnection, Deadline};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-
-use super::authenticated::AuthenticatedConnection;
-use super::connection::Deadline;
 
 /// A message from the sender.
 #[derive(Debug, Serialize, Deserialize)]
@@ -29,19 +27,26 @@ pub(crate) enum FromReceiver {
     Failed { error: String },
 }
 
-impl AuthenticatedConnection {
-    pub(crate) fn send_message(&mut self, message: &impl Serialize, deadline: Deadline) -> Result<()> {
-        self.send(&serde_json::to_vec(message)?, deadline)
-    }
+/// Sends a message.
+pub(crate) fn send(
+    connection: &mut AuthenticatedConnection,
+    message: &impl Serialize,
+    deadline: Deadline,
+) -> Result<()> {
+    Ok(connection.send(&serde_json::to_vec(message)?, deadline)?)
+}
 
-    pub(crate) fn receive_message<T: DeserializeOwned>(&mut self, deadline: Deadline) -> Result<T> {
-        let bytes = self.receive(deadline)?;
-        match serde_json::from_slice(&bytes) {
-            Ok(message) => Ok(message),
-            Err(error) => bail!(
-                "protocol violation: cannot parse a message: {error}; use the same release of device-ipc on both sides"
-            ),
-        }
+/// Receives a message.
+pub(crate) fn receive<T: DeserializeOwned>(
+    connection: &mut AuthenticatedConnection,
+    deadline: Deadline,
+) -> Result<T> {
+    let bytes = connection.receive(deadline)?;
+    match serde_json::from_slice(&bytes) {
+        Ok(message) => Ok(message),
+        Err(error) => bail!(
+            "protocol violation: cannot parse a message: {error}; use the same release of device-ipc on both sides"
+        ),
     }
 }
 
@@ -52,7 +57,7 @@ impl FromSender {
         deadline: Deadline,
     ) -> Result<(String, u32)> {
         let Self::Offer { descriptor, pid } =
-            connection.receive_message(deadline).context("cannot receive the descriptor")?;
+            receive(connection, deadline).context("cannot receive the descriptor")?;
         Ok((descriptor, pid))
     }
 }

@@ -1,18 +1,16 @@
 //! Transports of a descriptor between two terminals: a file, text, or TCP with a shared key.
 //!
 //! A descriptor contains a secret, the token of the export. Over TCP, sender and receiver prove to each other that they
-//! know the key before the descriptor is sent: see [`handshake`]. Messages are authenticated, not encrypted.
+//! know the key before the descriptor is sent: see [`device_ipc_tcp`]. Messages are authenticated, not encrypted.
 
-pub(crate) mod authenticated;
 mod connection;
 pub(crate) mod descriptor;
 pub(crate) mod file;
-pub(crate) mod handshake;
 pub(crate) mod input;
 pub(crate) mod key;
 pub(crate) mod message;
 
-pub(crate) use connection::{Connection, connect};
+pub(crate) use connection::connect;
 
 use std::io::Read;
 use std::path::Path;

@@ -1,0 +1,352 @@
+//! Authenticated messages between two processes that have completed the handshake.
+//!
+//! A message consists of its length (4 bytes, big-endian), its bytes, and HMAC-SHA256 with the session key over the
+//! direction, the sequence number in that direction and the bytes. An attacker in between cannot modify, drop, repeat or
+//! insert a message undetected.
+
+use std::fmt;
+use std::net::TcpStream;
+
+use hmac::Mac;
+
+use crate::error::TcpError;
+use crate::key::Key;
+use crate::wire::{Deadline, Wire, read_some, write};
+
+/// Maximum length of a message in bytes: 8 MiB.
+pub const MAX_MESSAGE_BYTES: usize = 8 << 20;
+
+/// Length of the field that precedes a message.
+const LENGTH_BYTES: usize = 4;
+
+/// Length of the code that follows a message.
+const CODE_BYTES: usize = 32;
+
+/// The memory for a message grows by this number of bytes, so that an announced length alone allocates nothing.
+const STEP_BYTES: usize = 64 << 10;
+
+const SEND: &str = "send a message";
+const RECEIVE: &str = "receive a message";
+
+/// The side of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Client,
+    Server,
+}
+
+impl Role {
+    /// Returns the label that separates the messages of one side from those of the other.
+    const fn label(self) -> &'static [u8; 24] {
+        match self {
+            Self::Client => b"device-ipc from client  ",
+            Self::Server => b"device-ipc from server  ",
+        }
+    }
+
+    const fn other(self) -> Self {
+        match self {
+            Self::Client => Self::Server,
+            Self::Server => Self::Client,
+        }
+    }
+}
+
+/// The messages of one connection: the session key, and the state of both directions.
+pub(crate) struct Session {
+    key: Key,
+    role: Role,
+    sent: u64,
+    received: u64,
+    /// The part of the next message that has arrived.
+    partial: Vec<u8>,
+    /// Whether a send has failed, after which the peer may wait for the rest of a message.
+    cannot_send: bool,
+    /// Whether a receive has failed for another reason than its deadline.
+    cannot_receive: bool,
+}
+
+impl Session {
+    pub(crate) fn new(key: Key, role: Role) -> Self {
+        let partial = Vec::new();
+        Self { key, role, sent: 0, received: 0, partial, cannot_send: false, cannot_receive: false }
+    }
+
+    fn mac(&self, from: Role, number: u64, bytes: &[u8]) -> impl Mac {
+        self.key.mac(&[from.label(), &number.to_be_bytes(), bytes])
+    }
+
+    pub(crate) fn send(
+        &mut self,
+        wire: &mut impl Wire,
+        bytes: &[u8],
+        deadline: Deadline,
+    ) -> Result<(), TcpError> {
+        if self.cannot_send {
+            return Err(TcpError::Unusable { step: SEND });
+        }
+        if bytes.len() > MAX_MESSAGE_BYTES {
+            return Err(TcpError::TooLong { bytes: bytes.len() });
+        }
+        let mut message = (bytes.len() as u32).to_be_bytes().to_vec();
+        message.extend_from_slice(bytes);
+        message.extend_from_slice(&self.mac(self.role, self.sent, bytes).finalize().into_bytes());
+        self.sent += 1;
+        let sent = write(wire, &message, deadline, SEND);
+        self.cannot_send = sent.is_err();
+        sent
+    }
+
+    pub(crate) fn receive(&mut self, wire: &mut impl Wire, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
+        if self.cannot_receive {
+            return Err(TcpError::Unusable { step: RECEIVE });
+        }
+        let received = self.continue_message(wire, deadline);
+        self.cannot_receive = !matches!(received, Ok(_) | Err(TcpError::TimedOut { .. }));
+        received
+    }
+
+    /// Receives the rest of the message of which a part has arrived.
+    fn continue_message(&mut self, wire: &mut impl Wire, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
+        self.fill(wire, LENGTH_BYTES, deadline)?;
+        let length = self.partial[..LENGTH_BYTES].try_into().expect("4 bytes");
+        let length = u32::from_be_bytes(length) as usize;
+        if length > MAX_MESSAGE_BYTES {
+            return Err(TcpError::ReceivedTooLong { bytes: length });
+        }
+        self.fill(wire, LENGTH_BYTES + length + CODE_BYTES, deadline)?;
+        let mut message = std::mem::take(&mut self.partial);
+        let code = message.split_off(LENGTH_BYTES + length);
+        message.drain(..LENGTH_BYTES);
+        if self.mac(self.role.other(), self.received, &message).verify_slice(&code).is_err() {
+            return Err(TcpError::Modified);
+        }
+        self.received += 1;
+        Ok(message)
+    }
+
+    /// Reads until the partial message has this many bytes. Bytes that have arrived remain after an error.
+    fn fill(&mut self, wire: &mut impl Wire, bytes: usize, deadline: Deadline) -> Result<(), TcpError> {
+        while self.partial.len() < bytes {
+            let begun = self.partial.len();
+            self.partial.resize(bytes.min(begun + STEP_BYTES), 0);
+            let read = read_some(wire, &mut self.partial[begun..], deadline, RECEIVE);
+            self.partial.truncate(begun + *read.as_ref().unwrap_or(&0));
+            read?;
+        }
+        Ok(())
+    }
+}
+
+/// A connection whose two sides have proved to each other that they know the key, and whose messages are authenticated.
+///
+/// A drop closes the connection.
+pub struct AuthenticatedConnection {
+    stream: TcpStream,
+    session: Session,
+}
+
+impl fmt::Debug for AuthenticatedConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AuthenticatedConnection({:?})", self.session.role)
+    }
+}
+
+impl AuthenticatedConnection {
+    pub(crate) fn new(stream: TcpStream, session: Session) -> Self {
+        Self { stream, session }
+    }
+
+    /// Sends a message of at most [`MAX_MESSAGE_BYTES`].
+    ///
+    /// # Errors
+    ///
+    /// [`TcpError::TooLong`]; [`TcpError::TimedOut`] if the peer has not taken the message by the deadline, and
+    /// [`TcpError::Io`]. After any error but the first a part of the message may have been sent, so further sends return
+    /// [`TcpError::Unusable`].
+    pub fn send(&mut self, bytes: &[u8], deadline: Deadline) -> Result<(), TcpError> {
+        self.session.send(&mut &self.stream, bytes, deadline)
+    }
+
+    /// Receives the next message.
+    ///
+    /// No byte is lost at the deadline: a part of a message that has arrived is kept, and the next call continues with it. So
+    /// a thread with other duties can call this method repeatedly with short deadlines. The method reads no byte beyond the
+    /// message that it returns: the [`socket`](Self::socket) is readable if and only if a further byte has arrived.
+    ///
+    /// # Errors
+    ///
+    /// [`TcpError::TimedOut`] if no complete message has arrived by the deadline; [`TcpError::Closed`],
+    /// [`TcpError::Io`], [`TcpError::Modified`] and [`TcpError::ReceivedTooLong`], after which further receives return
+    /// [`TcpError::Unusable`].
+    pub fn receive(&mut self, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
+        self.session.receive(&mut &self.stream, deadline)
+    }
+
+    /// Returns the socket, for the address of the peer ([`TcpStream::peer_addr`]), to wait until it is readable
+    /// ([`AsFd`](std::os::fd::AsFd)), and for a second handle ([`TcpStream::try_clone`]) by which another thread shuts the
+    /// connection down ([`TcpStream::shutdown`]): a send or receive that is in progress then fails.
+    ///
+    /// Reads and writes of the socket, and changes of its mode or timeouts, break the connection.
+    pub fn socket(&self) -> &TcpStream {
+        &self.stream
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{Shutdown, TcpListener};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    }
+
+    fn authenticated(stream: TcpStream, role: Role) -> AuthenticatedConnection {
+        AuthenticatedConnection::new(stream, Session::new(Key::new(&[1; 32]), role))
+    }
+
+    fn soon() -> Deadline {
+        Some(Instant::now() + Duration::from_secs(10))
+    }
+
+    /// The bytes of messages that a server sends.
+    fn sent(messages: &[&[u8]]) -> Vec<u8> {
+        let (near, mut far) = pair();
+        let mut server = authenticated(near, Role::Server);
+        for message in messages {
+            server.send(message, soon()).unwrap();
+        }
+        drop(server);
+        let mut bytes = Vec::new();
+        far.read_to_end(&mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn repeated_message_is_rejected() {
+        let (near, mut far) = pair();
+        let mut bytes = sent(&[b"one", b"two"]);
+        bytes.extend_from_within(bytes.len() / 2..);
+        far.write_all(&bytes).unwrap();
+        let mut client = authenticated(near, Role::Client);
+        assert_eq!(client.receive(soon()).unwrap(), b"one");
+        assert_eq!(client.receive(soon()).unwrap(), b"two");
+        assert!(client.receive(soon()).unwrap_err().to_string().contains("modified in transit"));
+    }
+
+    fn received(bytes: &[u8], role: Role) -> Result<Vec<u8>, TcpError> {
+        let (near, mut far) = pair();
+        far.write_all(bytes).unwrap();
+        drop(far);
+        authenticated(near, role).receive(soon())
+    }
+
+    #[test]
+    fn any_flipped_bit_is_detected() {
+        let bytes = sent(&[b"words"]);
+        assert_eq!(received(&bytes, Role::Client).unwrap(), b"words");
+        for bit in 32..bytes.len() * 8 {
+            let mut changed = bytes.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(received(&changed, Role::Client).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn reordered_or_reflected_message_is_rejected() {
+        let bytes = sent(&[b"one", b"two"]);
+        let second = &bytes[bytes.len() / 2..];
+        assert!(received(second, Role::Client).unwrap_err().to_string().contains("modified in transit"));
+        assert!(received(&bytes, Role::Server).is_err());
+    }
+
+    #[test]
+    fn excessive_message_length_is_rejected() {
+        let error = received(&u32::MAX.to_be_bytes(), Role::Client).unwrap_err().to_string();
+        assert!(error.contains("a message of 4294967295 B"), "{error}");
+    }
+
+    #[test]
+    fn partial_message_is_kept_at_the_deadline() {
+        let (near, mut far) = pair();
+        let bytes = sent(&[b"one", b"two"]);
+        let mut client = authenticated(near, Role::Client);
+        // Each byte arrives before a deadline that passes without a complete message.
+        for (index, byte) in bytes.iter().enumerate() {
+            far.write_all(&[*byte]).unwrap();
+            let shortly = Some(Instant::now() + Duration::from_millis(5));
+            let received = client.receive(shortly);
+            match index + 1 {
+                at if at == bytes.len() / 2 => assert_eq!(received.unwrap(), b"one"),
+                at if at == bytes.len() => assert_eq!(received.unwrap(), b"two"),
+                _ => assert!(matches!(received, Err(TcpError::TimedOut { .. })), "{received:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn receive_reads_no_byte_of_the_next_message() {
+        let (near, mut far) = pair();
+        let bytes = sent(&[b"one", b"two"]);
+        far.write_all(&bytes).unwrap();
+        let mut client = authenticated(near, Role::Client);
+        client.receive(soon()).unwrap();
+        let mut rest = Vec::new();
+        drop(far);
+        client.socket().read_to_end(&mut rest).unwrap();
+        assert_eq!(rest, bytes[bytes.len() / 2..]);
+    }
+
+    #[test]
+    fn longest_message_arrives_and_a_longer_one_is_not_sent() {
+        let (near, far) = pair();
+        let long = vec![7; MAX_MESSAGE_BYTES];
+        let (mut client, mut server) = (authenticated(near, Role::Client), authenticated(far, Role::Server));
+        let too_long = client.send(&vec![7; MAX_MESSAGE_BYTES + 1], soon());
+        assert!(matches!(too_long, Err(TcpError::TooLong { .. })), "{too_long:?}");
+        std::thread::scope(|scope| {
+            scope.spawn(|| client.send(&long, soon()).unwrap());
+            assert!(server.receive(soon()).unwrap() == long);
+        });
+    }
+
+    #[test]
+    fn failed_send_ends_sends_and_a_failed_receive_receives() {
+        let (near, far) = pair();
+        let mut client = authenticated(near, Role::Client);
+        // The peer takes nothing, so that the buffers of the system are full at some time.
+        let shortly = || Some(Instant::now() + Duration::from_millis(50));
+        let failed = loop {
+            if let Err(error) = client.send(&vec![7; MAX_MESSAGE_BYTES], shortly()) {
+                break error;
+            }
+        };
+        assert!(matches!(failed, TcpError::TimedOut { .. }), "{failed}");
+        assert!(matches!(client.send(b"one", soon()), Err(TcpError::Unusable { .. })));
+        (&far).write_all(&sent(&[b"one"])).unwrap();
+        assert_eq!(client.receive(soon()).unwrap(), b"one");
+        drop(far);
+        let closed = client.receive(soon()).unwrap_err();
+        assert!(matches!(closed, TcpError::Closed { .. } | TcpError::Io { .. }), "{closed}");
+        assert!(matches!(client.receive(soon()), Err(TcpError::Unusable { .. })));
+    }
+
+    #[test]
+    fn shutdown_by_another_thread_ends_a_receive() {
+        let (near, _far) = pair();
+        let mut client = authenticated(near, Role::Client);
+        let handle = client.socket().try_clone().unwrap();
+        std::thread::scope(|scope| {
+            let receiving = scope.spawn(|| client.receive(soon()));
+            handle.shutdown(Shutdown::Both).unwrap();
+            let ended = receiving.join().unwrap();
+            assert!(matches!(ended, Err(TcpError::Closed { .. })), "{ended:?}");
+        });
+    }
+}
