@@ -53,6 +53,9 @@ const WATCHED: u32 = 4;
 /// Set by the exporter when it drops the export. No change of the state clears the bit.
 const DROPPED: u32 = 8;
 
+/// Set by the exporter in the word of an idle lease that the importer has not used yet. Each change by the importer clears it.
+const AHEAD: u32 = 16;
+
 /// Maximum number of attempts at a change that the peer gets in the way of. An honest peer does so twice at most.
 const ATTEMPTS: u32 = 8;
 
@@ -137,6 +140,11 @@ pub(crate) fn watch(word: &impl Word) {
 /// The exporter's: states that the export has been dropped.
 pub(crate) fn note_drop(word: &impl Word) {
     word.set(DROPPED);
+}
+
+/// The exporter's: returns whether the importer has not used the lease yet, which began ahead of its open.
+pub(crate) fn is_ahead(word: &impl Word) -> bool {
+    word.load() & (STATE | AHEAD) == IDLE | AHEAD
 }
 
 fn state(word: &impl Word) -> LeaseState {
@@ -224,9 +232,19 @@ impl LeaseWord {
         state(self.atomic())
     }
 
+    /// See [`is_ahead`].
+    pub(crate) fn is_ahead(&self) -> bool {
+        is_ahead(self.atomic())
+    }
+
     /// The exporter's: begins with a lease in use, before the importer receives it.
     fn begin(&self) {
         self.atomic().store(IN_USE, Ordering::Release);
+    }
+
+    /// The exporter's: begins with a lease ahead of its open, before the importer receives it.
+    pub(crate) fn begin_ahead(&self) {
+        self.atomic().store(IDLE | AHEAD, Ordering::Release);
     }
 }
 
@@ -311,6 +329,22 @@ mod tests {
         let there = page.word(here.slot()).unwrap();
         there.rest(true);
         assert!(here.reclaim() && !here.reclaim());
+        assert_eq!(there.resume(), None);
+    }
+
+    #[test]
+    fn lease_ahead_is_one_until_its_first_use() {
+        let (mut places, page) = pair();
+        let here = places.take().unwrap();
+        let there = page.word(here.slot()).unwrap();
+        here.begin_ahead();
+        here.watch();
+        assert!(here.is_ahead());
+        assert_eq!((here.state(), there.resume(), here.is_ahead()), (LeaseState::Idle, Some(true), false));
+        there.rest(true);
+        assert!(!here.is_ahead());
+        here.begin_ahead();
+        assert!(here.reclaim() && !here.is_ahead());
         assert_eq!(there.resume(), None);
     }
 

@@ -97,6 +97,16 @@ impl<S: Subscriber> Client<S> {
         request: impl FnOnce(RequestId) -> Request,
         deadline: Deadline,
     ) -> Result<(Reply, ReceivedFds)> {
+        self.call_and_note(request, deadline, |_| {})
+    }
+
+    /// Sends a request and waits for its reply. Calls `note` with the reply before any later message is read.
+    pub(crate) fn call_and_note(
+        &self,
+        request: impl FnOnce(RequestId) -> Request,
+        deadline: Deadline,
+        note: impl FnOnce(&Reply),
+    ) -> Result<(Reply, ReceivedFds)> {
         let mut calls = self.lock_calls(deadline)?;
         calls.next += 1;
         let id = RequestId(calls.next);
@@ -109,6 +119,7 @@ impl<S: Subscriber> Client<S> {
             kill_point!("importer:asked");
             self.reply_to(&mut calls, id, deadline)
         });
+        let _ = reply.as_ref().map(|(reply, _)| note(reply));
         if matches!(reply, Err(Error::Timeout { .. })) {
             calls.abandoned.insert(id.0);
         }

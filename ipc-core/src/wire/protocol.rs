@@ -142,6 +142,9 @@ pub(crate) enum Reply {
     Staged { request: RequestId, chunk: u64, bytes: u64 },
     /// Answers [`Request::Grant`].
     Granted { request: RequestId, token: Token },
+    /// Precedes the [`Reply::Opened`] of an open by a grant: leases on other exports of the same allocation, which the importer
+    /// has not opened yet.
+    Ahead { request: RequestId, leases: Vec<LeaseAhead> },
 }
 
 /// An export as processes without its token may see it.
@@ -227,7 +230,25 @@ pub(crate) struct Opened {
     pub(crate) like: bool,
     /// The index of the lease's word in the page of lease states, if it has one.
     pub(crate) slot: Option<u32>,
+    /// The leases of the [`Reply::Ahead`] before it.
+    #[serde(skip)]
+    pub(crate) ahead: Vec<LeaseAhead>,
 }
+
+/// An idle lease that an importer receives before it opens the export.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct LeaseAhead {
+    pub(crate) export: ExportId,
+    pub(crate) token: Token,
+    pub(crate) lease: LeaseId,
+    /// The index of the lease's word in the page of lease states.
+    pub(crate) slot: u32,
+    /// The vendor's handle of the ready event.
+    pub(crate) ready: Option<HandleBytes>,
+}
+
+/// Maximum number of leases ahead for one open.
+pub(crate) const MAX_LEASES_AHEAD: usize = 128;
 
 /// The handle of one allocation.
 #[derive(Debug, Serialize, Deserialize)]

@@ -32,7 +32,7 @@ pub use directory::Directory;
 pub use forged::{Forged, bundle_of_another};
 pub use host::{NOBODY, can_start_through, is_root};
 pub use points::kill_points;
-pub use protocol::{Access, FromExporter, Handle, Identity, Listed, Opened, Refusal, ToExporter};
+pub use protocol::{Access, FromExporter, Handle, Identity, LeaseAhead, Listed, Opened, Refusal, ToExporter};
 pub use raw::{Connection, FakeServer, Received, open_request};
 pub use steps::{hand_over_through_ring, take_timelines};
 pub use survivor::{Before, kill_rounds};

@@ -205,6 +205,28 @@ pub enum FromExporter {
         /// The secret that opens the export once.
         token: [u8; 16],
     },
+    /// Leases ahead of their opens.
+    Ahead {
+        /// The number of the request for another lease.
+        request: u64,
+        /// The leases.
+        leases: Vec<LeaseAhead>,
+    },
+}
+
+/// A lease on an export that the importer has not opened yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseAhead {
+    /// The export's number.
+    pub export: u64,
+    /// The export's token.
+    pub token: [u8; 16],
+    /// The lease.
+    pub lease: u64,
+    /// The lease's word in the page of lease states.
+    pub slot: u32,
+    /// The event's handle.
+    pub ready: Option<Vec<u8>>,
 }
 
 /// The use of a lease.

@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Answer, Connection, DESCRIPTORS, FakeServer, Forged, FromExporter, Handle, Identity, NOBODY, Opened,
-    PINNING, Received, Refusal, ToExporter, agent, eventually, is_root, no_more_than,
+    Answer, Connection, DESCRIPTORS, FakeServer, Forged, FromExporter, Handle, Identity, LeaseAhead, NOBODY,
+    Opened, PINNING, Received, Refusal, ToExporter, agent, eventually, is_root, no_more_than,
 };
 use device_ipc_core::Descriptor;
 
@@ -284,6 +284,81 @@ fn reply_unlike_its_descriptor_fails_and_returns_the_lease() {
         eventually(what, pipes, || importer.census().of_kind("pipe"));
         assert_eq!(importer.counter("mapped_bytes"), 0, "{what}");
     }
+}
+
+/// Returns this many leases ahead, numbered from 1000 on.
+fn leases_ahead(count: u64) -> Vec<LeaseAhead> {
+    let lease = |number| LeaseAhead {
+        export: 100 + number,
+        token: [7; 16],
+        lease: 1000 + number,
+        slot: number as u32,
+        ready: None,
+    };
+    (0..count).map(lease).collect()
+}
+
+#[test]
+fn leases_ahead_of_a_failed_open_are_returned() {
+    let (server, forged) = posing("ahead");
+    let handle =
+        Handle { allocation: 1, kind: 1, bytes: vec![7; 64], fds: 0, size: 4096, generation: Some(1) };
+    for is_refused in [false, true] {
+        let mut importer = agent!(PINNING);
+        importer.send(&format!("open x {} timeout=5000", forged.finish()));
+        let (connection, request) = asked(&server, &forged, &[]);
+        let ahead = FromExporter::Ahead { request, leases: leases_ahead(2) };
+        connection.send(&ahead).expect("it reads");
+        let (lease, handles) = (4711, vec![handle.clone()]);
+        let opened = Opened {
+            request,
+            lease,
+            handles,
+            ready: None,
+            keep: true,
+            confirm: false,
+            like: false,
+            slot: None,
+        };
+        let reply = match is_refused {
+            true => FromExporter::Refused { request, refusal: Refusal::Dropped },
+            false => FromExporter::Opened(opened),
+        };
+        connection.send(&reply).expect("it reads");
+        let mut expected = if is_refused { vec![1000, 1001] } else { vec![1000, 1001, 4711] };
+        while !expected.is_empty() {
+            let Received::Packet(bytes, _) = connection.receive(HONEST) else {
+                panic!("{expected:?} do not come back")
+            };
+            match postcard::from_bytes(&bytes) {
+                Ok(ToExporter::Release { lease, .. }) => expected.retain(|one| *one != lease),
+                Ok(ToExporter::Confirm { request, .. }) => {
+                    connection.send(&FromExporter::Confirmed { request }).expect("it reads");
+                }
+                other => panic!("it says {other:?}"),
+            }
+        }
+        importer.receive_failure("the open", if is_refused { "ExportDropped" } else { "Vendor" });
+        assert_eq!(importer.counter("imports_idle"), 0);
+    }
+}
+
+#[test]
+fn exporter_that_sends_too_many_leases_ahead_is_disconnected() {
+    let (server, forged) = posing("many-ahead");
+    let mut importer = agent!(PINNING);
+    importer.send(&format!("open x {} timeout=5000", forged.finish()));
+    let (connection, request) = asked(&server, &forged, &[]);
+    connection.send(&FromExporter::Ahead { request, leases: leases_ahead(129) }).expect("it reads");
+    importer.receive_failure("the open", "Protocol");
+    connection.is_closed_within(HONEST);
+    // One that nobody has asked for.
+    importer.send(&format!("open x {} timeout=5000", forged.finish()));
+    let (connection, request) = asked(&server, &forged, &[]);
+    let stray = FromExporter::Ahead { request: request + 1, leases: leases_ahead(1) };
+    connection.send(&stray).expect("it reads");
+    importer.receive_failure("the open", "Protocol");
+    connection.is_closed_within(HONEST);
 }
 
 #[test]

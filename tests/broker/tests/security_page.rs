@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// The file of a test, as the page names it.
 fn file_of(name: &str) -> PathBuf {
     let broker = Path::new(env!("CARGO_MANIFEST_DIR"));
-    if name.starts_with("cli/") || name.starts_with("ipc-core/") {
+    if ["cli/", "ipc-core/", "tcp/", "tests/"].iter().any(|folder| name.starts_with(folder)) {
         return broker.join("../..").join(name);
     }
     broker.join("tests").join(name)

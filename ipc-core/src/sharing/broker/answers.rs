@@ -128,7 +128,9 @@ impl BrokerSession<'_> {
         let ready = granted.shared.ready.as_ref().map(|ready| ready.handle.clone());
         let (lease, keep, confirm) = (granted.lease, granted.keep, granted.borrowed.is_some());
         let slot = granted.slot;
-        let opened = Opened { request, lease, handles, ready, keep, confirm, like, slot };
+        // Sent before.
+        let ahead = Vec::new();
+        let opened = Opened { request, lease, handles, ready, keep, confirm, like, slot, ahead };
         let next = connection.send(&Reply::Opened(opened), fds);
         kill_point!("exporter:granted");
         next

@@ -17,6 +17,7 @@ use crate::sharing::lease_page::{LeasePlaces, LeaseWord};
 use crate::sharing::staging::{Outgoing, Refused};
 use crate::sharing::timeline::{Returned, Slots, Termination, Timeline};
 use crate::transport::{Connection, ConnectionId, Epoch, Next, PeerCredentials, Session};
+use crate::wire::MAX_LEASES_AHEAD;
 use crate::wire::descriptor::ExportId;
 use crate::wire::protocol::{PROTOCOL_VERSION, Refusal, Reply, Request, RequestId, short_name};
 
@@ -62,6 +63,9 @@ pub(crate) struct BrokerSession<'a> {
     places: LeasePlaces,
     /// Copies, by their leases.
     pub(super) stagings: HashMap<LeaseId, Arc<Outgoing>>,
+    /// The number of the next opens that get no leases ahead, because the importer has returned one: its cache has no room, or the
+    /// bytes are not ready yet.
+    opens_without_ahead: usize,
     /// The importer exits in order.
     exits: bool,
 }
@@ -137,10 +141,11 @@ impl Session for BrokerSession<'_> {
             }
             (Request::LeaseChanged { lease }, Some(_)) => {
                 // The importer may have returned it meanwhile.
-                if let Some(export) = self.leases.get(&lease) {
-                    self.exports.lease_changed(*export, lease);
+                let export = self.leases.get(&lease).copied();
+                match export.filter(|export| self.exports.lease_changed(*export, lease)) {
+                    Some(export) => connection.send(&Reply::Recall { export }, &[]),
+                    None => Next::Keep,
                 }
-                Next::Keep
             }
             (Request::Hello { .. }, Some(_)) => connection.violated("it said hello twice"),
             (_, None) => connection.violated("it did not say hello first"),
@@ -191,6 +196,7 @@ impl<'a> BrokerSession<'a> {
             slots: Slots::new(true),
             places: LeasePlaces::default(),
             stagings: HashMap::new(),
+            opens_without_ahead: 0,
             exits: false,
         }
     }
@@ -253,6 +259,7 @@ impl<'a> BrokerSession<'a> {
             program: Arc::clone(program),
             connection: Some(self.connection),
             word: None,
+            is_remote: false,
         }
     }
 
@@ -288,6 +295,9 @@ impl<'a> BrokerSession<'a> {
             let detail = format!("the importing process has used {MAX_DEVICES} devices already");
             return connection.send(&failed(detail), &[]);
         };
+        let is_permitted = wanted.grant.is_some() && self.opens_without_ahead == 0;
+        let ahead = is_permitted.then(|| (wanted.access, importer.clone()));
+        self.opens_without_ahead = self.opens_without_ahead.saturating_sub(1);
         importer.word = self.places.take();
         let slot = importer.word.as_ref().map(LeaseWord::slot);
         let granted = self.exports.grant(wanted, importer);
@@ -300,9 +310,15 @@ impl<'a> BrokerSession<'a> {
                 let open_there = self.has_it_open(like, &granted);
                 self.leases.insert(granted.lease, export);
                 kill_point!("exporter:leased");
+                let needs_the_driver = !open_there && granted.needs_the_driver(device);
+                if let Some(ahead) = ahead.filter(|_| !needs_the_driver)
+                    && self.lease_ahead(request, export, ahead, connection) != Next::Keep
+                {
+                    return Next::Close;
+                }
                 if open_there {
                     self.send_last(request, &granted, Vec::new(), true, &[], connection)
-                } else if granted.needs_the_driver(device) {
+                } else if needs_the_driver {
                     let answer = Waiting::Opened { request, lease: granted.lease, device };
                     self.ask_the_driver(answer, move || granted.prepare(device, &peer))
                 } else {
@@ -310,6 +326,27 @@ impl<'a> BrokerSession<'a> {
                 }
             }
             Err(refusal) => self.refuse(request, export, refusal, connection),
+        }
+    }
+
+    /// Begins leases ahead, and sends them.
+    fn lease_ahead(
+        &mut self,
+        request: RequestId,
+        opened: ExportId,
+        (access, importer): (Access, Importer),
+        connection: &mut Connection,
+    ) -> Next {
+        let Self { exports, places, leases, .. } = self;
+        let begun = exports.lease_ahead(opened, access, &importer, || places.take());
+        for ahead in &begun {
+            places.note(ahead.slot, Some(ahead.lease));
+            leases.insert(ahead.lease, ahead.export);
+        }
+        if begun.is_empty() {
+            Next::Keep
+        } else {
+            connection.send(&Reply::Ahead { request, leases: begun }, &[])
         }
     }
 
@@ -328,8 +365,10 @@ impl<'a> BrokerSession<'a> {
             self.slots.returned(lease, words);
         }
         let staging = self.stagings.remove(&lease);
-        if staging.is_none_or(|staging| staging.end(Termination::Released)) {
-            self.exports.release(export, lease, Termination::Released);
+        if staging.is_none_or(|staging| staging.end(Termination::Released))
+            && self.exports.release(export, lease, Termination::Released)
+        {
+            self.opens_without_ahead = MAX_LEASES_AHEAD;
         }
         self.give_back(lease, late);
         self.places.give_back(lease);

@@ -125,7 +125,8 @@ impl Exporter {
         let table = ExportTable::default();
         let export = |extent| table.allocation(backend, extent).expect("the backend exports it");
         let allocations = extents.iter().map(export).collect();
-        let shared = Shared { ready: None, allocations, regions: [].into(), owner: None, keeps: false };
+        let shared =
+            Shared { ready: None, allocations, regions: [].into(), remote: None, owner: None, keeps: false };
         Self { range: extents[0].allocation, shared, buffers: Mutex::default() }
     }
 
@@ -215,11 +216,13 @@ impl Exporter {
                 bytes: self.range.len,
                 access,
                 allow: if allows { allow.user(stranger) } else { allow },
+                ahead: false,
                 token: token(number),
                 shared: Shared {
                     ready: None,
                     allocations: self.shared.allocations.clone(),
                     regions: [self.range].into(),
+                    remote: None,
                     owner: None,
                     keeps: false,
                 },
@@ -532,8 +535,14 @@ mod tests {
     fn seeds_are_conversations_as_specified() {
         // The fuzz target has a backend, so replies have handles.
         let range = DeviceRange::new(DeviceOrdinal::new(0), DevicePtr::new(4096), 4096);
-        let shared =
-            Shared { ready: None, allocations: [].into(), regions: [].into(), owner: None, keeps: false };
+        let shared = Shared {
+            ready: None,
+            allocations: [].into(),
+            regions: [].into(),
+            remote: None,
+            owner: None,
+            keeps: false,
+        };
         let exporter = Exporter { range, shared, buffers: Mutex::default() };
         for (name, seed) in super::super::request_seeds() {
             eprintln!("{name}");

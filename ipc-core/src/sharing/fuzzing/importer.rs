@@ -113,6 +113,7 @@ impl Importer {
                 on,
                 None,
                 deadline,
+                |_| {},
             )
         };
         let mut request = 1;

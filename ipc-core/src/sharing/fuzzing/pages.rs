@@ -270,6 +270,7 @@ impl Served {
                     confirm: choices.byte() & 1 != 0,
                     like: false,
                     slot: Some(u32::from(choices.byte())),
+                    ahead: Vec::new(),
                 };
                 self.send(&Reply::Opened(grant), &[]);
             }

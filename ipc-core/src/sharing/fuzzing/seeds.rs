@@ -213,6 +213,7 @@ fn grant(request: u64, fds: u16) -> Vec<u8> {
         confirm: false,
         like: false,
         slot: Some(0),
+        ahead: Vec::new(),
     }))
 }
 

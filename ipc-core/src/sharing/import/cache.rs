@@ -168,6 +168,21 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
         Ok((opening, false))
     }
 
+    /// Adds a value that is open and idle. Returns it if there is one of its key, or no room.
+    pub(super) fn add_idle(&self, entry: &Arc<CacheEntry<K, V>>, value: V) -> Result<(), V> {
+        let mut state = self.lock();
+        let bytes = value.bytes();
+        if state.get(entry.key()).is_some() || !state.has_room_for(bytes) {
+            return Err(value);
+        }
+        state.clock += 1;
+        entry.opened_idle(value, state.clock);
+        state.idle += 1;
+        state.idle_bytes = state.idle_bytes.saturating_add(bytes);
+        state.entries.insert(ByKey(Arc::clone(entry)));
+        Ok(())
+    }
+
     /// Returns a reference to the value if it is open and `usable`. Never opens, closes or waits.
     pub(super) fn acquire_open(&self, key: &K, usable: impl Fn(&V) -> bool) -> Option<Arc<CacheEntry<K, V>>> {
         let mut state = self.lock();

@@ -21,7 +21,7 @@ use crate::transport::socket::ReceivedFds;
 use crate::transport::{AllowList, AsyncReply, Client, Deadline, Outcome, Subscriber};
 use crate::wire::descriptor::ExportId;
 use crate::wire::protocol::{Reply, Request, RequestId};
-use crate::wire::{BrokerAddress, Opened, Token};
+use crate::wire::{BrokerAddress, LeaseAhead, Opened, Token};
 
 /// A callback for the termination of an exporter.
 pub(crate) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
@@ -181,6 +181,8 @@ impl Client<Subscriptions> {
     }
 
     /// Asks for a lease, by the token of the export and a grant of it where there is one. `like` is a lease that this process holds on memory of an equal layout.
+    /// Calls `ahead` with the leases ahead before any notification about them is read.
+    #[expect(clippy::too_many_arguments, reason = "the fields of the request")]
     pub(crate) fn open(
         &self,
         export: ExportId,
@@ -189,10 +191,16 @@ impl Client<Subscriptions> {
         (on, peer): (DeviceOrdinal, Vec<u8>),
         like: Option<LeaseId>,
         deadline: Deadline,
+        ahead: impl FnOnce(&[LeaseAhead]),
     ) -> Result<(Opened, Vec<OwnedFd>)> {
         let open =
             |request| Request::Open { request, export, token, grant, access, on: on.get(), peer, like };
-        match self.call(open, deadline)? {
+        let note = |reply: &Reply| {
+            if let Reply::Opened(opened) = reply {
+                ahead(&opened.ahead);
+            }
+        };
+        match self.call_and_note(open, deadline, note)? {
             (Reply::Opened(grant), fds) => Ok((grant, fds.take())),
             _ => Err(self.check_gone(Error::Protocol("it granted what was not asked for".into()))),
         }

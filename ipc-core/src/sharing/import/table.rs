@@ -4,6 +4,7 @@
 //! so that the next open costs neither a message nor a driver call. There is one driver mapping for each set of allocations,
 //! device and access: opening another export of an open allocation costs a message and no driver call.
 
+mod ahead;
 mod begin;
 mod by_thread;
 mod keys;
@@ -60,7 +61,7 @@ impl ImportTable {
         let descriptor = wanted.descriptor;
         static LAST_ALONE: AtomicU64 = AtomicU64::new(0);
         let on = OnDevice::new(wanted.backend, wanted.device, wanted.access);
-        let mut key = LeaseKey::shared(self.shared_identity(descriptor.exporter), &descriptor, on);
+        let mut key = LeaseKey::shared(self.shared_identity(descriptor.exporter()), &descriptor, on);
         if wanted.alone {
             key.alone = LAST_ALONE.fetch_add(1, Ordering::Relaxed) + 1;
         }
@@ -83,7 +84,7 @@ impl ImportTable {
             }
             self.settle(grant, &lease);
         }
-        let (pid, export, device) = (descriptor.exporter.pid, descriptor.export, wanted.device);
+        let (pid, export, device) = (descriptor.exporter().pid, descriptor.part.export, wanted.device);
         tracing::debug!(target: crate::os::log::IMPORT, pid, %export, %device, bytes = lease.bytes(), was_open, "opened");
         Ok(lease)
     }
@@ -104,13 +105,13 @@ impl ImportTable {
             |lease: &Lease| lease.is_usable_at_once(grant.is_some()) && lease.link.is_permitted(allow);
         let known = by_thread::find(named, on).and_then(|known| self.leases.acquire_known(known, usable));
         let lease = known.or_else(|| {
-            let key = LeaseKey::shared(self.shared_identity(named.exporter), named, on);
+            let key = LeaseKey::shared(self.shared_identity(named.exporter()), named, on);
             let lease = self.leases.acquire_open(&key, usable)?;
             by_thread::remember(&lease);
             Some(lease)
         })?;
         self.settle(grant, &lease);
-        tracing::debug!(target: crate::os::log::IMPORT, pid = named.exporter.pid, export = %named.export, %device, "opened again");
+        tracing::debug!(target: crate::os::log::IMPORT, pid = named.exporter().pid, export = %named.part.export, %device, "opened again");
         Some(lease)
     }
 

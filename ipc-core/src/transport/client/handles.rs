@@ -2,7 +2,7 @@
 
 use super::super::socket::ReceivedFds;
 use crate::model::error::{Error, Result};
-use crate::wire::{MAX_HANDLES, WireHandle};
+use crate::wire::{LeaseAhead, MAX_HANDLES, MAX_LEASES_AHEAD, WireHandle};
 
 /// Maximum size of all handles of a lease, in bytes.
 const MAX_HANDLE_BYTES: usize = 16 * 1024 * 1024;
@@ -12,6 +12,8 @@ const MAX_HANDLE_BYTES: usize = 16 * 1024 * 1024;
 pub(super) struct Arrived {
     pub(super) handles: Vec<WireHandle>,
     pub(super) fds: ReceivedFds,
+    /// The leases ahead.
+    pub(super) ahead: Vec<LeaseAhead>,
     bytes: usize,
 }
 
@@ -31,6 +33,15 @@ impl Arrived {
         } else {
             self.handles.extend(handles);
             self.fds.append(fds);
+        }
+        Ok(())
+    }
+
+    /// Adds the leases ahead of a packet.
+    pub(super) fn add_ahead(&mut self, leases: Vec<LeaseAhead>) -> Result<()> {
+        self.ahead.extend(leases);
+        if self.ahead.len() > MAX_LEASES_AHEAD {
+            return Err(Error::Protocol(format!("it sends more than {MAX_LEASES_AHEAD} leases ahead")));
         }
         Ok(())
     }

@@ -23,6 +23,20 @@ impl<S: Subscriber> Client<S> {
     ) -> Result<(Reply, ReceivedFds)> {
         // The handles of the packets before the last.
         let mut arrived = Arrived::default();
+        let reply = self.read_reply(calls, request, deadline, &mut arrived);
+        // Of a request that fails.
+        let unused = std::mem::take(&mut arrived.ahead);
+        unused.iter().try_for_each(|ahead| self.send_at_once(&Request::release_unused(ahead.lease)))?;
+        reply
+    }
+
+    fn read_reply(
+        &self,
+        calls: &mut Calls,
+        request: RequestId,
+        deadline: Deadline,
+        arrived: &mut Arrived,
+    ) -> Result<(Reply, ReceivedFds)> {
         loop {
             let received = self.conversation.receive(&mut calls.inbox, deadline);
             let (reply, fds) = received.map_err(|error| self.check_gone(error))?;
@@ -30,11 +44,15 @@ impl<S: Subscriber> Client<S> {
                 Reply::Handles { request: answered, handles } if answered == request => {
                     arrived.add(handles, fds).map_err(|error| self.check_gone(error))?;
                 }
+                Reply::Ahead { request: answered, leases } if answered == request => {
+                    arrived.add_ahead(leases).map_err(|error| self.check_gone(error))?;
+                }
                 Reply::Opened(mut opened) if opened.request == request => {
                     let last = std::mem::take(&mut opened.handles);
                     arrived.add(last, fds).map_err(|error| self.check_gone(error))?;
-                    opened.handles = arrived.handles;
-                    return Ok((Reply::Opened(opened), arrived.fds));
+                    let Arrived { handles, fds, ahead, .. } = std::mem::take(arrived);
+                    (opened.handles, opened.ahead) = (handles, ahead);
+                    return Ok((Reply::Opened(opened), fds));
                 }
                 Reply::Confirmed { request: answered }
                 | Reply::Timeline { request: answered, .. }
@@ -82,6 +100,9 @@ impl<S: Subscriber> Client<S> {
                 Ok(())
             }
             Reply::Handles { request, .. } if calls.abandoned.contains(&request.0) => Ok(()),
+            Reply::Ahead { request, leases } if calls.abandoned.contains(&request.0) => {
+                leases.iter().try_for_each(|ahead| self.send_at_once(&Request::release_unused(ahead.lease)))
+            }
             _ => Err(Error::Protocol("it sent a reply without a request".into())),
         }
     }

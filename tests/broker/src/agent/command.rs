@@ -49,6 +49,8 @@ pub enum SystemCommand {
     OpenUntilError { descriptor: Descriptor },
     /// Opens two exports at a time, the second once the first request is sent; returns the result and the ms of each.
     TwoOpens { one: Descriptor, one_timeout: Duration, other: Descriptor, other_timeout: Duration },
+    /// Shares `count` parts of 256 B of one allocation as `NAME0`, `NAME1` and so on, with leases ahead; returns the descriptors.
+    ShareParts { name: String, count: u64 },
     /// Makes a grant of an export with this time limit; returns its bytes in hex.
     Grant { name: String, limit: Duration },
     /// Makes a grant of the export of a mapping with this time limit; returns its bytes in hex.

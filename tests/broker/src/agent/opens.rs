@@ -1,11 +1,13 @@
 //! Importers that open many times, or two exports at a time.
 
+use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use data_encoding::HEXLOWER;
 use device_ipc_conformance::agent::{Answer, touch};
 use device_ipc_conformance::check::Refusal;
-use device_ipc_core::{Descriptor, Grant, Ipc, Mapping, Result, counters};
+use device_ipc_core::{Descriptor, Grant, Ipc, Mapping, OwnedRegion, Region, Result, counters};
 
 use super::Agent;
 
@@ -48,6 +50,23 @@ impl Agent {
             }
         }
         Ok(Answer::Done)
+    }
+
+    pub(super) fn share_parts(&mut self, name: &str, count: u64) -> Result<Answer> {
+        const PART: u64 = 256;
+        let server = self.server();
+        let buffer = Arc::new(server.ipc.allocate(0, count * PART)?);
+        let backend = server.ipc.backend().info().name;
+        let mut descriptors = String::new();
+        for part in 0..count {
+            let range = buffer.range().slice(part * PART, PART).expect("it is in the buffer");
+            // SAFETY: the buffer keeps it allocated.
+            let owned = unsafe { OwnedRegion::new(Arc::clone(&buffer), Region::new(backend, range)) };
+            let export = server.ipc.share(owned).lease_ahead().start()?;
+            let _ = write!(descriptors, "{} ", export.descriptor());
+            server.exports.insert(format!("{name}{part}"), export);
+        }
+        Ok(Answer::Text(descriptors))
     }
 
     pub(super) fn grant(&mut self, name: &str, limit: Duration) -> Result<Answer> {

@@ -3,6 +3,7 @@
 use std::ops::Bound;
 use std::time::Instant;
 
+use super::leases::Lease;
 use super::{Entry, ExportTable, State};
 use crate::model::lease::{Holder, Holders};
 use crate::transport::PeerCredentials;
@@ -91,19 +92,24 @@ impl Entry {
             age_ms: self.since.elapsed().as_millis() as u64,
             opened: self.opened,
             dropped: self.dropped,
-            held_by: self.leases.len() as u64,
+            held_by: self.used_leases().count() as u64,
             idle: self.idle() as u64,
             holders: holders.into_iter().map(holder).collect(),
         }
     }
 
+    /// Returns the leases except those ahead of their opens, whose importers do not hold the memory.
+    fn used_leases(&self) -> impl Iterator<Item = &Lease> {
+        self.leases.values().filter(|lease| !lease.is_ahead())
+    }
+
     /// Returns the number of leases that are idle in their importers' caches.
     fn idle(&self) -> usize {
-        self.leases.values().filter(|lease| lease.is_idle()).count()
+        self.used_leases().filter(|lease| lease.is_idle()).count()
     }
 
     fn holders(&self) -> Holders {
-        let mut now: Vec<Holder> = self.leases.values().map(|lease| lease.holder(self.bytes)).collect();
+        let mut now: Vec<Holder> = self.used_leases().map(|lease| lease.holder(self.bytes)).collect();
         now.sort_by_key(|holder| holder.since);
         Holders { now, ever: self.opened }
     }

@@ -13,9 +13,9 @@ use crate::os::log::Throttle;
 use crate::sharing::Runtime;
 use crate::sharing::lease_page::LeaseWord;
 use crate::sharing::timeline::{Place, Poison, Side, Termination, Timeline};
-use crate::transport::{ConnectionId, PeerCredentials};
+use crate::transport::{ConnectionId, PeerCredentials, ServerId};
 use crate::wire::descriptor::ExportId;
-use crate::wire::{Refusal, Token};
+use crate::wire::{Refusal, Reply, Token};
 
 /// A receiver of the timelines of an export's leases.
 pub(crate) trait TimelineObserver: std::fmt::Debug + Send + Sync {
@@ -36,15 +36,21 @@ pub(super) struct Lease {
     taken: bool,
     /// The importer's statement whether it uses the lease.
     word: Option<LeaseWord>,
+    /// Whether it began ahead of its open, and the importer has not reported its use.
+    ahead: bool,
+    /// Whether the importer is on another host, where nothing revokes its access.
+    is_remote: bool,
 }
 
 /// An importer, by the kernel's and by its own account.
+#[derive(Clone)]
 pub(crate) struct Importer {
     pub(crate) credentials: PeerCredentials,
     pub(crate) program: Arc<str>,
     pub(crate) connection: Option<ConnectionId>,
     /// The word in which it states whether it uses the lease.
     pub(crate) word: Option<LeaseWord>,
+    pub(crate) is_remote: bool,
 }
 
 /// A request to open an export.
@@ -117,16 +123,38 @@ impl ExportTable {
 
     /// Begins a lease in this process.
     pub(crate) fn grant_locally(&self, request: OpenRequest) -> Result<LocalGrant, Refusal> {
-        let importer = Importer {
-            credentials: PeerCredentials {
-                pid: std::process::id(),
-                uid: rustix::process::geteuid().as_raw(),
-                gid: rustix::process::getegid().as_raw(),
-            },
-            program: "this process".into(),
-            connection: None,
-            word: None,
-        };
+        self.grant_within(request, std::process::id(), "this process".into(), false)
+    }
+
+    /// Returns the token of an export that importers of other hosts open at this server.
+    pub(crate) fn remote_token(&self, export: ExportId, server: ServerId) -> Option<Token> {
+        let state = self.lock();
+        let entry = state.exports.get(&export)?;
+        let is_served = entry.shared.as_ref()?.remote.as_ref()?.server() == server;
+        is_served.then_some(entry.token)
+    }
+
+    /// Begins a lease for an importer of another host, whose users this host does not know: the token alone permits it.
+    pub(crate) fn grant_remotely(
+        &self,
+        request: OpenRequest,
+        pid: u32,
+        program: Arc<str>,
+    ) -> Result<LocalGrant, Refusal> {
+        self.grant_within(request, pid, program, true)
+    }
+
+    /// Begins a lease for a thread of this process.
+    fn grant_within(
+        &self,
+        request: OpenRequest,
+        pid: u32,
+        program: Arc<str>,
+        is_remote: bool,
+    ) -> Result<LocalGrant, Refusal> {
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let credentials = PeerCredentials { pid, uid, gid };
+        let importer = Importer { credentials, program, connection: None, word: None, is_remote };
         let mut state = self.lock();
         let (lease, entry) = state.begin_lease(&request, importer)?;
         self.changed.notify_all();
@@ -134,30 +162,37 @@ impl ExportTable {
         Ok(LocalGrant { lease, borrowed: entry.borrowed.as_deref().cloned(), shared: Arc::clone(shared) })
     }
 
-    /// Notes that the state of a lease has changed, and requests a notification of the next change.
-    pub(crate) fn lease_changed(&self, export: ExportId, lease: LeaseId) {
-        let state = self.lock();
-        let Some(entry) = state.exports.get(&export).filter(|entry| entry.watcher().is_some()) else {
-            return;
-        };
-        if let Some(lease) = entry.leases.get(&lease) {
+    /// Notes that the state of a lease has changed, and requests a notification of the next change. Returns whether the export was
+    /// recalled before the importer used the lease, which began ahead of its open: the importer receives the notification now.
+    pub(crate) fn lease_changed(&self, export: ExportId, lease: LeaseId) -> bool {
+        let mut state = self.lock();
+        let Some(entry) = state.exports.get_mut(&export) else { return false };
+        let (is_watched, is_recalled) = (entry.watcher().is_some(), entry.recalled);
+        let Some(lease) = entry.leases.get_mut(&lease) else { return false };
+        let is_first = std::mem::take(&mut lease.ahead);
+        if is_watched {
             lease.watch();
             entry.tell_change();
         }
+        is_first && is_recalled
     }
 
-    /// Ends a lease, reclaimed or not. The end of the last lease of a dropped export drops its owner.
-    pub(crate) fn release(&self, export: ExportId, lease: LeaseId, how: Termination) {
+    /// Ends a lease, reclaimed or not. The end of the last lease of a dropped export drops its owner. Returns whether the importer
+    /// had no use for the lease, which began ahead of its open.
+    pub(crate) fn release(&self, export: ExportId, lease: LeaseId, how: Termination) -> bool {
         let mut state = self.lock();
-        let Some(entry) = state.exports.get_mut(&export) else { return };
+        let Some(entry) = state.exports.get_mut(&export) else { return false };
+        let mut is_ahead = false;
         if let Some(ended) = entry.leases.remove(&lease) {
             metrics(|metrics| metrics.leases.subtract(1));
+            is_ahead = ended.is_ahead();
             ended.end(how);
             entry.tell_change();
         }
         entry.reclaimed.retain(|(reclaimed, _)| *reclaimed != lease);
         self.retire_if_free(&mut state, export);
         self.changed.notify_all();
+        is_ahead
     }
 
     /// Returns the exporter's side of a lease's timeline: the existing one, or a new one in the slot that `place` gives.
@@ -237,12 +272,12 @@ impl ExportTable {
         }
     }
 
-    /// Ends all leases by force.
+    /// Ends all leases by force, except those of importers on other hosts: their engines may be reading the memory.
     pub(crate) fn end_leases(&self, export: ExportId) {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return };
-        let ended = entry.leases.len();
-        entry.leases.drain().for_each(|(_, lease)| lease.end(Termination::Released));
+        let revoked = entry.leases.extract_if(|_, lease| !lease.is_remote);
+        let ended = revoked.map(|(_, lease)| lease.end(Termination::Released)).count();
         entry.reclaimed.clear();
         entry.tell_change();
         state.take_grants(export);
@@ -254,6 +289,17 @@ impl ExportTable {
 }
 
 impl Lease {
+    pub(super) fn new(importer: Importer, since: Instant, ahead: bool) -> Self {
+        let Importer { credentials, program, connection, word, is_remote } = importer;
+        let (pid, timeline, taken) = (credentials.pid, None, false);
+        Self { pid, program, since, connection, timeline, taken, word, ahead, is_remote }
+    }
+
+    /// Returns whether the importer has not used the lease yet, which began ahead of its open.
+    pub(super) fn is_ahead(&self) -> bool {
+        self.ahead && self.word.as_ref().is_some_and(LeaseWord::is_ahead)
+    }
+
     /// Returns the holder, of an export of `bytes` bytes.
     pub(super) fn holder(&self, bytes: u64) -> Holder {
         let state = self.word.as_ref().map_or(LeaseState::InUse, LeaseWord::state);
@@ -326,9 +372,7 @@ impl State {
         let entry = self.exports.get_mut(&request.export).ok_or(Refusal::Dropped)?;
         self.last_lease += 1;
         let lease = LeaseId(self.last_lease);
-        let Importer { credentials, program, connection, word } = importer;
-        let (pid, since) = (credentials.pid, Instant::now());
-        let begun = Lease { pid, program, since, connection, timeline: None, taken: false, word };
+        let begun = Lease::new(importer, Instant::now(), false);
         if entry.watcher().is_some() {
             begun.watch();
         }
@@ -345,14 +389,33 @@ impl State {
 
 impl Entry {
     /// Ends the leases that are idle in their importers' caches, whether the importers answer or not. Returns whether there were any.
-    pub(super) fn reclaim_idle(&mut self) -> bool {
-        let is_reclaimed = |lease: &Lease| lease.word.as_ref().is_some_and(LeaseWord::reclaim);
+    /// Leases ahead stay as long as a grant keeps the memory in any case, and report their use. The importers of others are notified
+    /// here, as they are not at a recall.
+    pub(super) fn reclaim_idle(&mut self, export: ExportId) -> bool {
+        let is_dropped = self.dropped;
+        let is_kept = !is_dropped && !self.grants.is_empty();
+        let is_reclaimed = |lease: &mut Lease| {
+            let is_ahead = lease.is_ahead();
+            if is_kept && is_ahead {
+                lease.watch();
+                return false;
+            }
+            let is_reclaimed = lease.word.as_ref().is_some_and(LeaseWord::reclaim);
+            lease.ahead &= is_ahead || !is_reclaimed;
+            is_reclaimed
+        };
         let now = Instant::now();
-        let mut count = 0;
+        let (mut count, mut ahead) = (0, Vec::new());
         for (id, lease) in self.leases.extract_if(|_, lease| is_reclaimed(lease)) {
+            ahead.extend(lease.connection.filter(|_| lease.ahead && !is_dropped));
             lease.end(Termination::Released);
             self.reclaimed.push((id, now));
             count += 1;
+        }
+        if !ahead.is_empty()
+            && let Some(runtime) = Runtime::existing()
+        {
+            runtime.poller.notify(ahead, Reply::Recall { export });
         }
         if count > 0 {
             metrics(|metrics| {

@@ -37,7 +37,7 @@ pub(in crate::sharing::import) struct CacheEntry<K, V> {
 
 impl<K, V> CacheEntry<K, V> {
     /// Creates an entry that is being opened.
-    pub(super) fn opening(key: K) -> Self {
+    pub(in crate::sharing::import) fn opening(key: K) -> Self {
         let (word, since) = (AtomicU64::new(OPENING), AtomicU64::new(0));
         Self { word, since, key, value: OnceLock::new() }
     }
@@ -76,6 +76,13 @@ impl<K, V> CacheEntry<K, V> {
         // It was opening, so there is no value yet.
         let _ = self.value.set(value);
         self.word.store(1, Ordering::Release);
+    }
+
+    /// Marks the value as open and idle at this tick of the clock.
+    pub(super) fn opened_idle(&self, value: V, now: u64) {
+        let _ = self.value.set(value);
+        self.since.store(now, Ordering::Relaxed);
+        self.word.store(0, Ordering::Release);
     }
 
     /// Returns whether the value is neither being opened nor being closed.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::ImportTable;
+use super::ahead::LeasesAhead;
 use super::keys::LeaseKey;
 use super::lease::{KnownLease, Lease, LeaseRef, NO_EPOCH, Ready};
 use super::regions::UnclaimedRegions;
@@ -21,7 +22,7 @@ use crate::sharing::import::link::Link;
 use crate::sharing::import::notices::ExportNotices;
 use crate::transport::{AllowList, Deadline};
 use crate::wire::descriptor::{DescribedExtent, NamedExport};
-use crate::wire::{Opened, WireHandle};
+use crate::wire::{LeaseAhead, Opened, WireHandle};
 
 /// Maximum time that an open waits for drops in progress that may be in its way.
 const DROPS_IN_PROGRESS: Duration = Duration::from_secs(1);
@@ -49,7 +50,7 @@ impl ImportTable {
         match self.begin_over(&link, wanted, opening) {
             // Idle mappings may be stale, and are closed for this open; mappings that were dropped a moment ago are waited for.
             Err(error) if matches!(error.innermost(), Error::OverlapsInUse { .. }) => {
-                let (runtime, exporter) = (Runtime::get()?, *wanted.descriptor.exporter);
+                let (runtime, exporter) = (Runtime::get()?, wanted.descriptor.contents.exporter);
                 // On the worker, because device work may have to be waited for.
                 let close = move || runtime.imports.close_idle_of(&exporter);
                 runtime.worker.run(close, wanted.deadline.left().min(DROPS_IN_PROGRESS));
@@ -69,13 +70,16 @@ impl ImportTable {
         let peer = wanted.backend.local_peer_id(wanted.device)?;
         // Before the lease begins, so that no notification about it is missed.
         let known = KnownLease::of(opening);
-        let notices = link.expect_notices(descriptor.export, &known);
+        let notices = link.expect_notices(descriptor.part.export, &known);
         let epoch = link.epoch().unwrap_or(NO_EPOCH);
         let importer = (wanted.device, peer);
         let reusable = self.reusable_lease(wanted, link, opening.key().on);
         let like = reusable.as_ref().and_then(ReusableLease::lease);
-        let tokens = (descriptor.token, wanted.grant.and_then(UnusedGrant::token));
-        let open = || link.open(descriptor.export, tokens, wanted.access, importer, like, wanted.deadline);
+        let tokens = (descriptor.part.token, wanted.grant.and_then(UnusedGrant::token));
+        let mut ahead = LeasesAhead::new(self, link);
+        let expect = |leases: &[LeaseAhead]| ahead.expect(leases, opening.key());
+        let export = descriptor.part.export;
+        let open = || link.open(export, tokens, wanted.access, importer, like, wanted.deadline, expect);
         let granted = check_token(&notices, opening, descriptor).and_then(|()| open());
         if let (Ok(_), Some(grant)) = (&granted, wanted.grant) {
             grant.used_up();
@@ -95,13 +99,16 @@ impl ImportTable {
                 (grant, fds),
             );
             match &begun {
-                Ok(_) => self.remember_layout(wanted, opening),
+                Ok(lease) => {
+                    self.remember_layout(wanted, opening);
+                    ahead.keep(wanted, lease, epoch);
+                }
                 Err(_) => link.release(id),
             }
             begun
         });
         if begun.is_err() {
-            link.forget_notices(descriptor.export, &known);
+            link.forget_notices(descriptor.part.export, &known);
         }
         begun
     }
@@ -123,7 +130,7 @@ impl ImportTable {
             None => {
                 let open = || self.open_ranges(wanted, lease_key, link, id, (handles, fds));
                 // A single region is usually open already, which takes no call of the driver.
-                let several = wanted.descriptor.regions.len() > 1;
+                let several = wanted.descriptor.regions().len() > 1;
                 let opened = if several {
                     with_device_context(&**wanted.backend, wanted.device, open)
                 } else {
@@ -164,7 +171,7 @@ fn check_token(notices: &ExportNotices, opening: &LeaseRef, descriptor: &NamedEx
     let has_another = |known: &KnownLease| {
         known.upgrade().is_some_and(|lease| lease.is_open() && lease.key().token != token)
     };
-    if notices.any_lease(has_another) { Err(Error::wrong_token(descriptor.exporter.pid)) } else { Ok(()) }
+    if notices.any_lease(has_another) { Err(Error::wrong_token(descriptor.exporter().pid)) } else { Ok(()) }
 }
 
 /// Returns the signal for the readiness of the bytes. If the vendor's event shows that they are ready, it is the event.
@@ -208,7 +215,7 @@ const WORD_DEADLINE: Duration = Duration::from_secs(1);
 /// Checks that the exporter's reply fits the descriptor.
 pub(super) fn check_opened(wanted: &OpenTarget<'_>, handles: &[WireHandle], fds: usize) -> Result<()> {
     let misfit = |why: String| Err(Error::Protocol(why));
-    let allocations = wanted.descriptor.regions.allocations();
+    let allocations = wanted.descriptor.regions().allocations();
     if handles.len() != allocations {
         return misfit(format!("it sent {} handles for {allocations} allocations", handles.len()));
     }
@@ -226,7 +233,7 @@ pub(super) fn check_opened(wanted: &OpenTarget<'_>, handles: &[WireHandle], fds:
         return misfit(format!("it sent {fds} file descriptors and stated {claimed}"));
     }
     let mut handles = handles.iter();
-    for (index, region) in wanted.descriptor.regions.iter().enumerate() {
+    for (index, region) in wanted.descriptor.regions().iter().enumerate() {
         for (extent, handle) in region.iter().zip(handles.by_ref()) {
             check_handle(extent, handle).map_err(|error| (wanted.blame)(index, error))?;
         }

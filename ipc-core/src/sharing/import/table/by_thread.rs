@@ -23,7 +23,9 @@ thread_local! {
 pub(super) fn find(named: &NamedExport<'_>, on: OnDevice) -> Option<LeaseRef> {
     // A thread that is about to end remembers nothing.
     let found = RECENT
-        .try_with(|recent| recent.borrow()[place(named.exporter, named.export, on)].as_ref()?.upgrade())
+        .try_with(|recent| {
+            recent.borrow()[place(named.exporter(), named.part.export, on)].as_ref()?.upgrade()
+        })
         .ok()??;
     found.key().is_shared(named, on).then_some(found)
 }

@@ -39,16 +39,16 @@ impl LeaseKey {
         named: &NamedExport<'_>,
         on: OnDevice,
     ) -> Self {
-        Self { exporter, export: named.export, token: named.token, on, alone: 0 }
+        Self { exporter, export: named.part.export, token: named.part.token, on, alone: 0 }
     }
 
     /// Returns whether this is the key of the shared lease on this export, device and access.
     pub(super) fn is_shared(&self, named: &NamedExport<'_>, on: OnDevice) -> bool {
-        self.export == named.export
-            && self.token == named.token
+        self.export == named.part.export
+            && self.token == named.part.token
             && self.on == on
             && self.alone == 0
-            && *self.exporter == *named.exporter
+            && *self.exporter == named.contents.exporter
     }
 }
 

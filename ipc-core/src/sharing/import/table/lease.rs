@@ -172,7 +172,7 @@ impl Lease {
 
     /// Checks that a new mapping may use it.
     pub(super) fn check_for_newcomers(&self, wanted: &OpenTarget<'_>) -> Result<()> {
-        let (pid, deadline) = (wanted.descriptor.exporter.pid, wanted.deadline);
+        let (pid, deadline) = (wanted.descriptor.exporter().pid, wanted.deadline);
         self.check()?;
         if self.link.is_gone() {
             return Err(self.link.error_gone());

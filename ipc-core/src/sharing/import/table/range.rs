@@ -51,7 +51,7 @@ impl ImportTable {
     ) -> Result<Regions> {
         check_opened(wanted, &handles, fds.len())?;
         let (mut handles, mut fds) = (handles.into_iter(), fds.into_iter());
-        let (regions, place) = (wanted.descriptor.regions, (&lease_key.exporter, lease_key.on));
+        let (regions, place) = (wanted.descriptor.regions(), (&lease_key.exporter, lease_key.on));
         let mut opened = Opening { table: self, ranges: Vec::with_capacity(regions.len()) };
         for (index, region) in regions.iter().enumerate() {
             let handles = handles.by_ref().take(region.len());
@@ -85,7 +85,7 @@ impl ImportTable {
                 size: handle.size,
                 generation: handle.generation,
                 home: wanted.home,
-                exporter: *wanted.descriptor.exporter,
+                exporter: wanted.descriptor.contents.exporter,
             }
         });
         let received: Vec<_> = received.collect();

@@ -46,7 +46,7 @@ impl ImportTable {
         link: &Arc<Link>,
         on: OnDevice,
     ) -> Option<ReusableLease> {
-        let regions = wanted.descriptor.regions;
+        let regions = wanted.descriptor.regions();
         if regions.len() < 2 || wanted.alone {
             return None;
         }
@@ -65,7 +65,7 @@ impl ImportTable {
 
     /// Remembers a lease for exports of an equal layout.
     pub(super) fn remember_layout(&self, wanted: &OpenTarget<'_>, lease: &LeaseRef) {
-        let (LeaseKey { exporter, on, .. }, regions) = (lease.key(), wanted.descriptor.regions);
+        let (LeaseKey { exporter, on, .. }, regions) = (lease.key(), wanted.descriptor.regions());
         if regions.len() < 2 || wanted.alone {
             return;
         }
@@ -80,7 +80,7 @@ impl ImportTable {
 impl LayoutKey {
     /// Returns whether the lease is of the same exporter and device.
     fn is_on(&self, wanted: &OpenTarget<'_>, on: OnDevice) -> bool {
-        *self.exporter == *wanted.descriptor.exporter && self.on == on
+        *self.exporter == wanted.descriptor.contents.exporter && self.on == on
     }
 }
 

@@ -1,0 +1,164 @@
+//! Leases ahead: an importer that opens one of many exports of an allocation receives the leases on the next ones with it.
+
+use device_ipc_broker_tests::{Child, PINNING, agent, eventually};
+
+const LIMIT: &str = "600000";
+
+/// Exports of parts of one allocation, `x0` and so on, and a grant of each.
+struct Parts {
+    exporter: Child,
+    descriptors: Vec<String>,
+    grants: Vec<String>,
+}
+
+impl Parts {
+    fn of(count: usize) -> Self {
+        let mut exporter = agent!(PINNING);
+        let text = exporter.ok(&format!("share-parts x {count}"));
+        let descriptors = text.split_whitespace().map(str::to_owned).collect();
+        let mut parts = Self { exporter, descriptors, grants: Vec::new() };
+        parts.grants = (0..count).map(|part| parts.grant(part)).collect();
+        parts
+    }
+
+    fn grant(&mut self, part: usize) -> String {
+        self.exporter.ok(&format!("grant x{part} {LIMIT}"))
+    }
+
+    /// Returns the command that opens a part as `yPART` by its first grant.
+    fn open(&self, part: usize) -> String {
+        format!("open-by y{part} {} {}", self.descriptors[part], self.grants[part])
+    }
+}
+
+#[test]
+fn exports_of_one_allocation_share_requests() {
+    let mut parts = Parts::of(300);
+    let mut importer = agent!(PINNING);
+    for part in 0..300 {
+        importer.ok(&parts.open(part));
+    }
+    assert_eq!(importer.counter("requests_total"), 3, "one, and 128 ahead with it");
+    assert_eq!(importer.counter("driver_opens_total"), 1);
+    importer.ok("touch y200");
+    assert_eq!(parts.exporter.ok("states x299").matches("in use").count(), 1);
+    // Each has its own lifetime.
+    for part in 0..300 {
+        importer.ok(&format!("drop y{part}"));
+        if part == 199 {
+            (0..200).for_each(|part| drop(parts.exporter.ok(&format!("drop x{part}"))));
+            eventually("exports", 100, || parts.exporter.counter("exports"));
+        }
+    }
+    (200..300).for_each(|part| drop(parts.exporter.ok(&format!("drop x{part}"))));
+    eventually("exports", 0, || parts.exporter.counter("exports"));
+    eventually("mapped", 0, || importer.counter("mapped_bytes"));
+    assert_eq!(parts.exporter.counter("leases"), 0);
+    assert_eq!(parts.exporter.allocated(), 0);
+}
+
+#[test]
+fn lease_ahead_keeps_no_memory() {
+    let mut parts = Parts::of(3);
+    let mut importer = agent!(PINNING);
+    importer.ok(&parts.open(0));
+    assert_eq!(parts.exporter.counter("leases"), 3);
+    importer.ok(&format!("give-back {}", parts.grants[1]));
+    parts.exporter.ok("recall x0");
+    eventually("grants", 0, || parts.exporter.holders("x1"));
+    // Without a grant, the exporter reclaims it.
+    parts.exporter.ok("recall x1");
+    eventually("leases", 2, || parts.exporter.counter("leases"));
+    parts.exporter.ok("drop x1");
+    eventually("exports", 2, || parts.exporter.counter("exports"));
+    // The importer is notified, and forgets the lease.
+    eventually("idle", 1, || importer.counter("imports_idle"));
+    importer.fails(&parts.open(1), "ExportDropped");
+    // A grant keeps a dropped export, and a lease ahead does not.
+    parts.exporter.ok("drop x2");
+    eventually("leases", 1, || parts.exporter.counter("leases"));
+    eventually("idle", 0, || importer.counter("imports_idle"));
+    importer.ok(&parts.open(2));
+    importer.ok("drop y2");
+    eventually("exports", 1, || parts.exporter.counter("exports"));
+}
+
+#[test]
+fn recalled_export_opens_ahead_and_is_released_with_its_mapping() {
+    let mut parts = Parts::of(2);
+    let mut importer = agent!(PINNING);
+    importer.ok(&parts.open(0));
+    parts.exporter.ok("recall x1");
+    assert_eq!(parts.exporter.ok("states x1"), "0:in a message", "the grant, and no lease ahead");
+    importer.ok(&parts.open(1));
+    assert_eq!(importer.counter("requests_total"), 1);
+    // The importer has received the notification now, and gives the grant back.
+    eventually("holders", 1, || parts.exporter.holders("x1"));
+    assert!(parts.exporter.ok("states x1").contains("in use"));
+    importer.ok("drop y1");
+    eventually("holders", 0, || parts.exporter.holders("x1"));
+}
+
+#[test]
+fn close_does_not_wait_for_leases_ahead() {
+    let mut parts = Parts::of(2);
+    let mut importer = agent!(PINNING);
+    importer.ok(&parts.open(0));
+    importer.ok(&format!("give-back {}", parts.grants[1]));
+    // Also when the importer does not answer.
+    parts.exporter.ok("recall x0");
+    eventually("grants", 0, || parts.exporter.holders("x1"));
+    importer.stop();
+    parts.exporter.ok("close x1 10000");
+    importer.resume();
+    importer.ok("drop y0");
+    parts.exporter.ok("close x0 10000");
+}
+
+#[test]
+fn lease_ahead_ends_with_its_importer() {
+    let mut parts = Parts::of(100);
+    let mut importer = agent!(PINNING);
+    importer.ok(&parts.open(0));
+    assert_eq!(parts.exporter.counter("leases"), 100);
+    importer.kill();
+    eventually("leases", 0, || parts.exporter.counter("leases"));
+    // Another process opens what the first one had leases ahead on.
+    let mut second = agent!(PINNING);
+    (1..100).for_each(|part| drop(second.ok(&parts.open(part))));
+    assert_eq!(second.counter("requests_total"), 1);
+}
+
+#[test]
+fn plain_open_and_other_allocations_have_no_leases_ahead() {
+    let mut parts = Parts::of(3);
+    let others = parts.exporter.ok("share-parts z 2");
+    let plain = parts.exporter.share("plain 256");
+    let mut importer = agent!(PINNING);
+    importer.ok(&format!("open first {}", parts.descriptors[0]));
+    assert_eq!(parts.exporter.counter("leases"), 1, "by the descriptor alone");
+    importer.ok(&parts.open(1));
+    assert_eq!(parts.exporter.counter("leases"), 3, "not of the other allocation, nor twice of x0");
+    let grant = parts.exporter.ok(&format!("grant plain {LIMIT}"));
+    importer.ok(&format!("open-by p {plain} {grant}"));
+    for other in others.split_whitespace() {
+        importer.ok(&format!("open other {other}"));
+    }
+    assert_eq!(importer.counter("requests_total"), 5);
+}
+
+#[test]
+fn idle_limit_refuses_leases_ahead() {
+    let mut parts = Parts::of(10);
+    let mut importer = agent!(PINNING);
+    importer.ok("cache 4 1000000000");
+    importer.ok(&parts.open(0));
+    eventually("leases", 5, || parts.exporter.counter("leases"));
+    (1..10).for_each(|part| drop(importer.ok(&parts.open(part))));
+    importer.ok("touch y9");
+    assert_eq!(
+        parts.exporter.counter("leases_total"),
+        15,
+        "none ahead again for an importer that returns them"
+    );
+}
