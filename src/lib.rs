@@ -121,3 +121,5 @@ pub use device_ipc_ascend as ascend;
 pub use device_ipc_cuda as cuda;
 #[cfg(feature = "mock")]
 pub use device_ipc_mock as mock;
+#[cfg(feature = "nixl")]
+pub use device_ipc_nixl as nixl;

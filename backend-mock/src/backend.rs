@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use device_ipc_core::backend::engine::MemorySpace;
 use device_ipc_core::backend::{
     BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceTimelines, Exported, Extent,
     Generation, HandleBytes, HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle, Registration,
@@ -321,6 +322,11 @@ impl DeviceIpc for MockBackend {
 
     fn synchronize_device(&self, device: DeviceOrdinal) -> Result<()> {
         self.machine.synchronize_device(device.index()).map_err(engine("synchronize_device"))
+    }
+
+    /// The processor can access all memory of the mock.
+    fn transfer_space(&self, _device: DeviceOrdinal) -> MemorySpace {
+        MemorySpace::Host
     }
 
     fn memory(&self) -> &dyn DeviceMemory {

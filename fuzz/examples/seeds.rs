@@ -19,7 +19,9 @@ fn main() -> Result<()> {
         ("protocol_request", named(fuzzing::request_seeds())),
         ("protocol_reply", named(fuzzing::reply_seeds())),
         ("channel", named(fuzzing::channel_seeds())),
+        ("remote", named(fuzzing::remote_seeds())),
         ("hostile_exporter", named(fuzzing::page_seeds())),
+        ("tcp", named(device_ipc_tcp::fuzzing::tcp_seeds())),
     ];
     for (target, seeds) in targets {
         let folder = corpus.join(target);

@@ -14,6 +14,8 @@ use crate::wire::descriptor::{
     BackendName, Contents, DescribedExtent, DescribedRegion, Descriptor, ExportId, Memory, Part, PartRegions,
     TEXT_PREFIX, Tensors,
 };
+use crate::wire::protocol::encode;
+use crate::wire::remote::{RemoteOpen, RemoteRefusal, RemoteReply, RemoteRequest};
 use crate::wire::ring::RingSlots;
 use crate::wire::{BrokerAddress, Grant, Token};
 
@@ -114,6 +116,47 @@ pub fn channel(bytes: &[u8]) {
     crate::patterns::channel::fuzzing::packet(bytes);
 }
 
+/// Decodes the messages of copies between hosts, in both directions.
+pub fn remote(bytes: &[u8]) {
+    if let Ok(request) = RemoteRequest::decode(bytes) {
+        let written = encode(&request).expect("it was decoded");
+        assert_eq!(RemoteRequest::decode(&written).as_ref(), Ok(&request));
+    }
+    if let Ok(reply) = RemoteReply::decode(bytes) {
+        let written = encode(&reply).expect("it was decoded");
+        assert_eq!(RemoteReply::decode(&written).as_ref(), Ok(&reply));
+    }
+}
+
+/// Returns the seeds of [`remote`].
+pub fn remote_seeds() -> Vec<Seed> {
+    fn message(message: &impl serde::Serialize) -> Vec<u8> {
+        encode(message).expect("a seed is encodable")
+    }
+    let open = RemoteOpen {
+        engine: "nixl".into(),
+        wait_ms: 27_000,
+        limit_ms: 30_000,
+        host: SOMEBODY.host,
+        pid: SOMEBODY.pid,
+        program: "trainer".into(),
+    };
+    let refused = |refusal| message(&RemoteReply::Refused(refusal));
+    vec![
+        ("open", message(&RemoteRequest::Open(open))),
+        ("ping", message(&RemoteRequest::Ping)),
+        ("release", message(&RemoteRequest::Release)),
+        ("granted", message(&RemoteReply::Granted { regions: 3 })),
+        ("regions", message(&RemoteReply::Regions { metadata: vec![vec![1; 40], vec![], vec![2; 200]] })),
+        ("pong", message(&RemoteReply::Pong)),
+        ("dropped", refused(RemoteRefusal::Dropped)),
+        ("other-engine", refused(RemoteRefusal::OtherEngine { engine: "mooncake".into() })),
+        ("not-ready", refused(RemoteRefusal::NotReady)),
+        ("stale", refused(RemoteRefusal::Stale { detail: "number 2, not 1".into() })),
+        ("failed", refused(RemoteRefusal::Failed { detail: "out of memory".into() })),
+    ]
+}
+
 /// Returns the seeds of [`channel`].
 pub fn channel_seeds() -> Vec<Seed> {
     crate::patterns::channel::fuzzing::seeds()
@@ -182,6 +225,7 @@ pub(crate) fn plain_contents() -> Contents {
         }),
         memory: Memory::Region(DescribedRegion { offset: 0, len: 4096, layout: None }),
         ring: None,
+        network: Vec::new(),
     }
 }
 
@@ -305,6 +349,13 @@ fn regions() -> Vec<(&'static str, Descriptor)> {
         (
             "socket-in-a-directory",
             plain.with(|contents| contents.broker = BrokerAddress::Path("/run/device-ipc/4711".into())),
+        ),
+        (
+            "network-addresses",
+            plain.with(|contents| {
+                let addresses = [([10, 0, 0, 1], 4711).into(), ([0xfd00, 0, 0, 0, 0, 0, 0, 7], 4711).into()];
+                contents.network = addresses.into();
+            }),
         ),
         ("tensor", tensor(4096, layout(Dtype::F32, &[4, 8, 32], &[256, 32, 1]))),
         ("tensor-transposed", tensor(4096, layout(Dtype::BF16, &[32, 64], &[1, 32]))),

@@ -20,6 +20,7 @@ use crate::patterns::keeper::{FindBuilder, Keeper};
 use crate::patterns::ring::{RingBuilder, RingOpenBuilder};
 use crate::sharing::export::{Export, ShareBuilder, TensorSet, check_backend, copy_and_wait};
 use crate::sharing::import::OpenBuilder;
+use crate::sharing::remote::Remote;
 use crate::sharing::{ErrorWith, Session};
 use crate::transport::AllowList;
 use crate::wire::SOCKET_DIR_VARIABLE;
@@ -273,6 +274,7 @@ pub struct IpcBuilder {
     socket_directory: Option<PathBuf>,
     allow: AllowList,
     timeout: Option<Duration>,
+    remote: Option<Remote>,
 }
 
 impl IpcBuilder {
@@ -298,6 +300,12 @@ impl IpcBuilder {
     /// Permits further users and groups to share with, and to open from; this process's user is always permitted.
     pub fn allow(mut self, allow: AllowList) -> Self {
         self.allow = allow;
+        self
+    }
+
+    /// Permits copies between hosts with a transfer engine, by default none: see [`Remote`].
+    pub fn remote(mut self, remote: Remote) -> Self {
+        self.remote = Some(remote);
         self
     }
 
@@ -332,7 +340,7 @@ impl IpcBuilder {
         let from_environment = || nonempty_variable(SOCKET_DIR_VARIABLE).map(PathBuf::from);
         let socket_directory = self.socket_directory.or_else(from_environment);
         let timeout = self.timeout.unwrap_or(DEFAULT_TIMEOUT);
-        Ipc { session: Session::new(backend, socket_directory, self.allow, timeout) }
+        Ipc { session: Session::new(backend, socket_directory, self.allow, timeout, self.remote) }
     }
 
     fn choices(&self) -> Backends {

@@ -68,13 +68,14 @@ pub use patterns::keeper::{FindBuilder, Keeper, KeeperName, Kept, list_keepers};
 pub use patterns::ring::{
     ReaderPosition, Ring, RingBuilder, RingOpenBuilder, RingReadSlot, RingReader, RingReaders, RingWriteSlot,
 };
+pub use sharing::ErrorWith;
 pub use sharing::export::{
     Export, ExportChanges, Exposure, ExposurePolicy, HolderPolicy, MemoryId, ShareBuilder, TensorSet,
 };
 pub use sharing::import::{CacheLimits, Mapping, OpenBuilder, Tensor};
+pub use sharing::remote::Remote;
 pub use sharing::staging::StagingLimits;
 pub use sharing::timeline::{TIMELINE_END, Timeline};
-pub use sharing::{ErrorWith, Pull};
 pub use transport::{AllowList, Counters, ListedProcess, list_exports};
 pub use wire::descriptor::{Descriptor, DescriptorError, DescriptorView, ExportId, FormatVersion};
 pub use wire::ring::RingSlots;

@@ -9,7 +9,7 @@
 //! # Division of labour
 //!
 //! An engine has no policy. Permission, leases, time limits, and how long memory stays allocated are decided above it, by
-//! [`Pull`](crate::Pull) for the destination. An engine is not relied on to protect the exporter: NIXL
+//! the exporter's lease and by the importer, which keeps the destination. An engine is not relied on to protect the exporter: NIXL
 //! lets a peer read memory by TCP after its registration has ended. The exporter therefore keeps a region allocated and
 //! registered until the importer has reported that it has finished.
 //!
@@ -17,14 +17,13 @@
 //!
 //! There is no method that stops a transfer. The engines cannot stop one reliably: NIXL's release of a request that is in
 //! progress only forgets it, while bytes continue to arrive in the destination, and Mooncake's C API has no such function.
-//! A caller that no longer waits has to leave the destination allocated until [`Transfer::is_finished`] reports the end, which
-//! dropping a [`Pull`](crate::Pull) does.
+//! A caller that no longer waits has to leave the destination allocated until [`Transfer::is_finished`] reports the end.
 //!
 //! # Other engines
 //!
 //! Mooncake's C API (`transfer_engine_c.h`) corresponds as follows: `register` to `registerLocalMemory` with
 //! the location `cpu:N` or `npu:N`; the metadata to the segment name (`host:port` with `P2PHANDSHAKE`), the address and the
-//! length; `pull` to `openSegment`, `allocateBatchID(1)` and `submitTransfer` with `OPCODE_READ`; `is_finished` to
+//! length; `pull` to `openSegment`, `allocateBatchID` for all pieces and `submitTransfer` with `OPCODE_READ`; `is_finished` to
 //! `getTransferStatus`, and then `freeBatchID`.
 
 #![allow(unsafe_code, reason = "declares the vendor boundary; plain addresses keep no memory alive")]
@@ -33,7 +32,7 @@ use std::fmt;
 
 use crate::backend::BackendInfo;
 use crate::model::device::DeviceOrdinal;
-use crate::model::error::Result;
+use crate::model::error::{Error, Result};
 
 /// A transfer engine. See the [module documentation](self) for the contract.
 ///
@@ -56,33 +55,81 @@ pub trait TransferEngine: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidRegion`](crate::Error::InvalidRegion) for memory of 0 B;
-    /// [`Error::Unsupported`](crate::Error::Unsupported) if the engine does not [support](Self::supports) the memory;
+    /// [`Error::InvalidRegion`] for memory of 0 B;
+    /// [`Error::Unsupported`] if the engine does not [support](Self::supports) the memory;
     /// otherwise the engine's error.
     unsafe fn register(&self, memory: TransferMemory) -> Result<Box<dyn RegisteredMemory>>;
 
-    /// Starts a copy of `destination.len` bytes into `destination`, from the offset `offset` of a region that another process
-    /// has registered. May connect to that process, but does not wait for the bytes.
+    /// Starts one transfer, which copies all pieces of a request from regions that another process has registered. May connect
+    /// to that process, but does not wait for the bytes.
     ///
-    /// `metadata` is that of the registration. The engine checks its form, since it comes from another process, and that the
-    /// bytes lie in the region. Everything else that it states is taken from an exporter that the caller trusts.
+    /// The metadata comes from another process, so the engine checks its form, and that each piece lies in its region.
+    /// Everything else that the metadata states is taken from an exporter that the caller trusts.
     ///
     /// # Safety
     ///
-    /// After success, the destination stays allocated, and no other code accesses it, until [`Transfer::is_finished`] has
-    /// returned true or an error. If the result is dropped before, the destination stays allocated for ever.
+    /// After success, the destinations stay allocated, and no other code accesses them, until [`Transfer::is_finished`] has
+    /// returned true or an error. If the result is dropped before, the destinations stay allocated for ever.
     ///
     /// # Errors
     ///
-    /// As for [`register`](Self::register), for the destination; [`Error::InvalidRegion`](crate::Error::InvalidRegion) if the
-    /// bytes exceed the region; [`Error::Protocol`](crate::Error::Protocol) if `metadata` is not in the engine's format. After
-    /// an error the engine does not use the destination.
-    unsafe fn pull(
-        &self,
-        metadata: &[u8],
-        offset: u64,
-        destination: TransferMemory,
-    ) -> Result<Box<dyn Transfer>>;
+    /// As for [`register`](Self::register), for the destinations; [`Error::InvalidRegion`] if there
+    /// is no piece, or one exceeds its region or its destination; [`Error::Protocol`] if metadata is not
+    /// in the engine's format, or the regions are not of one process and one kind of memory. After an error the engine does not
+    /// use the destinations.
+    unsafe fn pull(&self, request: &PullRequest<'_>) -> Result<Box<dyn Transfer>>;
+}
+
+/// The copies of one transfer.
+#[derive(Clone, Copy, Debug)]
+pub struct PullRequest<'a> {
+    /// The [metadata](RegisteredMemory::metadata) of each source region. All regions belong to one process, and are one kind of
+    /// memory.
+    pub sources: &'a [&'a [u8]],
+    /// The destinations, of one kind of memory. They do not overlap.
+    pub destinations: &'a [TransferMemory],
+    /// The bytes to copy. No two pieces have the same destination bytes.
+    pub pieces: &'a [Piece],
+}
+
+/// Bytes of a source region, and their place in a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The index of the source region.
+    pub source: usize,
+    /// The offset in the source region in bytes.
+    pub source_offset: u64,
+    /// The index of the destination.
+    pub destination: usize,
+    /// The offset in the destination in bytes.
+    pub destination_offset: u64,
+    /// The length in bytes, at least 1.
+    pub len: u64,
+}
+
+impl PullRequest<'_> {
+    /// Returns the destination address of a piece.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidRegion`] if the piece exceeds its destination or has no bytes.
+    pub fn destination_of(&self, piece: &Piece) -> Result<TransferMemory> {
+        let Piece { destination, destination_offset, len, .. } = *piece;
+        let found = self.destinations.get(destination).filter(|memory| {
+            len > 0 && destination_offset.checked_add(len).is_some_and(|end| end <= memory.len)
+        });
+        let memory = found.ok_or_else(|| {
+            Error::InvalidRegion(format!(
+                "{len} B at offset {destination_offset} of destination {destination} of a transfer exceed it"
+            ))
+        })?;
+        Ok(TransferMemory { address: memory.address + destination_offset, len, ..*memory })
+    }
+
+    /// Returns the number of bytes of all pieces.
+    pub fn bytes(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.len).fold(0, u64::saturating_add)
+    }
 }
 
 /// Memory that is registered with an engine until it is dropped.

@@ -347,6 +347,11 @@ pub trait DeviceIpc: fmt::Debug + Send + Sync {
     /// The vendor's error, including errors of the work itself.
     fn synchronize_device(&self, device: DeviceOrdinal) -> Result<()>;
 
+    /// Returns the kind of memory that a [transfer engine](engine) finds at the addresses of `device`.
+    fn transfer_space(&self, device: DeviceOrdinal) -> engine::MemorySpace {
+        engine::MemorySpace::Device { backend: self.info().name, ordinal: device }
+    }
+
     /// Returns plain memory and streams of the same vendor.
     fn memory(&self) -> &dyn DeviceMemory;
 

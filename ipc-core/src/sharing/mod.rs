@@ -10,6 +10,7 @@ pub(crate) mod import;
 pub(crate) mod lease_page;
 mod polled_readiness;
 mod pull;
+pub(crate) mod remote;
 mod runtime;
 mod session;
 pub(crate) mod staging;
@@ -17,6 +18,5 @@ pub(crate) mod timeline;
 
 pub use error_with::ErrorWith;
 pub(crate) use polled_readiness::{PolledReadiness, Watch};
-pub use pull::Pull;
 pub(crate) use runtime::Runtime;
 pub(crate) use session::Session;

@@ -1,17 +1,18 @@
 //! Copies from other hosts, and the memory that they are written to.
 //!
 //! An engine cannot stop a transfer, and one whose exporter is suspended does not end: the bytes arrive when the exporter
-//! continues, perhaps hours later. So a pull owns its destination, and returns it to the caller only after the engine has
-//! finished with it. If the caller stops waiting, the worker keeps the destination until then.
+//! continues, perhaps hours later. So a pull owns its destinations, and returns them to the caller only after the engine has
+//! finished with them. If the caller stops waiting, the worker keeps the destinations until then.
 
 #![allow(unsafe_code, reason = "an engine writes to plain addresses; the pull keeps their owner")]
 
 use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Runtime;
-use crate::backend::engine::{Transfer, TransferEngine, TransferMemory};
+use crate::backend::engine::{PullRequest, Transfer, TransferEngine};
 use crate::model::error::{Error, Result};
 use crate::os::log;
 use crate::os::process::Owner;
@@ -24,12 +25,29 @@ const MAX_POLL: Duration = Duration::from_millis(1);
 /// Interval at which the worker polls transfers that no thread waits for.
 const ABANDONED_POLL: Duration = Duration::from_millis(50);
 
-/// A copy of another host's memory into memory of this process, with the owner of that memory.
+/// The owner of the destinations of a pull, and of the lease on its source.
+pub(crate) trait PullOwner: Send + 'static {
+    /// Called repeatedly while the engine transfers, at intervals of at most 50 ms, on any thread. Keeps the lease alive, and
+    /// does not wait.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the transfer is not expected to end. The caller then waits no longer, but the pull keeps the owner.
+    fn keep_alive(&mut self) -> Result<()>;
+
+    /// Returns the error to report for an error of the engine, which has finished with the destinations.
+    fn failed(&mut self, error: Error) -> Error;
+
+    /// Adds the exporter to an error.
+    fn blame(&self, error: Error) -> Error;
+}
+
+/// A running copy of another process's memory into memory of this process, with the owner of that memory.
 ///
 /// Dropping it does not stop the copy. The library then keeps the owner until the engine has finished with the memory, which
 /// can take as long as the exporter's process lives, and drops it on its worker thread.
 #[derive(Debug)]
-pub struct Pull<T: Send + 'static> {
+pub(crate) struct Pull<T: PullOwner> {
     /// `None` after the end.
     running: Option<Running<T>>,
     engine: &'static str,
@@ -45,84 +63,85 @@ struct Running<T> {
     owner: T,
 }
 
-impl<T: Send + 'static> Pull<T> {
-    /// Starts a copy into `destination`, which belongs to `owner`; see [`TransferEngine::pull`]. The time limit `limit` of the
-    /// copy begins now.
+impl<T: PullOwner> Pull<T> {
+    /// Starts a copy into destinations that belong to `owner`; see [`TransferEngine::pull`]. The time limit `limit` of the copy
+    /// begins now.
     ///
     /// # Safety
     ///
-    /// The memory stays allocated as long as `owner` exists, and no other code accesses it until [`wait`](Self::wait) has
+    /// The destinations stay allocated as long as `owner` exists, and no other code accesses them until [`wait`](Self::wait) has
     /// returned `owner`.
     ///
     /// # Errors
     ///
     /// The engine's error; [`Error::Forked`] in a forked child of a process that has used the library; [`Error::Io`] if the
     /// system cannot start a thread. `owner` has been dropped then.
-    pub unsafe fn start(
+    pub(crate) unsafe fn start(
         engine: &dyn TransferEngine,
-        metadata: &[u8],
-        offset: u64,
-        destination: TransferMemory,
-        owner: T,
+        request: &PullRequest<'_>,
+        mut owner: T,
         limit: Duration,
     ) -> Result<Self> {
         // The worker has to exist when this pull is dropped.
         let process = Runtime::get()?.owner;
         let begun = Instant::now();
-        // SAFETY: the owner keeps the destination allocated; it leaves this pull only when the transfer is over.
-        let transfer = unsafe { engine.pull(metadata, offset, destination)? };
+        // SAFETY: the owner keeps the destinations allocated; it leaves this pull only when the transfer is over.
+        let transfer = unsafe { engine.pull(request) }.map_err(|error| owner.failed(error))?;
         Ok(Self {
             running: Some(Running { transfer, owner }),
             engine: engine.info().name,
-            bytes: destination.len,
+            bytes: request.bytes(),
             begun,
             limit,
             process,
         })
     }
 
-    /// Waits until all bytes have arrived, and returns the owner of the destination.
+    /// Waits until all bytes have arrived, and returns the owner of the destinations.
     ///
     /// # Errors
     ///
-    /// The engine's error, after which the contents of the destination are unspecified and the owner has been dropped;
-    /// [`Error::Timeout`] if the time limit has expired, after which the library keeps the owner as if this pull had been
-    /// dropped; [`Error::OnWorkerThread`] on the worker; [`Error::Forked`] in a forked child.
-    pub fn wait(mut self) -> Result<T> {
-        check_may_wait("Pull::wait", self.limit)?;
+    /// The error of the engine or of the owner; [`Error::Timeout`] if the time limit has expired. Where the engine has not
+    /// finished, the library keeps the owner as if this pull had been dropped. [`Error::OnWorkerThread`] on the worker;
+    /// [`Error::Forked`] in a forked child.
+    pub(crate) fn wait(mut self) -> Result<T> {
+        check_may_wait("a copy from another host", self.limit)?;
         self.process.check()?;
         let mut pause = MIN_POLL;
-        while let Some(running) = &self.running {
+        while let Some(running) = &mut self.running {
             match running.transfer.is_finished() {
                 Ok(true) => break,
                 Ok(false) => {}
                 Err(error) => {
+                    let error = running.owner.failed(error);
                     self.running = None;
                     return Err(error);
                 }
             }
+            running.owner.keep_alive()?;
             let left = self.limit.saturating_sub(self.begun.elapsed());
             if left.is_zero() {
-                return Err(self.timeout());
+                let error = running.owner.blame(timeout(self.engine, self.bytes, self.limit));
+                return Err(error);
             }
             thread::sleep(pause.min(left));
             pause = (pause * 2).min(MAX_POLL);
         }
         Ok(self.running.take().expect("only this call and drop take it").owner)
     }
+}
 
-    fn timeout(&self) -> Error {
-        Error::Timeout {
-            what: format!("{} to pull {} B", self.engine, self.bytes),
-            after: self.limit,
-            detail: ", because the exporter's process is suspended, cannot be reached or is slow; the destination stays \
-                     allocated until the engine has finished with it"
-                .into(),
-        }
+fn timeout(engine: &str, bytes: u64, after: Duration) -> Error {
+    Error::Timeout {
+        what: format!("{engine} to pull {bytes} B"),
+        after,
+        detail: ", because the exporter's process is suspended, cannot be reached or is slow; the destination stays \
+                 allocated until the engine has finished with it"
+            .into(),
     }
 }
 
-impl<T: Send + 'static> Drop for Pull<T> {
+impl<T: PullOwner> Drop for Pull<T> {
     fn drop(&mut self) {
         let Some(running) = self.running.take() else { return };
         let Some(runtime) = Runtime::of_guard(&self.process) else {
@@ -136,16 +155,20 @@ impl<T: Send + 'static> Drop for Pull<T> {
             "a pull was abandoned; its destination stays allocated until the engine has finished with it"
         );
         let Running { transfer, owner } = running;
+        let owner = Arc::new(Mutex::new(owner));
+        let last = Arc::clone(&owner);
         let mut next = Instant::now();
         let is_over = move || {
             if Instant::now() < next {
                 return Ok(false);
             }
             next = Instant::now() + ABANDONED_POLL;
+            // The engine decides when the copy is over, whatever has become of the exporter.
+            let _ = owner.lock().unwrap_or_else(PoisonError::into_inner).keep_alive();
             // After an error the engine has finished, too.
             Ok(transfer.is_finished().unwrap_or(true))
         };
-        runtime.worker.submit_once(is_over, move || drop(owner));
+        runtime.worker.submit_once(is_over, move || drop(last));
     }
 }
 
@@ -157,7 +180,7 @@ mod tests {
 
     use super::*;
     use crate::backend::BackendInfo;
-    use crate::backend::engine::{MemorySpace, RegisteredMemory};
+    use crate::backend::engine::{MemorySpace, Piece, RegisteredMemory, TransferMemory};
     use crate::model::error::{VendorError, VendorStatus};
 
     const LONG: Duration = Duration::from_secs(60);
@@ -198,8 +221,8 @@ mod tests {
             unreachable!("a pull registers nothing")
         }
 
-        unsafe fn pull(&self, metadata: &[u8], _: u64, _: TransferMemory) -> Result<Box<dyn Transfer>> {
-            if metadata.is_empty() {
+        unsafe fn pull(&self, request: &PullRequest<'_>) -> Result<Box<dyn Transfer>> {
+            if request.sources.is_empty() {
                 return Err(Error::Protocol("no metadata".into()));
             }
             Ok(Box::new(ScriptedTransfer(Arc::clone(&self.state))))
@@ -218,19 +241,42 @@ mod tests {
 
     /// Reports its drop, and the thread of it.
     #[derive(Debug)]
-    struct Destination(Sender<Option<String>>);
+    struct Destination {
+        dropped: Sender<Option<String>>,
+        is_lost: bool,
+    }
 
     impl Drop for Destination {
         fn drop(&mut self) {
-            let _ = self.0.send(thread::current().name().map(str::to_owned));
+            let _ = self.dropped.send(thread::current().name().map(str::to_owned));
         }
     }
 
+    impl PullOwner for Destination {
+        fn keep_alive(&mut self) -> Result<()> {
+            if self.is_lost { Err(Error::ExporterGone { pid: 1 }) } else { Ok(()) }
+        }
+
+        fn failed(&mut self, error: Error) -> Error {
+            error
+        }
+
+        fn blame(&self, error: Error) -> Error {
+            error
+        }
+    }
+
+    const REQUEST: PullRequest<'_> = PullRequest {
+        sources: &[&[1]],
+        destinations: &[TransferMemory { space: MemorySpace::Host, address: 4096, len: 4096 }],
+        pieces: &[Piece { source: 0, source_offset: 0, destination: 0, destination_offset: 0, len: 4096 }],
+    };
+
     fn start(engine: &Scripted, limit: Duration) -> (Pull<Destination>, Receiver<Option<String>>) {
         let (sender, dropped) = channel();
-        let memory = TransferMemory { space: MemorySpace::Host, address: 4096, len: 4096 };
+        let owner = Destination { dropped: sender, is_lost: false };
         // SAFETY: the engine of this test accesses no memory.
-        let pull = unsafe { Pull::start(engine, &[1], 0, memory, Destination(sender), limit) };
+        let pull = unsafe { Pull::start(engine, &REQUEST, owner, limit) };
         (pull.unwrap(), dropped)
     }
 
@@ -262,9 +308,10 @@ mod tests {
     #[test]
     fn owner_of_refused_pull_is_dropped() {
         let (sender, dropped) = channel();
-        let memory = TransferMemory { space: MemorySpace::Host, address: 4096, len: 4096 };
+        let (owner, request) =
+            (Destination { dropped: sender, is_lost: false }, PullRequest { sources: &[], ..REQUEST });
         // SAFETY: the engine of this test accesses no memory.
-        let pull = unsafe { Pull::start(&Scripted::new(), &[], 0, memory, Destination(sender), LONG) };
+        let pull = unsafe { Pull::start(&Scripted::new(), &request, owner, LONG) };
         assert!(matches!(pull, Err(Error::Protocol(_))));
         dropped.recv_timeout(LONG).unwrap();
     }
@@ -288,6 +335,19 @@ mod tests {
         let engine = Scripted::new();
         let (pull, dropped) = start(&engine, LONG);
         drop(pull);
+        assert!(dropped.recv_timeout(2 * ABANDONED_POLL).is_err(), "the transfer is still running");
+        engine.end(0);
+        assert_eq!(dropped.recv_timeout(LONG).unwrap().as_deref(), Some("device-ipc-work"));
+    }
+
+    #[test]
+    fn owner_outlives_a_lost_exporter_until_the_engine_has_finished() {
+        let engine = Scripted::new();
+        let (sender, dropped) = channel();
+        let owner = Destination { dropped: sender, is_lost: true };
+        // SAFETY: the engine of this test accesses no memory.
+        let pull = unsafe { Pull::start(&engine, &REQUEST, owner, LONG) }.unwrap();
+        assert!(matches!(pull.wait(), Err(Error::ExporterGone { pid: 1 })));
         assert!(dropped.recv_timeout(2 * ABANDONED_POLL).is_err(), "the transfer is still running");
         engine.end(0);
         assert_eq!(dropped.recv_timeout(LONG).unwrap().as_deref(), Some("device-ipc-work"));

@@ -49,11 +49,15 @@ impl Runtime {
     ///
     /// [`Error::Forked`](crate::Error::Forked) in a forked child of the process with the state; [`Error::Io`](crate::Error::Io)
     /// if the system cannot start a thread.
+    #[inline]
     pub(crate) fn get() -> Result<&'static Self> {
-        if let Some(runtime) = RUNTIME.get() {
-            runtime.owner.check()?;
-            return Ok(runtime);
-        }
+        let Some(runtime) = RUNTIME.get() else { return Self::create() };
+        runtime.owner.check()?;
+        Ok(runtime)
+    }
+
+    #[cold]
+    fn create() -> Result<&'static Self> {
         let metrics = Arc::<Metrics>::default();
         let (identity, worker) = (ProcessIdentity::current()?, Worker::start(Arc::clone(&metrics))?);
         let always_ready = Readiness::new().map_err(|error| Error::io("creating an eventfd", error))?;

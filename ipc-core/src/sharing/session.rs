@@ -1,10 +1,13 @@
 //! The settings that every export and every open of an [`Ipc`](crate::Ipc) shares.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use super::export::RemoteMemory;
+use super::remote::Remote;
 use crate::backend::DeviceIpc;
 use crate::model::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
 use crate::model::error::{Error, Result};
@@ -24,6 +27,7 @@ struct Settings {
     socket_directory: Option<PathBuf>,
     allow: AllowList,
     timeout: Duration,
+    remote: Option<Remote>,
 }
 
 impl fmt::Debug for Session {
@@ -38,8 +42,9 @@ impl Session {
         socket_directory: Option<PathBuf>,
         allow: AllowList,
         timeout: Duration,
+        remote: Option<Remote>,
     ) -> Self {
-        let settings = Settings { devices: OnceLock::new(), socket_directory, allow, timeout };
+        let settings = Settings { devices: OnceLock::new(), socket_directory, allow, timeout, remote };
         Self { backend, settings: Arc::new(settings) }
     }
 
@@ -91,6 +96,21 @@ impl Session {
 
     pub(crate) fn socket_directory(&self) -> Option<PathBuf> {
         self.settings.socket_directory.clone()
+    }
+
+    /// Returns the settings of copies between hosts.
+    pub(crate) fn remote(&self) -> Option<&Remote> {
+        self.settings.remote.as_ref()
+    }
+
+    /// Returns the addresses for the descriptors of exports.
+    pub(crate) fn network_addresses(&self) -> Vec<SocketAddr> {
+        self.remote().and_then(Remote::address).into_iter().collect()
+    }
+
+    /// Returns the registration of a new export.
+    pub(crate) fn remote_memory(&self) -> Option<RemoteMemory> {
+        self.remote().and_then(Remote::memory)
     }
 
     pub(crate) fn allow_list(&self) -> &AllowList {

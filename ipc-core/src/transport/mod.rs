@@ -22,6 +22,7 @@ mod poller;
 mod service;
 pub(crate) mod socket;
 pub(crate) mod socket_file;
+mod tcp_server;
 mod timed_mutex;
 mod worker;
 
@@ -41,5 +42,6 @@ pub(crate) use metrics::Metrics;
 pub(crate) use poller::{Poller, WatchedSocket};
 pub(crate) use service::{ConnectionId, Next, Service, Session};
 pub(crate) use socket::PeerCredentials;
+pub(crate) use tcp_server::{ServerId, TcpServer, Unproved};
 pub(crate) use timed_mutex::TimedMutex;
 pub(crate) use worker::{Worker, check_may_wait};

@@ -9,6 +9,7 @@ mod grant;
 #[cfg(test)]
 mod properties;
 pub(crate) mod protocol;
+pub(crate) mod remote;
 pub(crate) mod ring;
 mod token;
 
@@ -17,8 +18,8 @@ pub use address::{BrokerAddress, SOCKET_DIR_VARIABLE};
 pub use grant::Grant;
 pub(crate) use grant::GrantExporter;
 pub(crate) use protocol::{
-    AllocationId, LISTED_EXPORTS, LISTED_HOLDERS, MAX_HANDLES, MAX_SPANS, Opened, Refusal, Reply, Request,
-    RequestId, Returned, Span, WireHandle, short_name,
+    AllocationId, LISTED_EXPORTS, LISTED_HOLDERS, LeaseAhead, MAX_HANDLES, MAX_LEASES_AHEAD, MAX_SPANS,
+    Opened, Refusal, Reply, Request, RequestId, Returned, Span, WireHandle, short_name,
 };
 pub use protocol::{ListedExport, ListedHolder};
 pub(crate) use token::{Token, random_bytes};

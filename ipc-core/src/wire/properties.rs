@@ -15,6 +15,7 @@ use crate::model::device::HostId;
 use crate::model::lease::{LeaseId, LeaseState};
 use crate::os::process::ProcessIdentity;
 use crate::sharing::timeline::Returned;
+use crate::wire::LeaseAhead;
 use crate::wire::descriptor::ExportId;
 
 fn returned() -> impl Strategy<Value = Returned> {
@@ -161,12 +162,24 @@ fn reply() -> impl Strategy<Value = Reply> {
                 confirm: false,
                 like,
                 slot: (lease % 2 == 0).then_some(lease as u32),
+                ahead: Vec::new(),
             })
         },
     );
+    let lease = (any::<(u64, [u8; 16], u64, u32)>(), option::of(vec(any::<u8>(), 0..70)));
+    let lease = lease.prop_map(|((export, token, lease, slot), ready)| LeaseAhead {
+        export: ExportId(export),
+        token: Token::from_bytes(token),
+        lease: LeaseId(lease),
+        slot,
+        ready: ready.map(crate::backend::HandleBytes::new),
+    });
+    let ahead = (any::<u64>(), vec(lease, 0..4))
+        .prop_map(|(request, leases)| Reply::Ahead { request: RequestId(request), leases });
     prop_oneof![
         hello,
         grant,
+        ahead,
         (any::<u64>(), refusal())
             .prop_map(|(request, refusal)| Reply::Refused { request: RequestId(request), refusal }),
         any::<u64>().prop_map(|export| Reply::Dropped { export: ExportId(export) }),
@@ -283,6 +296,7 @@ proptest! {
             confirm: false,
             like: false,
             slot: None,
+            ahead: Vec::new(),
         };
         let zeros = vec![0; bytes.len()];
         prop_assert_eq!(format!("{:?}", grant(bytes)), format!("{:?}", grant(zeros)));

@@ -137,7 +137,7 @@ samples!(errors: Error {
     ExportDropped => Error::ExportDropped { pid: PID },
     StaleGeneration => Error::StaleGeneration(text("number 2, not 1")),
     Rebooted => Error::Rebooted,
-    OtherHost => Error::OtherHost { exporter: text("one"), local: text("other") },
+    OtherHost => Error::OtherHost { exporter: text("one"), local: text("other"), listens: false },
     OtherNetworkNamespace => Error::OtherNetworkNamespace,
     NotPermitted => Error::NotPermitted(text("user 1000")),
     Protocol => Error::Protocol(text("an unknown message")),
@@ -159,6 +159,12 @@ samples!(errors: Error {
     ChannelClosed => Error::ChannelClosed { pid: PID, program: text("reader") },
     PeerGone => Error::PeerGone { pid: PID, program: text("reader") },
     InBundle => Error::InBundle { tensor: text("w"), cause: Box::new(Error::Vendor(Box::new(vendor()))) },
+    InPull => Error::InPull {
+        pid: PID,
+        host: text("one"),
+        address: ([10, 0, 0, 1], 80).into(),
+        cause: Box::new(Error::Vendor(Box::new(vendor()))),
+    },
     NoSuchTensor => Error::NoSuchTensor { name: text("v"), known: text("there are none") },
     OnWorkerThread => Error::OnWorkerThread { call: "Export::close" },
     RingNotYet => {

@@ -7,6 +7,7 @@ mod predicates;
 mod text;
 mod vendor;
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::access::Access;
@@ -19,7 +20,7 @@ use super::lease::Holders;
 pub use descriptor::{DescriptorError, FormatVersion};
 pub use vendor::{VendorError, VendorStatus};
 
-use text::{list, no_entry, not_opened, not_released};
+use text::{list, no_entry, not_opened, not_released, other_host_remedy};
 
 /// The result of the fallible functions of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -290,13 +291,16 @@ pub enum Error {
 
     /// The descriptor was made on another host.
     #[error(
-        "the descriptor was made on another host ({exporter}, this is {local}); device memory is shared within one host"
+        "the descriptor was made on another host ({exporter}, this is {local}); device memory is shared within one host{}",
+        other_host_remedy(*.listens)
     )]
     OtherHost {
         /// The exporter's host.
         exporter: String,
         /// This host.
         local: String,
+        /// Whether the descriptor has a network address.
+        listens: bool,
     },
 
     /// The exporter's socket cannot be reached from this network namespace.
@@ -486,6 +490,19 @@ pub enum Error {
         cause: Box<Error>,
     },
 
+    /// An error of a copy from another host.
+    #[error("cannot copy from process {pid} of host {host} at {address}: {cause}")]
+    InPull {
+        /// The exporter's process id in its own pid namespace.
+        pid: u32,
+        /// The exporter's host.
+        host: String,
+        /// The network address of the exporter.
+        address: SocketAddr,
+        /// The error.
+        cause: Box<Error>,
+    },
+
     /// There is no tensor of this name.
     #[error("tensor {name:?} not found: {known}")]
     NoSuchTensor {
@@ -513,10 +530,10 @@ impl Error {
         Self::Io { what: what.into(), cause: cause.into() }
     }
 
-    /// Returns the innermost error of an [`InBundle`](Self::InBundle), or the error itself.
+    /// Returns the innermost error of an [`InBundle`](Self::InBundle) or an [`InPull`](Self::InPull), or the error itself.
     pub fn innermost(&self) -> &Self {
         match self {
-            Self::InBundle { cause, .. } => cause.innermost(),
+            Self::InBundle { cause, .. } | Self::InPull { cause, .. } => cause.innermost(),
             other => other,
         }
     }
@@ -525,6 +542,7 @@ impl Error {
     pub(crate) fn of_tensor(self, tensor: &str) -> Self {
         match self {
             Self::InBundle { .. }
+            | Self::InPull { .. }
             | Self::ExporterGone { .. }
             | Self::Timeout { .. }
             | Self::Protocol(_)

@@ -42,3 +42,11 @@ pub(super) fn list(statuses: &[BackendStatus]) -> String {
     }
     statuses.iter().map(|status| format!("\n  {status}")).collect()
 }
+/// Returns the remedy for a descriptor of another host.
+pub(super) const fn other_host_remedy(listens: bool) -> &'static str {
+    if listens {
+        "; copy it over the network (OpenBuilder::or_pulled, on an Ipc with IpcBuilder::remote)"
+    } else {
+        ". A copy over the network needs the address of the exporter, whose Ipc does not listen (IpcBuilder::remote, Remote::listen)"
+    }
+}

@@ -469,6 +469,7 @@ pub enum HolderPolicy {
     /// Keeps the memory until the last lease has ended.
     Keep,
     /// Frees the memory. Only for kinds of handle that revoke the mappings of importers
-    /// ([`Lifetime::Revokes`](crate::backend::Lifetime::Revokes)); their work that still uses it fails.
+    /// ([`Lifetime::Revokes`](crate::backend::Lifetime::Revokes)); their work that still uses it fails. Memory that importers of
+    /// other hosts are copying is kept until they have finished, since a transfer engine would read freed memory.
     FreeAnyway,
 }

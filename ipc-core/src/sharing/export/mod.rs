@@ -6,6 +6,7 @@ mod exposure;
 mod gather;
 mod guard;
 mod owners;
+mod remote_memory;
 mod share;
 mod share_tensors;
 mod shared;
@@ -21,6 +22,7 @@ pub use tensor_set::{MemoryId, TensorSet};
 
 pub(crate) use crate::backend::check_backend;
 pub(crate) use borrowed::{BorrowedMemory, BorrowedPiece};
+pub(crate) use remote_memory::RemoteMemory;
 pub(crate) use share::copy_and_wait;
 pub(crate) use shared::Shared;
 #[cfg(any(test, feature = "fuzzing"))]

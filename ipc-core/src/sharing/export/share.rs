@@ -60,6 +60,7 @@ pub struct ShareBuilder<'a, O> {
     /// At most one stream for each device.
     pub(super) ready: OneOrMany<BorrowedStream<'a>>,
     borrowed: bool,
+    pub(super) ahead: bool,
     pub(super) exposing: ExposurePolicy,
 }
 
@@ -99,6 +100,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             access: Access::ReadWrite,
             ready: OneOrMany::NONE,
             borrowed: false,
+            ahead: false,
             exposing: ExposurePolicy::Allow,
         }
     }
@@ -157,6 +159,17 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
     /// allocations in the same pages. By default the region is shared.
     pub const fn exposure(mut self, exposing: ExposurePolicy) -> Self {
         self.exposing = exposing;
+        self
+    }
+
+    /// Permits leases ahead: an importer that opens one export with this setting by a
+    /// [grant](Export::grant) receives, in the same reply, idle leases on the next exports with this setting that lie in the same
+    /// allocation. It opens those without a message then. For many exports of one allocation, each with a lifetime of its own.
+    ///
+    /// Such an importer reaches no more memory than before, because a handle is of the whole allocation. Its first open of such an
+    /// export does not count for [`wait_opened`](Export::wait_opened) and [`wait_released`](Export::wait_released).
+    pub const fn lease_ahead(mut self) -> Self {
+        self.ahead = true;
         self
     }
 
@@ -286,6 +299,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             parts: OneOrMany::One(part),
             memory: Memory::Region(DescribedRegion { offset, len: range.len, layout }),
             ring: None,
+            network: self.session.network_addresses(),
         };
         let borrowed = self.borrowed.then(|| {
             let piece = BorrowedPiece { range, allocation: region.allocation, extents };
@@ -297,8 +311,16 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             bytes: range.len,
             access: self.access,
             allow: self.session.allow_list().clone(),
+            ahead: self.ahead,
             token,
-            shared: Shared { ready, allocations, regions: [range].into(), owner: None, keeps: false },
+            shared: Shared {
+                ready,
+                allocations,
+                regions: [range].into(),
+                remote: self.session.remote_memory(),
+                owner: None,
+                keeps: false,
+            },
         };
         Ok(Prepared { runtime, contents, export, exposure })
     }

@@ -90,6 +90,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
             // Replaced after the last step that can fail.
             memory: Memory::Tensors(Arc::default()),
             ring: None,
+            network: session.network_addresses(),
         };
         let found = encoded_bytes(&contents, Some(set.encoded_bytes()));
         if found > MAX_DESCRIPTOR_BYTES {
@@ -188,11 +189,13 @@ impl<'a> ShareBuilder<'a, TensorSet> {
             bytes: part.bytes,
             access: self.access,
             allow: self.session.allow_list().clone(),
+            ahead: self.ahead,
             token: Runtime::get()?.exports.new_token()?,
             shared: Shared {
                 ready: ready.transpose().map_err(|error| blame(None, error))?.flatten(),
                 allocations,
                 regions: Arc::clone(&part.ranges),
+                remote: self.session.remote_memory(),
                 owner: None,
                 keeps: false,
             },

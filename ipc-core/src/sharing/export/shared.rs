@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use super::RemoteMemory;
 use crate::backend::{DeviceEvent, DeviceIpc, Exported, HandleBytes, HandleKind, HandleKindInfo};
 use crate::model::address::{DeviceRange, Extent};
 use crate::model::device::DeviceOrdinal;
@@ -18,6 +19,8 @@ pub(crate) struct Shared {
     pub(crate) allocations: Handles,
     /// The regions in the address space of this process.
     pub(crate) regions: Arc<[DeviceRange]>,
+    /// Present if importers of other hosts may pull the memory. Dropped before the owner.
+    pub(crate) remote: Option<RemoteMemory>,
     #[allow(dead_code, reason = "keeps the memory allocated")]
     pub(crate) owner: Option<Box<dyn std::any::Any + Send + Sync>>,
     /// Whether the allocations are counted as kept.

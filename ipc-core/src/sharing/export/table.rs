@@ -1,5 +1,6 @@
 //! The exports of this process, their leases and holders: the table that the broker answers from.
 
+mod ahead;
 mod allocations;
 mod grants;
 mod holders;
@@ -78,6 +79,8 @@ struct Entry {
     access: Access,
     /// `None` for one that allows this process's own user alone. Boxed, as few exports allow others.
     allow: Option<Box<AllowList>>,
+    /// Whether importers of other exports may have leases ahead on this one.
+    ahead: bool,
     leases: HashMap<LeaseId, Lease>,
     /// The times at which idle leases were reclaimed whose importers have not closed the memory yet.
     reclaimed: Vec<(LeaseId, Instant)>,
@@ -115,6 +118,8 @@ pub(crate) struct NewExport {
     pub(crate) bytes: u64,
     pub(crate) access: Access,
     pub(crate) allow: AllowList,
+    /// Whether importers of other exports may have leases ahead on this one.
+    pub(crate) ahead: bool,
     pub(crate) token: Token,
     pub(crate) shared: Shared,
 }
@@ -134,6 +139,7 @@ impl ExportTable {
             bytes: new.bytes,
             access: new.access,
             allow: (new.allow != AllowList::own_user()).then(|| Box::new(new.allow)),
+            ahead: new.ahead,
             leases: HashMap::new(),
             reclaimed: Vec::new(),
             retires_at: None,
@@ -189,9 +195,9 @@ impl ExportTable {
         }
         kill_point!("exporter:dropped");
         tracing::debug!(target: crate::os::log::EXPORT, %export, leases = entry.leases.len(), "dropped");
-        let connections = entry.connections();
+        let connections = connections(entry.leases.values());
         entry.leases.values().for_each(Lease::note_drop);
-        entry.reclaim_idle();
+        entry.reclaim_idle(export);
         self.retire_if_free(&mut state, export);
         drop(state);
         if let Ok(runtime) = Runtime::get() {
@@ -246,7 +252,8 @@ impl ExportTable {
     pub(crate) fn recall(&self, export: ExportId) {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return };
-        let connections = entry.connections();
+        // An importer that has not used its lease ahead yet receives the notification when it does.
+        let connections = connections(entry.leases.values().filter(|lease| !lease.is_ahead()));
         let is_repeated = std::mem::replace(&mut entry.recalled, true);
         self.reclaim_idle(&mut state, export);
         drop(state);
@@ -262,7 +269,7 @@ impl ExportTable {
     /// importer does not answer.
     fn reclaim_idle(&self, state: &mut State, export: ExportId) {
         let Some(entry) = state.exports.get_mut(&export) else { return };
-        if (entry.recalled || entry.dropped) && entry.reclaim_idle() {
+        if (entry.recalled || entry.dropped) && entry.reclaim_idle(export) {
             self.retire_if_free(state, export);
             self.changed.notify_all();
         }
@@ -367,11 +374,12 @@ impl Entry {
     fn observers(&mut self) -> &mut Observers {
         self.observers.get_or_insert_default()
     }
+}
 
-    fn connections(&self) -> Vec<ConnectionId> {
-        let mut connections: Vec<_> = self.leases.values().filter_map(|lease| lease.connection).collect();
-        connections.sort_unstable();
-        connections.dedup();
-        connections
-    }
+/// Returns the connections of the importers that hold these leases.
+fn connections<'a>(leases: impl Iterator<Item = &'a Lease>) -> Vec<ConnectionId> {
+    let mut connections: Vec<_> = leases.filter_map(|lease| lease.connection).collect();
+    connections.sort_unstable();
+    connections.dedup();
+    connections
 }

@@ -15,7 +15,6 @@ use std::time::Duration;
 use super::link::Link;
 use super::table::ImportTable;
 use crate::model::error::{DescriptorError, Result};
-use crate::model::one_or_many::OneOrMany;
 use crate::os::process::{Owner, ProcessIdentity};
 use crate::sharing::Runtime;
 use crate::sharing::export::ChannelId;
@@ -66,7 +65,8 @@ impl UnusedGrant {
         channel: Option<ChannelId>,
         allow: AllowList,
     ) -> Self {
-        let (exporter, broker, export) = (*named.exporter, named.broker.clone(), named.export);
+        let (exporter, broker, export) =
+            (named.contents.exporter, named.contents.broker.clone(), named.part.export);
         let (held, owner) = (AtomicBool::new(true), Owner::current());
         Self { exporter, broker, export, token, channel, allow, held, owner }
     }
@@ -129,16 +129,12 @@ impl Grant {
     /// # Errors
     ///
     /// [`DescriptorError::BadGrant`] for a grant of another export.
-    pub(super) fn of_parts(
-        &self,
-        descriptor: &Descriptor,
-        allow: &AllowList,
-    ) -> Result<OneOrMany<UnusedGrant>> {
+    pub(super) fn of_parts(&self, descriptor: &Descriptor, allow: &AllowList) -> Result<Vec<UnusedGrant>> {
         let contents = descriptor.contents();
         let named = || (0..contents.parts.len()).map(|part| contents.named(part));
         let fits = self.exporter() == (&contents.exporter).into()
             && self.parts().len() == contents.parts.len()
-            && named().zip(self.parts()).all(|(named, (export, _))| named.export == *export);
+            && named().zip(self.parts()).all(|(named, (export, _))| named.part.export == *export);
         if !fits {
             return Err(DescriptorError::BadGrant { why: "they belong to another descriptor" }.into());
         }

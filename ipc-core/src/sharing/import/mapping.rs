@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::open_part::OpenPart;
+use super::open_part::{MappingSource, OpenPart};
 use super::tensor::{Tensor, elements_of};
 use super::view_owner::ViewOwner;
 use crate::backend::interop::{ViewStream, ViewTypes};
@@ -230,7 +230,7 @@ impl Mapping {
         let exporter = &contents.exporter;
         for (part, held) in self.parts.iter().enumerate() {
             match held.grant(limit) {
-                Ok(token) => begun.push((contents.named(part).export, token)),
+                Ok(token) => begun.push((contents.parts[part].export, token)),
                 Err(error) => {
                     Grant::new(exporter, begun).give_back();
                     return Err(error);
@@ -471,11 +471,12 @@ impl Mapping {
     }
 }
 
-/// Returns the region that the descriptor names in the mapped allocations. In the exporting process, and for a copy, the part
+/// Returns the region that the descriptor names in the mapped allocations. In the exporting process, and for a copy, the source
 /// is the region.
-pub(super) fn region_of(part: &OpenPart, region: &DescribedRegion) -> Result<DeviceRange> {
-    let mapped = part.regions()[0];
-    if !part.has_allocations() {
+#[inline]
+pub(super) fn region_of(source: &MappingSource, region: &DescribedRegion) -> Result<DeviceRange> {
+    let mapped = source.regions()[0];
+    if !source.has_allocations() {
         return Ok(mapped);
     }
     let DescribedRegion { offset, len, .. } = *region;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::grant::UnusedGrant;
 use super::mapping::{Mapping, region_of};
-use super::open_export::{OpenExport, Patience, is_out_of_reach};
+use super::open_export::{OpenExport, Patience, is_elsewhere, is_out_of_reach};
 use super::open_part::{MappingSource, OpenPart};
 use crate::backend::Access;
 use crate::backend::stream::{AsStream, BorrowedStream};
@@ -55,7 +55,8 @@ pub struct OpenBuilder<'a> {
     timeout: Duration,
     grants: Grants<'a>,
     alone: bool,
-    staging: Staging,
+    staging: CopyPolicy,
+    pulling: CopyPolicy,
     delivery: Option<&'a dyn Delivery>,
 }
 
@@ -80,7 +81,8 @@ pub(crate) trait Delivery: fmt::Debug {
 #[derive(Debug)]
 enum Grants<'a> {
     Borrowed(&'a [UnusedGrant]),
-    Owned(OneOrMany<UnusedGrant>),
+    /// On the heap: a grant is much larger than the rest of a builder.
+    Owned(Vec<UnusedGrant>),
 }
 
 impl Deref for Grants<'_> {
@@ -94,9 +96,9 @@ impl Deref for Grants<'_> {
     }
 }
 
-/// The condition under which the bytes are copied instead of opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Staging {
+/// The condition under which the bytes are copied instead of opened, in one of the two ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum CopyPolicy {
     Never,
     /// If they cannot be opened.
     IfNeeded,
@@ -105,8 +107,9 @@ enum Staging {
 
 impl<'a> OpenBuilder<'a> {
     pub(crate) const fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
-        let (access, grants, alone, staging) = (None, Grants::Borrowed(&[]), false, Staging::Never);
-        Self { session, descriptor, access, timeout, grants, alone, staging, delivery: None }
+        let (access, grants, alone) = (None, Grants::Borrowed(&[]), false);
+        let (staging, pulling) = (CopyPolicy::Never, CopyPolicy::Never);
+        Self { session, descriptor, access, timeout, grants, alone, staging, pulling, delivery: None }
     }
 
     /// Opens by grants, one for each part, as long as they have not been used.
@@ -163,14 +166,39 @@ impl<'a> OpenBuilder<'a> {
     /// returns. [`timeout`](Self::timeout) limits each answer of the exporter, not the whole copy. For a received export the host
     /// first waits until the bytes are ready, also if a stream was given.
     pub const fn or_staged(mut self) -> Self {
-        self.staging = Staging::IfNeeded;
+        self.staging = CopyPolicy::IfNeeded;
         self
     }
 
     /// Copies the memory in any case; see [`or_staged`](Self::or_staged). The copy is writable also if the export is read-only,
     /// provided that [`access`](Self::access) requests it.
     pub const fn staged(mut self) -> Self {
-        self.staging = Staging::Always;
+        self.staging = CopyPolicy::Always;
+        self
+    }
+
+    /// Copies the memory over the network if the exporter is on another host, or the memory can neither be opened nor
+    /// [staged](Self::or_staged). Needs a transfer engine on both sides ([`IpcBuilder::remote`](crate::IpcBuilder::remote)), of
+    /// which the exporter's [listens](crate::Remote::listen); on [trusted networks](crate::Remote#trusted-networks-only) only.
+    ///
+    /// The call waits on the host until the exporter's streams have written the bytes and the copy is complete in private memory
+    /// of this process on the named device. The mapping [is a copy](Mapping::is_copy), as of [`or_staged`](Self::or_staged).
+    ///
+    /// [`timeout`](Self::timeout) limits the exporter's answer, and the time for which it may be silent during the copy. The copy
+    /// itself may take a second longer for each 16 MiB. If the time expires, the library keeps the destination until the engine
+    /// has finished with it, which can be as long as the exporter's process exists.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InPull`], which names the exporter's host, process and address, with the cause.
+    pub const fn or_pulled(mut self) -> Self {
+        self.pulling = CopyPolicy::IfNeeded;
+        self
+    }
+
+    /// Copies the memory over the network in any case; see [`or_pulled`](Self::or_pulled).
+    pub const fn pulled(mut self) -> Self {
+        self.pulling = CopyPolicy::Always;
         self
     }
 
@@ -180,8 +208,11 @@ impl<'a> OpenBuilder<'a> {
     ///
     /// [`Error::HomeNotVisible`] if this process does not see a home device; as for [`on_device`](Self::on_device).
     pub fn at_home(self) -> Result<Mapping> {
-        let variable = self.session.backend().visible_devices_variable();
-        self.open(None, |home, visible| visible.ok_or(Error::HomeNotVisible { home, variable }))
+        let backend = self.session.backend();
+        self.open(None, |home, visible| {
+            let not_visible = || Error::HomeNotVisible { home, variable: backend.visible_devices_variable() };
+            visible.ok_or_else(not_visible)
+        })
     }
 
     /// Opens all tensors on the device with this ordinal, by peer access if it is not their home device. Waits on the host until
@@ -229,7 +260,7 @@ impl<'a> OpenBuilder<'a> {
     /// Opens each part on the device that `place` returns for its home, which has the given ordinal if it is visible.
     #[inline]
     fn open(
-        self,
+        &self,
         stream: Option<BorrowedStream<'_>>,
         place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
     ) -> Result<Mapping> {
@@ -273,10 +304,10 @@ impl<'a> OpenBuilder<'a> {
 
     /// Returns whether a part is known to be copied before its open is tried.
     fn will_copy(&self, openings: &[OpenExport<'_>]) -> Result<bool> {
-        match self.staging {
-            Staging::Never => Ok(false),
-            Staging::Always => Ok(true),
-            Staging::IfNeeded => {
+        match self.staging.max(self.pulling) {
+            CopyPolicy::Never => Ok(false),
+            CopyPolicy::Always => Ok(true),
+            CopyPolicy::IfNeeded => {
                 for opening in openings {
                     if !opening.has_peer_access()? {
                         return Ok(true);
@@ -294,10 +325,15 @@ impl<'a> OpenBuilder<'a> {
         opening: &OpenExport<'_>,
         stream: Option<BorrowedStream<'_>>,
     ) -> Result<Mapping> {
-        let part = self.acquire(opening, || Ok(CopyLayout::of_region(region.len)), &|_, error| error)?;
-        let range = region_of(&part, region)?;
+        let source = self.acquire(opening, || Ok(CopyLayout::of_region(region.len)), &|_, error| error)?;
+        let range = region_of(&source, region);
+        if let (Ok(range), true) = (&range, source.is_ready_by_itself()) {
+            // No reference to the part is taken before it lies in the result, so that the compiler does not move it there.
+            return Ok(Mapping::of_region(opening.part(source), self.descriptor, *range));
+        }
+        let part = opening.part(source);
         opening.wait_ready(&part, stream)?;
-        Ok(Mapping::of_region(part, self.descriptor, range))
+        Ok(Mapping::of_region(part, self.descriptor, range?))
     }
 
     fn open_tensors(
@@ -318,12 +354,12 @@ impl<'a> OpenBuilder<'a> {
 
     fn open_part(&self, contents: &Contents, index: usize, opening: &OpenExport<'_>) -> Result<OpenPart> {
         let blame_region = |region, error| blame(contents, index, Some(region), error);
-        let part = self.acquire(opening, || CopyLayout::of_tensors(contents, index), &blame_region);
-        let part = part.map_err(|error| blame(contents, index, None, error))?;
+        let source = self.acquire(opening, || CopyLayout::of_tensors(contents, index), &blame_region);
+        let part = opening.part(source.map_err(|error| blame(contents, index, None, error))?);
         if part.is_copy() {
             return Ok(part);
         }
-        match check_mapped(&part, opening.named.regions) {
+        match check_mapped(&part, opening.named.regions()) {
             Ok(()) => Ok(part),
             Err((region, error)) => {
                 part.abandon();
@@ -343,14 +379,25 @@ impl<'a> OpenBuilder<'a> {
     ) -> Result<OpenExport<'b>> {
         let named = self.descriptor.contents().named(index);
         let devices = self.session.devices()?;
-        let home = devices.iter().find(|device| device.identity == named.home).map(|device| device.ordinal);
-        let device = place(named.home, home)?;
+        let home =
+            devices.iter().find(|device| device.identity == named.part.home).map(|device| device.ordinal);
+        let device = place(named.part.home, home)?;
         if let Some(delivery) = self.delivery {
-            delivery.check_device(named.home, device, stream)?;
+            delivery.check_device(named.part.home, device, stream)?;
         }
-        let access = self.access.unwrap_or(named.access);
+        let access = self.access.unwrap_or(named.contents.access);
         let (session, grant, alone) = (self.session, self.grants.get(index), self.alone);
-        Ok(OpenExport { session, named, device, home, access, patience, grant, alone })
+        Ok(OpenExport {
+            runtime: Runtime::get()?,
+            session,
+            named,
+            device,
+            home,
+            access,
+            patience,
+            grant,
+            alone,
+        })
     }
 
     /// Opens a part, without waiting until it is ready, or copies it as `layout` states. `blame` adds the region concerned to
@@ -359,14 +406,13 @@ impl<'a> OpenBuilder<'a> {
     fn acquire(
         &self,
         opening: &OpenExport<'_>,
-        layout: impl FnOnce() -> Result<CopyLayout>,
+        layout: impl Fn() -> Result<CopyLayout>,
         blame: &dyn Fn(usize, Error) -> Error,
-    ) -> Result<OpenPart> {
-        let runtime = Runtime::get()?;
-        let known = if self.staging == Staging::Always { None } else { opening.reuse_lease(runtime) };
+    ) -> Result<MappingSource> {
+        let known = if self.always_copies() { None } else { opening.reuse_lease() };
         match known {
-            Some(lease) => Ok(opening.part(runtime, MappingSource::Remote(lease))),
-            None => self.open_or_copy(opening, runtime, layout, blame),
+            Some(lease) => Ok(MappingSource::Remote(lease)),
+            None => self.open_or_copy(opening, layout, blame),
         }
     }
 
@@ -375,33 +421,45 @@ impl<'a> OpenBuilder<'a> {
     fn open_or_copy(
         &self,
         opening: &OpenExport<'_>,
-        runtime: &'static Runtime,
-        layout: impl FnOnce() -> Result<CopyLayout>,
+        layout: impl Fn() -> Result<CopyLayout>,
         blame: &dyn Fn(usize, Error) -> Error,
-    ) -> Result<OpenPart> {
-        if self.staging == Staging::Always {
-            return self.copy(opening, runtime, layout);
+    ) -> Result<MappingSource> {
+        if self.pulling == CopyPolicy::Always {
+            return self.wait_and(opening, || opening.pull(layout()?));
         }
-        match opening.open(runtime, blame) {
-            Err(error) if self.staging == Staging::IfNeeded && is_out_of_reach(error.innermost()) => {
-                tracing::debug!(target: crate::os::log::IMPORT, %error, "the memory is copied, as it cannot be opened");
-                self.copy(opening, runtime, layout)
-            }
-            opened => opened,
+        let opened = match self.staging {
+            CopyPolicy::Always => self.wait_and(opening, || opening.copy(layout()?)),
+            _ => opening.open(blame),
+        };
+        let Err(error) = opened else { return opened };
+        let reason = error.innermost();
+        if self.staging == CopyPolicy::IfNeeded && is_out_of_reach(reason) {
+            tracing::debug!(target: crate::os::log::IMPORT, %error, "the memory is copied, as it cannot be opened");
+            return self.wait_and(opening, || opening.copy(layout()?));
         }
+        let listens = !opening.named.contents.network.is_empty();
+        if self.pulling == CopyPolicy::IfNeeded && listens && is_elsewhere(reason) {
+            tracing::debug!(target: crate::os::log::IMPORT, %error, "the memory is copied over the network, as it cannot be opened");
+            return self.wait_and(opening, || opening.pull(layout()?));
+        }
+        Err(error)
     }
 
-    fn copy(
+    fn always_copies(&self) -> bool {
+        self.staging.max(self.pulling) == CopyPolicy::Always
+    }
+
+    /// Copies, after the streams of a received export's sender have written the bytes.
+    fn wait_and(
         &self,
         opening: &OpenExport<'_>,
-        runtime: &'static Runtime,
-        layout: impl FnOnce() -> Result<CopyLayout>,
-    ) -> Result<OpenPart> {
+        copy: impl FnOnce() -> Result<MappingSource>,
+    ) -> Result<MappingSource> {
         if let Some(delivery) = self.delivery {
-            // The exporter's device copies at once: it does not wait for the streams that write the bytes.
+            // The exporter's device copies at once: it does not wait for these streams.
             delivery.wait_ready(None, opening.patience.deadline())?;
         }
-        opening.copy(runtime, layout()?)
+        copy()
     }
 }
 

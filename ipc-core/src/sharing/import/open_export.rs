@@ -15,15 +15,17 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::os::kill::kill_point;
 use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, check_backend};
+use crate::sharing::remote::{self, pull_in};
 use crate::sharing::staging::{CopyLayout, copy_within};
 use crate::sharing::timeline::Termination;
 use crate::sharing::{Runtime, Session};
-use crate::transport::{Deadline, socket};
+use crate::transport::{Deadline, check_may_wait, socket};
 use crate::wire::descriptor::NamedExport;
 use crate::wire::{BrokerAddress, Refusal};
 
 /// The open of a part: an export on one device.
 pub(super) struct OpenExport<'a> {
+    pub(super) runtime: &'static Runtime,
     pub(super) session: &'a Session,
     pub(super) named: NamedExport<'a>,
     pub(super) device: DeviceOrdinal,
@@ -37,24 +39,26 @@ pub(super) struct OpenExport<'a> {
 
 impl OpenExport<'_> {
     /// Returns a reference to an open lease that can be used without a message.
-    pub(super) fn reuse_lease(&self, runtime: &'static Runtime) -> Option<LeaseRef> {
+    pub(super) fn reuse_lease(&self) -> Option<LeaseRef> {
         if self.alone || !self.is_permitted() {
             return None;
         }
-        let (backend, on) = (self.session.backend(), (self.device, self.access));
-        let lease =
-            runtime.imports.acquire_open(&self.named, backend, on, self.grant, self.session.allow_list())?;
+        let (backend, on, allow) =
+            (self.session.backend(), (self.device, self.access), self.session.allow_list());
+        let lease = self.runtime.imports.acquire_open(&self.named, backend, on, self.grant, allow)?;
         kill_point!("importer:mapped");
         Some(lease)
     }
 
     fn is_permitted(&self) -> bool {
-        self.named.access.is_writable() || !self.access.is_writable()
+        self.named.contents.access.is_writable() || !self.access.is_writable()
     }
 
-    pub(super) fn part(&self, runtime: &Runtime, source: MappingSource) -> OpenPart {
+    #[inline]
+    pub(super) fn part(&self, source: MappingSource) -> OpenPart {
         let (device, access, timeout) = (self.device, self.access, self.patience.timeout);
-        OpenPart::new(runtime, source, Terms { device, access, at_home: self.home == Some(device), timeout })
+        let at_home = self.home == Some(device) || matches!(source, MappingSource::Copy(_));
+        OpenPart::new(self.runtime, source, Terms { device, access, at_home, timeout })
     }
 
     /// Returns whether the device reaches the home device, as far as this process sees that.
@@ -72,24 +76,20 @@ impl OpenExport<'_> {
     }
 
     /// Opens a part that has no such lease.
-    pub(super) fn open(
-        &self,
-        runtime: &'static Runtime,
-        blame: &dyn Fn(usize, Error) -> Error,
-    ) -> Result<OpenPart> {
-        let Self { session, named, device, home, access, patience, grant, alone } = *self;
+    pub(super) fn open(&self, blame: &dyn Fn(usize, Error) -> Error) -> Result<MappingSource> {
+        let Self { runtime, session, named, device, home, access, patience, grant, alone } = *self;
         let backend = session.backend();
         if !self.is_permitted() {
-            return Err(Error::AccessDenied { wanted: access, granted: named.access });
+            return Err(Error::AccessDenied { wanted: access, granted: named.contents.access });
         }
-        self.check(runtime)?;
-        let source = if self.is_local(runtime)? {
+        self.check()?;
+        let source = if self.is_local()? {
             // Before the grant is used.
             self.check_at_home()?;
-            self.local_source(self.granted_locally(runtime)?)
+            self.local_source(self.granted_locally()?)
         } else {
             if !self.has_peer_access()? {
-                return Err(Error::NoPeerAccess { from: device, to: named.home });
+                return Err(Error::NoPeerAccess { from: device, to: named.part.home });
             }
             let allow = session.allow_list();
             let (descriptor, deadline) = (named, patience.deadline());
@@ -107,26 +107,22 @@ impl OpenExport<'_> {
             };
             MappingSource::Remote(runtime.imports.acquire(&wanted)?)
         };
-        let part = self.part(runtime, source);
         kill_point!("importer:mapped");
-        Ok(part)
+        Ok(source)
     }
 
     /// Copies the memory to the device.
-    pub(super) fn copy(&self, runtime: &'static Runtime, layout: CopyLayout) -> Result<OpenPart> {
-        let Self { session, named, device, access, patience, grant, .. } = *self;
+    pub(super) fn copy(&self, layout: CopyLayout) -> Result<MappingSource> {
+        let Self { session, named, device, patience, grant, .. } = *self;
         let timeout = patience.timeout;
         let backend = session.backend();
-        self.check(runtime)?;
-        let part = |device, access, source| {
-            OpenPart::new(runtime, source, Terms { device, access, at_home: true, timeout })
-        };
-        let reading = Self { access: Access::ReadOnly, ..*self };
-        let buffer = if self.is_local(runtime)? {
-            let granted = reading.granted_locally(runtime)?;
+        self.check()?;
+        let buffer = if self.is_local()? {
+            let reading = Self { access: Access::ReadOnly, ..*self };
+            let granted = reading.granted_locally()?;
             let home = granted.shared.regions[0].device;
             // Its drop ends the lease, also after an error.
-            let kept = part(home, Access::ReadOnly, self.local_source(granted));
+            let kept = Self { device: home, ..reading }.part(self.local_source(granted));
             kept.wait_ready(|| timeout)?;
             kept.note_use();
             copy_within(backend, kept.regions(), &layout, device)?
@@ -135,38 +131,68 @@ impl OpenExport<'_> {
             copy_in(&Incoming { backend, named, layout: &layout, device, grant, allow, timeout })?
         };
         kill_point!("importer:mapped");
-        Ok(part(device, access, MappingSource::Copy(Box::new(Copied { buffer, layout }))))
+        Ok(MappingSource::Copy(Box::new(Copied { buffer, layout })))
+    }
+
+    /// Copies the memory to the device over the network.
+    pub(super) fn pull(&self, layout: CopyLayout) -> Result<MappingSource> {
+        let Self { session, named, device, patience, .. } = *self;
+        let (backend, timeout) = (session.backend(), patience.timeout);
+        check_may_wait("OpenBuilder::pulled", timeout)?;
+        self.check_arguments()?;
+        let Some(remote) = session.remote() else {
+            return Err(Error::Unsupported {
+                backend: backend.info().name,
+                what: "copy memory over the network".into(),
+                why: "this Ipc has no transfer engine; set one with IpcBuilder::remote".into(),
+            });
+        };
+        if named.contents.exporter == self.runtime.identity {
+            return Err(Error::Unsupported {
+                backend: backend.info().name,
+                what: "copy memory of the same process over the network".into(),
+                why: "use the address that was shared, or take a copy (OpenBuilder::staged)".into(),
+            });
+        }
+        let buffer = pull_in(&remote::Incoming { remote, backend, named, layout: &layout, device, timeout })?;
+        kill_point!("importer:mapped");
+        Ok(MappingSource::Copy(Box::new(Copied { buffer, layout })))
     }
 
     fn local_source(&self, granted: LocalGrant) -> MappingSource {
         let LocalGrant { lease, shared, .. } = granted;
-        let (backend, export) = (self.session.backend().clone(), self.named.export);
+        let (backend, export) = (self.session.backend().clone(), self.named.part.export);
         MappingSource::Local(Box::new(LocalLease { backend, export, lease, shared }))
     }
 
-    /// Checks the arguments before any message.
-    fn check(&self, runtime: &Runtime) -> Result<()> {
+    /// Checks the arguments and the exporter before any message.
+    fn check(&self) -> Result<()> {
+        self.check_arguments()?;
+        check_reachable(&self.named, self.runtime)
+    }
+
+    fn check_arguments(&self) -> Result<()> {
         let name = self.session.backend().info().name;
-        check_backend("the descriptor", self.named.backend, name)?;
+        check_backend("the descriptor", self.named.contents.backend.as_str(), name)?;
         let count = self.session.devices()?.len();
         if self.device.index() >= count {
             return Err(Error::NoSuchDevice { backend: name, ordinal: self.device, count });
         }
-        check_reachable(&self.named, runtime)
+        Ok(())
     }
 
     /// Returns whether this process is the exporter, so that there is nothing to open.
-    fn is_local(&self, runtime: &Runtime) -> Result<bool> {
-        let named = &self.named;
-        if *named.exporter != runtime.identity {
+    fn is_local(&self) -> Result<bool> {
+        let Self { runtime, named, .. } = self;
+        if named.contents.exporter != runtime.identity {
             return Ok(false);
         }
-        if runtime.poller.listens_at(named.broker) {
+        if runtime.poller.listens_at(&named.contents.broker) {
             return Ok(true);
         }
-        if matches!(socket::connect_to(named.broker), Err(Errno::CONNREFUSED | Errno::NOENT)) {
+        if matches!(socket::connect_to(&named.contents.broker), Err(Errno::CONNREFUSED | Errno::NOENT)) {
             // The process has executed another program since, which has the same id and start time (execve(2)).
-            return Err(Error::ExporterGone { pid: named.exporter.pid });
+            return Err(Error::ExporterGone { pid: named.exporter().pid });
         }
         Err(Error::Unsupported {
             backend: self.session.backend().info().name,
@@ -191,24 +217,24 @@ impl OpenExport<'_> {
     }
 
     /// Begins a lease on an export of this process.
-    fn granted_locally(&self, runtime: &Runtime) -> Result<LocalGrant> {
-        let (named, access) = (&self.named, self.access);
+    fn granted_locally(&self) -> Result<LocalGrant> {
+        let Self { runtime, named, access, .. } = *self;
         let grant = self.grant.and_then(UnusedGrant::token);
-        let request = OpenRequest { export: named.export, token: named.token, grant, access };
+        let request = OpenRequest { export: named.part.export, token: named.part.token, grant, access };
         match runtime.exports.grant_locally(request) {
             Ok(granted) => {
                 if let Some(grant) = self.grant {
                     grant.used_up();
                 }
                 if let Some(Err(detail)) = granted.borrowed.as_ref().map(BorrowedMemory::check) {
-                    runtime.exports.release(named.export, granted.lease, Termination::Released);
+                    runtime.exports.release(named.part.export, granted.lease, Termination::Released);
                     return Err(Error::StaleGeneration(detail));
                 }
                 Ok(granted)
             }
-            Err(Refusal::Dropped) => Err(Error::ExportDropped { pid: named.exporter.pid }),
+            Err(Refusal::Dropped) => Err(Error::ExportDropped { pid: named.exporter().pid }),
             Err(Refusal::Access { granted }) => Err(Error::AccessDenied { wanted: access, granted }),
-            Err(_) => Err(Error::wrong_token(named.exporter.pid)),
+            Err(_) => Err(Error::wrong_token(named.exporter().pid)),
         }
     }
 }
@@ -245,20 +271,29 @@ pub(super) const fn is_out_of_reach(error: &Error) -> bool {
     )
 }
 
+/// Returns whether a copy over the network may succeed where the memory cannot be opened or copied on this host.
+pub(super) const fn is_elsewhere(error: &Error) -> bool {
+    is_out_of_reach(error) || matches!(error, Error::OtherHost { .. } | Error::OtherNetworkNamespace)
+}
+
 /// Checks the facts about the exporter that need no message.
 fn check_reachable(descriptor: &NamedExport<'_>, runtime: &Runtime) -> Result<()> {
-    let (exporter, local) = (descriptor.exporter, &runtime.identity);
+    let (exporter, local) = (descriptor.exporter(), &runtime.identity);
     if exporter.boot != local.boot {
         return Err(if exporter.host == local.host {
             Error::Rebooted
         } else {
-            Error::OtherHost { exporter: exporter.host.to_string(), local: local.host.to_string() }
+            Error::OtherHost {
+                exporter: exporter.host.to_string(),
+                local: local.host.to_string(),
+                listens: !descriptor.contents.network.is_empty(),
+            }
         });
     }
     if !runtime.imports.knows_to_live(exporter) && exporter.has_exited(local) {
         return Err(Error::ExporterGone { pid: exporter.pid });
     }
-    let is_abstract = matches!(descriptor.broker, BrokerAddress::Abstract(_));
+    let is_abstract = matches!(descriptor.contents.broker, BrokerAddress::Abstract(_));
     if is_abstract && exporter.net_namespace != local.net_namespace {
         return Err(Error::OtherNetworkNamespace);
     }

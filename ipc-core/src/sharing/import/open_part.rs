@@ -77,7 +77,7 @@ pub(super) enum MappingSource {
     Copy(Box<Copied>),
 }
 
-/// A copy through host memory.
+/// A copy through host memory, or from another host.
 #[derive(Debug)]
 pub(super) struct Copied {
     pub(super) buffer: Buffer,
@@ -105,7 +105,8 @@ impl MappingSource {
 
     /// Returns the regions: of another process, the mapped allocations; in the exporting process, the shared regions; of a
     /// copy, the buffer.
-    fn regions(&self) -> &[DeviceRange] {
+    #[inline]
+    pub(super) fn regions(&self) -> &[DeviceRange] {
         match self {
             Self::Remote(lease) => lease.mapped(),
             Self::Local(local) => &local.shared.regions,
@@ -113,7 +114,13 @@ impl MappingSource {
         }
     }
 
-    fn is_ready_by_itself(&self) -> bool {
+    /// Returns whether the regions are whole allocations, as the driver mapped them.
+    pub(super) fn has_allocations(&self) -> bool {
+        matches!(self, Self::Remote(_))
+    }
+
+    #[inline]
+    pub(super) fn is_ready_by_itself(&self) -> bool {
         match self {
             Self::Remote(lease) => lease.ready.is_none() || lease.seen_ready.load(Ordering::Acquire),
             Self::Local(local) => local.shared.ready.is_none(),
@@ -144,6 +151,7 @@ impl MappingSource {
 
 impl OpenPart {
     /// Creates a part that belongs to the process of the runtime.
+    #[inline]
     pub(super) fn new(runtime: &Runtime, source: MappingSource, terms: Terms) -> Self {
         let seen_ready = AtomicBool::new(source.is_ready_by_itself());
         let (is_used, extras) = (AtomicBool::new(false), OnceLock::new());
@@ -184,15 +192,9 @@ impl OpenPart {
         }
     }
 
-    /// Returns the regions; of another process's memory, with the whole allocations
-    /// ([`has_allocations`](Self::has_allocations)).
+    /// Returns the regions; of another process's memory, the whole allocations as the driver mapped them.
     pub(crate) fn regions(&self) -> &[DeviceRange] {
         self.source().regions()
-    }
-
-    /// Returns whether the regions are whole allocations, as the driver mapped them.
-    pub(crate) fn has_allocations(&self) -> bool {
-        matches!(self.source(), MappingSource::Remote(_))
     }
 
     /// Returns the lease on another process's memory.

@@ -75,7 +75,7 @@ impl Staging {
     }
 
     fn begin_over(link: Arc<Link>, incoming: &Incoming<'_>, deadline: Deadline) -> Result<Self> {
-        let NamedExport { export, token, .. } = incoming.named;
+        let (export, token) = (incoming.named.part.export, incoming.named.part.token);
         let grant = incoming.grant.and_then(UnusedGrant::token);
         let spans = incoming.layout.requested().to_vec();
         let pending =

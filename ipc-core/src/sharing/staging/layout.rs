@@ -58,7 +58,7 @@ impl CopyLayout {
         }
         let is_whole = spans.len() > MAX_SPANS;
         if is_whole {
-            let sizes = contents.named(part).regions.iter();
+            let sizes = contents.named(part).regions().iter();
             let sizes =
                 sizes.map(|region| region.iter().map(|extent| extent.size).fold(0, u64::saturating_add));
             spans = sizes.zip(0..).map(|(len, region)| Span { region, offset: 0, len }).collect();
@@ -87,6 +87,11 @@ impl CopyLayout {
     /// Returns the spans to request; none if the copy contains all bytes of all regions.
     pub(crate) fn requested(&self) -> &[Span] {
         if self.is_whole { &[] } else { &self.spans }
+    }
+
+    /// Returns the spans to copy with their offsets in the buffer.
+    pub(crate) fn spans(&self) -> impl Iterator<Item = (&Span, u64)> {
+        self.spans.iter().zip(self.offsets.iter().copied())
     }
 
     /// Returns the number of bytes that are copied.

@@ -1,6 +1,7 @@
 //! The sections of a descriptor. `docs/spec/descriptor.md` specifies them; change both together.
 
 use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use super::envelope::{self, ENVELOPE_BYTES, checked_sections, close};
 use super::section::{self, SECTION_HEAD_BYTES, Section, bad, check_end, take, take_head};
 use super::{
     BackendName, Contents, DescribedExtent, DescribedRegion, DescribedRegions, Descriptor, DescriptorError,
-    ExportId, Memory, Part, PartRegions, Tensors,
+    ExportId, Memory, Part, PartRegions, Tensors, network,
 };
 use crate::backend::Access;
 use crate::model::device::{DeviceIdentity, HostId};
@@ -121,6 +122,9 @@ impl Descriptor {
             let body = RingBody { slots: U32::new(ring.slots()), slot_bytes: U64::new(ring.slot_bytes()) };
             bytes.extend_from_slice(body.as_bytes());
         }
+        if !contents.network.is_empty() {
+            network::write(&contents.network, &mut bytes);
+        }
         close(&mut bytes);
         debug_assert_eq!(bytes.len(), total);
         bytes
@@ -136,7 +140,7 @@ impl Descriptor {
         let mut sections = Sections::default();
         let mut last = 0;
         while let Some(section) = Section::next(&mut rest)? {
-            if !(section::EXPORTER..=section::RING).contains(&section.kind) {
+            if !(section::EXPORTER..=section::NETWORK).contains(&section.kind) {
                 section.skip()?;
                 continue;
             }
@@ -164,7 +168,11 @@ pub(crate) fn encoded_bytes(contents: &Contents, tensors: Option<usize>) -> usiz
         Memory::Tensors(listed) => tensors.unwrap_or_else(|| listed.section_bytes()),
     };
     let ring = contents.ring.map_or(0, |_| SECTION_HEAD_BYTES + size_of::<RingBody>());
-    ENVELOPE_BYTES + SECTION_HEAD_BYTES + exporter + parts + SECTION_HEAD_BYTES + memory + ring
+    let network = match contents.network.as_slice() {
+        [] => 0,
+        addresses => SECTION_HEAD_BYTES + network::body_bytes(addresses),
+    };
+    ENVELOPE_BYTES + SECTION_HEAD_BYTES + exporter + parts + SECTION_HEAD_BYTES + memory + ring + network
 }
 
 fn regions_bytes(part: &Part) -> usize {
@@ -251,6 +259,7 @@ struct Sections {
     layout: Option<TensorLayout>,
     tensors: Option<Arc<Tensors>>,
     ring: Option<(u32, u64)>,
+    network: Vec<SocketAddr>,
 }
 
 struct Exporter {
@@ -283,10 +292,11 @@ impl Sections {
             }
             section::LAYOUT => self.layout = Some(read_layout(&mut body)?),
             section::TENSORS => self.tensors = Some(Tensors::read(self.parts.region_bytes()?, &mut body)?),
-            _ => {
+            section::RING => {
                 let ring = take_head::<RingBody>(&mut body)?;
                 self.ring = Some((ring.slots.get(), ring.slot_bytes.get()));
             }
+            _ => self.network = network::read(&mut body)?,
         }
         check_end(body)
     }
@@ -323,7 +333,16 @@ impl Sections {
             }
         };
         let Exporter { identity, access, backend, broker } = exporter;
-        Ok(Contents { backend, exporter: identity, broker, access, parts, memory, ring })
+        Ok(Contents {
+            backend,
+            exporter: identity,
+            broker,
+            access,
+            parts,
+            memory,
+            ring,
+            network: self.network,
+        })
     }
 }
 

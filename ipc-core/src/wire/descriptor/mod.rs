@@ -10,6 +10,7 @@
 mod backend_name;
 mod binary;
 mod envelope;
+mod network;
 #[cfg(test)]
 pub(crate) mod properties;
 mod regions;
@@ -20,6 +21,7 @@ mod view;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::backend::Access;
@@ -36,6 +38,9 @@ pub(crate) use backend_name::BackendName;
 pub(crate) use binary::encoded_bytes;
 pub use binary::{MAX_EXTENTS, MAX_REGIONS_ALLOCATIONS, MAX_REGIONS_SECTIONS};
 pub use envelope::{FORMAT_VERSION, MAX_DESCRIPTOR_BYTES};
+#[cfg(test)]
+pub(crate) use network::MAX_ADDRESSES;
+pub(crate) use network::is_reachable;
 pub(crate) use regions::{DescribedRegions, PartRegions, Regions};
 pub(crate) use tensors::{MOST_REMEMBERED_BYTES, Tensors, encoded_bytes as encoded_tensor_bytes};
 pub use text::TEXT_PREFIX;
@@ -64,6 +69,8 @@ pub(crate) struct Contents {
     pub(crate) memory: Memory,
     /// Present only with [`Memory::Region`].
     pub(crate) ring: Option<RingSlots>,
+    /// The addresses at which importers of other hosts reach the exporter, the preferred one first; at most 8.
+    pub(crate) network: Vec<SocketAddr>,
 }
 
 /// The memory that importers open.
@@ -111,24 +118,26 @@ impl DescribedExtent {
     }
 }
 
-/// A part of a descriptor with the data that opening it needs.
+/// A part of a descriptor, and the contents that all parts share: the data that opening the part needs.
 #[derive(Clone, Copy)]
 pub(crate) struct NamedExport<'a> {
-    pub(crate) backend: &'a str,
-    pub(crate) home: DeviceIdentity,
-    pub(crate) exporter: &'a ProcessIdentity,
-    pub(crate) broker: &'a BrokerAddress,
-    pub(crate) export: ExportId,
-    pub(crate) token: Token,
-    pub(crate) access: Access,
-    /// The allocations of each region; a region is opened as one range.
-    pub(crate) regions: Regions<'a>,
+    pub(crate) contents: &'a Contents,
+    pub(crate) part: &'a Part,
 }
 
 impl<'a> NamedExport<'a> {
+    pub(crate) const fn exporter(&self) -> &'a ProcessIdentity {
+        &self.contents.exporter
+    }
+
+    /// Returns the allocations of each region; a region is opened as one range.
+    pub(crate) fn regions(&self) -> Regions<'a> {
+        self.part.regions.as_regions()
+    }
+
     /// The exporter, and where its broker is.
     pub(crate) const fn broker(&self) -> (&'a ProcessIdentity, &'a BrokerAddress) {
-        (self.exporter, self.broker)
+        (&self.contents.exporter, &self.contents.broker)
     }
 }
 
@@ -256,6 +265,11 @@ impl Descriptor {
         Some(self.contents.parts[self.contents.place(position).0].home)
     }
 
+    /// Returns the addresses at which importers of other hosts reach the exporter; none if it does not offer copies to them.
+    pub fn network_addresses(&self) -> &[SocketAddr] {
+        &self.contents.network
+    }
+
     /// Returns the slots of a ring, or `None` for other memory.
     pub fn ring(&self) -> Option<RingSlots> {
         self.contents.ring
@@ -344,17 +358,7 @@ impl Contents {
     }
 
     pub(crate) fn named(&self, part: usize) -> NamedExport<'_> {
-        let part = &self.parts[part];
-        NamedExport {
-            backend: self.backend.as_str(),
-            home: part.home,
-            exporter: &self.exporter,
-            broker: &self.broker,
-            export: part.export,
-            token: part.token,
-            access: self.access,
-            regions: part.regions.as_regions(),
-        }
+        NamedExport { contents: self, part: &self.parts[part] }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Properties of all descriptors, tested with arbitrary descriptors.
 
 use std::ffi::OsString;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStringExt;
 
 use data_encoding::{BASE64, BASE64_NOPAD, BASE64URL_NOPAD, HEXLOWER, HEXUPPER};
@@ -133,13 +134,19 @@ fn unnamed() -> impl Strategy<Value = Memories> {
     )
 }
 
+/// Addresses of both families, or none.
+fn network() -> impl Strategy<Value = Vec<SocketAddr>> {
+    let address = (any::<IpAddr>(), 1_u16..).prop_map(|(ip, port)| SocketAddr::new(ip.to_canonical(), port));
+    vec(address.prop_filter("a process has it", |address| is_reachable(*address)), 0..=MAX_ADDRESSES)
+}
+
 fn descriptor() -> impl Strategy<Value = Descriptor> {
-    let given = ("[A-Za-z0-9_-]{1,32}", identity(), broker(), any::<bool>());
+    let given = ("[A-Za-z0-9_-]{1,32}", identity(), broker(), any::<bool>(), network());
     (given, prop_oneof![unnamed().boxed(), named().boxed()]).prop_map(
-        |((backend, exporter, broker, writable), (parts, memory, ring))| {
+        |((backend, exporter, broker, writable, network), (parts, memory, ring))| {
             let access = if writable { Access::ReadWrite } else { Access::ReadOnly };
             let backend = BackendName::read(backend.as_bytes()).unwrap();
-            Descriptor::new(Contents { backend, exporter, broker, access, parts, memory, ring })
+            Descriptor::new(Contents { backend, exporter, broker, access, parts, memory, ring, network })
         },
     )
 }
@@ -447,7 +454,7 @@ fn unknown(kind: u16, flags: u16) -> Vec<u8> {
 fn unknown_section_is_skipped_unless_it_is_critical() {
     for plain in [crate::fuzzing::plain_descriptor(), crate::fuzzing::plain_tensors()] {
         let known = sections(&plain);
-        for kind in [0, 7, 99] {
+        for kind in [0, 8, 99] {
             for at in [0, known.len()] {
                 let with = |flags| {
                     let all = [&known[..at], &unknown(kind, flags), &known[at..]].concat();

@@ -11,8 +11,7 @@ pub(super) const REGION: u16 = 3;
 pub(super) const LAYOUT: u16 = 4;
 pub(super) const TENSORS: u16 = 5;
 pub(super) const RING: u16 = 6;
-/// Addresses for copies over a network. A reader that does not know them may skip them.
-#[allow(dead_code, reason = "reserved, so that no later section takes its number")]
+/// Addresses for copies over a network. Not critical: a reader that cannot use them opens the memory on its host all the same.
 pub(super) const NETWORK: u16 = 7;
 
 /// A reader that does not know this section must refuse the descriptor.
@@ -57,7 +56,16 @@ impl<'a> Section<'a> {
 
 /// Writes the head of a critical section with a body of `bytes` bytes.
 pub(super) fn begin(kind: u16, bytes: usize, written: &mut Vec<u8>) {
-    let (kind, flags) = (U16::new(kind), U16::new(CRITICAL));
+    write_head(kind, CRITICAL, bytes, written);
+}
+
+/// Writes the head of a section that readers may skip, with a body of `bytes` bytes.
+pub(super) fn begin_optional(kind: u16, bytes: usize, written: &mut Vec<u8>) {
+    write_head(kind, 0, bytes, written);
+}
+
+fn write_head(kind: u16, flags: u16, bytes: usize, written: &mut Vec<u8>) {
+    let (kind, flags) = (U16::new(kind), U16::new(flags));
     written.extend_from_slice(SectionHead { kind, flags, bytes: U32::new(bytes as u32) }.as_bytes());
 }
 

@@ -4,8 +4,6 @@ use serde::Serialize;
 
 use super::{Contents, DescribedExtent, ExportId, Memory, Part};
 use crate::model::tensor::TensorLayout;
-use crate::os::process::ProcessIdentity;
-use crate::wire::BrokerAddress;
 use crate::wire::ring::RingSlots;
 
 /// The contents of a descriptor without its secrets. It serialises to JSON.
@@ -74,7 +72,10 @@ struct ExporterView {
     host: String,
     boot: String,
     socket: String,
-    /// Present with named tensors only.
+    /// Present with copies over the network only.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    network: Vec<String>,
+    /// Present with a region only.
     #[serde(skip_serializing_if = "Option::is_none")]
     export: Option<u64>,
 }
@@ -87,7 +88,8 @@ impl AllocationView {
 }
 
 impl ExporterView {
-    fn new(exporter: &ProcessIdentity, broker: &BrokerAddress, export: Option<ExportId>) -> Self {
+    fn new(contents: &Contents, export: Option<ExportId>) -> Self {
+        let Contents { exporter, broker, network, .. } = contents;
         Self {
             pid: exporter.pid,
             start_time_ticks: exporter.start_time,
@@ -96,6 +98,7 @@ impl ExporterView {
             host: exporter.host.to_string(),
             boot: crate::model::device::HostId::from_bytes(exporter.boot).to_string(),
             socket: broker.to_string(),
+            network: network.iter().map(ToString::to_string).collect(),
             export: export.map(|export| export.0),
         }
     }
@@ -126,7 +129,7 @@ impl<'a> DescriptorView<'a> {
         Self {
             backend: contents.backend.as_str(),
             access: contents.access.to_string(),
-            exporter: ExporterView::new(&contents.exporter, &contents.broker, export),
+            exporter: ExporterView::new(contents, export),
             region,
             named,
             ring: contents.ring,

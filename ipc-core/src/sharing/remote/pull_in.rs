@@ -1,0 +1,374 @@
+//! The importer's side: a lease of an exporter on another host, and the pull of its bytes.
+
+#![allow(unsafe_code, reason = "an engine writes to the new buffer, which the pull keeps")]
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use device_ipc_tcp::{Key, TcpError};
+
+use super::Remote;
+use super::control::Control;
+use super::serve::MAX_TRANSFER;
+use crate::backend::engine::{Piece, PullRequest, TransferMemory};
+use crate::backend::{Buffer, DeviceIpc, MemoryUse, with_device_context};
+use crate::model::device::DeviceOrdinal;
+use crate::model::error::{Error, Result};
+use crate::os::log;
+use crate::sharing::Runtime;
+use crate::sharing::pull::{Pull, PullOwner};
+use crate::sharing::staging::CopyLayout;
+use crate::transport::{Deadline, program_name};
+use crate::wire::descriptor::NamedExport;
+use crate::wire::protocol::encode;
+use crate::wire::remote::{RemoteOpen, RemoteRefusal, RemoteReply, RemoteRequest};
+
+/// The slowest transfer that is waited for, in bytes a second.
+const SLOWEST_RATE: u64 = 16 << 20;
+
+/// The interval at which a running pull is reported to the exporter.
+const PING: Duration = Duration::from_secs(1);
+
+/// The interval at which the exporter's connection is looked at.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// The time limit for sending a report, which the system's buffer takes at once unless the exporter does not read.
+const SEND: Duration = Duration::from_millis(100);
+
+/// The time for which the end of the exporter's connection is awaited after the engine has reported an error.
+const AFTERMATH: Duration = Duration::from_millis(500);
+
+/// Maximum number of bytes of metadata of an export.
+const MAX_METADATA_BYTES: usize = 64 << 20;
+
+/// The export to pull, and the target of the copy.
+pub(crate) struct Incoming<'a> {
+    pub(crate) remote: &'a Remote,
+    pub(crate) backend: &'a Arc<dyn DeviceIpc>,
+    pub(crate) named: NamedExport<'a>,
+    /// The bytes to copy.
+    pub(crate) layout: &'a CopyLayout,
+    pub(crate) device: DeviceOrdinal,
+    /// The timeout for the lease, and for each later sign of life of the exporter.
+    pub(crate) timeout: Duration,
+}
+
+/// Pulls an export to a new buffer, as the layout states, and waits until the copy is complete.
+pub(crate) fn pull_in(incoming: &Incoming<'_>) -> Result<Buffer> {
+    let Incoming { remote, backend, layout, device, timeout, .. } = *incoming;
+    let (engine, space) = (remote.engine(), backend.transfer_space(device));
+    if !engine.supports(space) {
+        return Err(Error::Unsupported {
+            backend: engine.info().name,
+            what: format!("copy to device {device} of the backend {}", backend.info().name),
+            why: "it does not support this kind of memory".into(),
+        });
+    }
+    let (lease, metadata) = RemoteLease::begin(incoming)?;
+    let buffer = Buffer::allocate(Arc::clone(backend), device, layout.buffer_bytes(), MemoryUse::new())?;
+    let range = buffer.range();
+    let destination = TransferMemory { space, address: range.ptr.get(), len: range.len };
+    let sources: Vec<_> = metadata.iter().map(Vec::as_slice).collect();
+    let piece = |(span, offset): (&crate::wire::Span, u64)| Piece {
+        source: span.region as usize,
+        source_offset: span.offset,
+        destination: 0,
+        destination_offset: offset,
+        len: span.len,
+    };
+    let pieces: Vec<_> = layout.spans().map(piece).collect();
+    let request = PullRequest { sources: &sources, destinations: &[destination], pieces: &pieces };
+    let owner = Destination { buffer: Some(buffer), lease };
+    let limit = transfer_limit(timeout, layout.bytes());
+    // SAFETY: the owner has the buffer, which no other code knows until it is returned here.
+    let start = || unsafe { Pull::start(engine, &request, owner, limit) };
+    let mut finished = with_device_context(&**backend, device, start)?.wait()?;
+    finished.lease.release();
+    Ok(finished.buffer.take().expect("taken here and by drop alone"))
+}
+
+/// Returns the time limit of a transfer.
+fn transfer_limit(timeout: Duration, bytes: u64) -> Duration {
+    timeout.saturating_add(Duration::from_secs(bytes / SLOWEST_RATE)).min(MAX_TRANSFER)
+}
+
+fn milliseconds(time: Duration) -> u32 {
+    time.as_millis().try_into().unwrap_or(u32::MAX)
+}
+
+/// The exporter, for errors.
+#[derive(Clone, Debug)]
+struct Exporter {
+    pid: u32,
+    host: String,
+    address: SocketAddr,
+}
+
+impl Exporter {
+    fn error(&self, cause: Error) -> Error {
+        let Self { pid, host, address } = self.clone();
+        Error::InPull { pid, host, address, cause: Box::new(cause) }
+    }
+
+    /// Returns the error of a failure of the connection.
+    fn failed(&self, what: &str, error: TcpError, after: Duration) -> Error {
+        let pid = self.pid;
+        self.error(match error {
+            TcpError::Closed { .. } => Error::ExporterGone { pid },
+            TcpError::Io { cause, .. }
+                if matches!(cause.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) =>
+            {
+                Error::ExporterGone { pid }
+            }
+            TcpError::Io { cause, .. } | TcpError::Random { cause } => Error::io(what, cause),
+            TcpError::TimedOut { .. } => {
+                Error::Timeout { what: what.to_owned(), after, detail: String::new() }
+            }
+            // The exporter does not say whether it has no such export, or the token is wrong.
+            TcpError::Refused => Error::ExportDropped { pid },
+            TcpError::ServerWithoutKey => Error::wrong_token(pid),
+            other => Error::Protocol(other.to_string()),
+        })
+    }
+
+    fn protocol(&self, why: impl Into<String>) -> Error {
+        self.error(Error::Protocol(why.into()))
+    }
+}
+
+/// A lease of an exporter on another host. It ends when it is dropped.
+#[derive(Debug)]
+struct RemoteLease {
+    control: Control,
+    exporter: Exporter,
+    /// The longest silence of the exporter.
+    timeout: Duration,
+    next_look: Instant,
+    next_ping: Instant,
+    /// The time of the oldest ping that has not been answered.
+    unanswered: Option<Instant>,
+    is_over: bool,
+}
+
+impl RemoteLease {
+    /// Requests a lease. Returns the metadata of the export's regions.
+    fn begin(incoming: &Incoming<'_>) -> Result<(Self, Vec<Vec<u8>>)> {
+        let deadline = Deadline::after(incoming.timeout);
+        let (mut lease, named) = (Self::connect(incoming, deadline)?, incoming.named);
+        let identity = Runtime::get()?.identity;
+        lease.send(&RemoteRequest::Open(RemoteOpen {
+            engine: incoming.remote.engine().info().name.to_owned(),
+            // The reason of a refusal arrives before this process ceases to wait.
+            wait_ms: milliseconds(deadline.left() / 10 * 9),
+            limit_ms: milliseconds(transfer_limit(incoming.timeout, incoming.layout.bytes())),
+            host: identity.host,
+            pid: identity.pid,
+            program: program_name(),
+        }))?;
+        let regions = match lease.receive_until(deadline)? {
+            RemoteReply::Granted { regions } => regions as usize,
+            RemoteReply::Refused(refusal) => return Err(lease.refused(refusal)),
+            _ => return Err(lease.exporter.protocol("it sent another reply to a request for a lease")),
+        };
+        if regions != named.regions().len() {
+            let named = named.regions().len();
+            return Err(lease.exporter.error(Error::InvalidRegion(format!(
+                "the descriptor names {named} regions, and the exporter shares {regions}"
+            ))));
+        }
+        let (mut metadata, mut bytes) = (Vec::new(), 0);
+        while metadata.len() < regions {
+            let RemoteReply::Regions { metadata: further } = lease.receive_until(deadline)? else {
+                return Err(lease
+                    .exporter
+                    .protocol("it sent another reply than the metadata of its regions"));
+            };
+            bytes += further.iter().map(Vec::len).sum::<usize>();
+            metadata.extend(further);
+            if metadata.len() > regions || bytes > MAX_METADATA_BYTES {
+                return Err(lease.exporter.protocol("it sent more metadata than it has regions"));
+            }
+        }
+        Ok((lease, metadata))
+    }
+
+    /// Connects to the first address that accepts, and proves the token.
+    fn connect(incoming: &Incoming<'_>, deadline: Deadline) -> Result<Self> {
+        let NamedExport { contents, part } = incoming.named;
+        let (exporter, export, network) = (&contents.exporter, part.export, &contents.network);
+        let mut failed = None;
+        for (tried, address) in network.iter().enumerate() {
+            let (pid, host) = (exporter.pid, exporter.host.to_string());
+            let exporter = Exporter { pid, host, address: *address };
+            // An address that does not answer leaves time for the others.
+            let share = deadline.left() / (network.len() - tried) as u32;
+            let stream = TcpStream::connect_timeout(address, share.max(Duration::from_millis(1)));
+            let stream = match stream {
+                Ok(stream) => stream,
+                Err(error) => {
+                    let what =
+                        "connecting by TCP (check that the exporter runs, and that the network permits it)";
+                    failed = Some(exporter.error(Error::io(what, error)));
+                    continue;
+                }
+            };
+            let key = Key::new(&part.token.to_bytes());
+            let connection = device_ipc_tcp::connect(stream, export.0, &key, deadline.at)
+                .map_err(|error| exporter.failed("the exporter's proof", error, incoming.timeout))?;
+            tracing::debug!(target: log::IMPORT, %export, %address, "connected to an exporter of another host");
+            let now = Instant::now();
+            return Ok(Self {
+                control: Control::new(connection),
+                exporter,
+                timeout: incoming.timeout,
+                next_look: now + LOOK,
+                next_ping: now + PING,
+                unanswered: None,
+                is_over: false,
+            });
+        }
+        Err(failed.unwrap_or_else(|| Error::Unsupported {
+            backend: incoming.remote.engine().info().name,
+            what: "copy the memory over the network".into(),
+            why: "the descriptor has no network address; the exporter has to listen (Remote::listen)".into(),
+        }))
+    }
+
+    fn send(&mut self, request: &RemoteRequest) -> Result<()> {
+        let sent = self.control.send(&encode(request)?, Instant::now() + SEND);
+        sent.map_err(|error| self.lost(error))
+    }
+
+    /// Returns the error of a failed connection.
+    fn lost(&mut self, error: TcpError) -> Error {
+        self.is_over = true;
+        self.exporter.failed("the exporter", error, self.timeout)
+    }
+
+    /// Receives a message if one arrives within `wait`.
+    fn receive(&mut self, wait: Duration) -> Result<Option<RemoteReply>> {
+        let Some(message) = self.control.receive(wait).map_err(|error| self.lost(error))? else {
+            return Ok(None);
+        };
+        RemoteReply::decode(&message).map(Some).map_err(|why| self.exporter.protocol(why))
+    }
+
+    fn receive_until(&mut self, deadline: Deadline) -> Result<RemoteReply> {
+        while !deadline.left().is_zero() {
+            if let Some(reply) = self.receive(deadline.left())? {
+                return Ok(reply);
+            }
+        }
+        Err(self.exporter.error(deadline.passed("the exporter's reply", "")))
+    }
+
+    fn refused(&self, refusal: RemoteRefusal) -> Error {
+        let pid = self.exporter.pid;
+        self.exporter.error(match refusal {
+            RemoteRefusal::Dropped => Error::ExportDropped { pid },
+            RemoteRefusal::OtherEngine { engine } => Error::Unsupported {
+                backend: "the exporter",
+                what: "be pulled from by another transfer engine than its own".into(),
+                why: format!("it uses {engine:?}; use the same engine on both sides (Remote::new)"),
+            },
+            RemoteRefusal::NotReady => Error::Timeout {
+                what: "the exporter's streams to write the bytes".into(),
+                after: self.timeout,
+                detail: String::new(),
+            },
+            RemoteRefusal::Stale { detail } => Error::StaleGeneration(detail),
+            RemoteRefusal::Failed { detail } => Error::Unsupported {
+                backend: "the exporter",
+                what: "register the memory for a copy".into(),
+                why: detail,
+            },
+        })
+    }
+
+    /// Reads the exporter's signs of life.
+    fn look(&mut self) -> Result<()> {
+        while let Some(reply) = self.receive(Duration::ZERO)? {
+            if reply != RemoteReply::Pong {
+                return Err(self.exporter.protocol("it sent another reply to a ping"));
+            }
+            self.unanswered = None;
+        }
+        let timeout = self.timeout;
+        if self.unanswered.is_some_and(|since| since.elapsed() > timeout) {
+            return Err(self.exporter.error(Error::Timeout {
+                what: "the exporter to answer during the copy".into(),
+                after: timeout,
+                detail: ", because its process is suspended or cannot be reached; the destination stays allocated until the \
+                         engine has finished with it"
+                    .into(),
+            }));
+        }
+        Ok(())
+    }
+
+    /// Ends the lease.
+    fn release(&mut self) {
+        if !std::mem::replace(&mut self.is_over, true) {
+            // The exporter ends the lease also when the connection is closed.
+            let _ = self.send(&RemoteRequest::Release);
+        }
+    }
+}
+
+impl Drop for RemoteLease {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+/// The new buffer and the lease, which the engine uses until it has finished.
+#[derive(Debug)]
+struct Destination {
+    /// Taken when the copy is complete.
+    buffer: Option<Buffer>,
+    lease: RemoteLease,
+}
+
+impl PullOwner for Destination {
+    fn keep_alive(&mut self) -> Result<()> {
+        let (lease, now) = (&mut self.lease, Instant::now());
+        if lease.is_over || now < lease.next_look {
+            return Ok(());
+        }
+        lease.next_look = now + LOOK;
+        lease.look()?;
+        if now >= lease.next_ping {
+            lease.next_ping = now + PING;
+            lease.unanswered.get_or_insert(now);
+            lease.send(&RemoteRequest::Ping)?;
+        }
+        Ok(())
+    }
+
+    /// The end of the exporter's process is a better reason than that of the engine.
+    fn failed(&mut self, error: Error) -> Error {
+        let until = Instant::now() + AFTERMATH;
+        loop {
+            match self.lease.receive(until.saturating_duration_since(Instant::now())) {
+                Ok(Some(_)) => {}
+                Ok(None) => return self.lease.exporter.error(error),
+                Err(gone) => return gone,
+            }
+        }
+    }
+
+    fn blame(&self, error: Error) -> Error {
+        self.lease.exporter.error(error)
+    }
+}
+
+impl Drop for Destination {
+    /// A driver's free waits for streams; the caller must not.
+    fn drop(&mut self) {
+        if let (Some(buffer), Some(runtime)) = (self.buffer.take(), Runtime::existing()) {
+            runtime.worker.submit(move || drop(buffer));
+        }
+    }
+}

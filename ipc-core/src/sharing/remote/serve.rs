@@ -1,0 +1,214 @@
+//! The exporter's side: one thread for each connection of an importer.
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use device_ipc_tcp::Key;
+
+use super::control::Control;
+use crate::model::error::Error;
+use crate::model::lease::LeaseId;
+use crate::os::log::{self, Throttle};
+use crate::sharing::Runtime;
+use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, Shared};
+use crate::sharing::timeline::Termination;
+use crate::transport::{ServerId, Unproved};
+use crate::wire::Refusal;
+use crate::wire::descriptor::ExportId;
+use crate::wire::protocol::encode;
+use crate::wire::remote::{METADATA_BATCH_BYTES, RemoteOpen, RemoteRefusal, RemoteReply, RemoteRequest};
+
+/// The time limit of the handshake, and of the first request after it.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// The time that a connection without a lease is kept for a further request.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// The time limit for sending one message.
+const SEND: Duration = Duration::from_secs(10);
+
+/// The longest wait for the streams that write the bytes.
+const MAX_READY_WAIT: Duration = Duration::from_secs(600);
+
+/// The longest time limit of a transfer that an importer may state.
+pub(super) const MAX_TRANSFER: Duration = Duration::from_secs(24 * 3600);
+
+/// The lease of a silent importer ends this much later than the time limit of its transfer.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// The interval at which silence is counted. Counting intervals instead of time, the silence does not include the time for which this
+/// process itself was suspended, after which the importer's messages are still to be read.
+const TICK: Duration = Duration::from_secs(1);
+
+/// The server and the client of a connection.
+#[derive(Debug)]
+pub(super) struct Served {
+    pub(super) server: ServerId,
+    pub(super) engine: &'static str,
+    pub(super) peer: SocketAddr,
+}
+
+/// Serves a connection until it ends.
+pub(super) fn serve(served: &Served, unproved: Unproved, stream: TcpStream) {
+    if let Err(why) = try_serve(served, unproved, stream) {
+        static WARNINGS: Throttle = Throttle::new();
+        if let Some(count) = WARNINGS.count() {
+            let peer = served.peer;
+            tracing::warn!(target: log::EXPORT, %peer, why, count, "the connection of an importer of another host has failed");
+        }
+    }
+}
+
+fn try_serve(served: &Served, unproved: Unproved, stream: TcpStream) -> Result<(), String> {
+    // In a forked child there is no such thread.
+    let runtime = Runtime::existing().ok_or("the process has no exports")?;
+    let mut export = ExportId(0);
+    let key_of = |id: u64| {
+        export = ExportId(id);
+        let token = runtime.exports.remote_token(export, served.server)?;
+        Some(Key::new(&token.to_bytes()))
+    };
+    let connection = device_ipc_tcp::accept(stream, key_of, Instant::now() + HANDSHAKE).map_err(text)?;
+    drop(unproved);
+    let mut control = Control::new(connection);
+    let mut wait = HANDSHAKE;
+    // The importer closes the connection, or leaves it idle, when it needs it no longer.
+    while let Some(request) = control.receive(wait).ok().flatten() {
+        match RemoteRequest::decode(&request)? {
+            RemoteRequest::Open(open) => {
+                lease(served, runtime, export, &open, &mut control)?;
+                wait = IDLE;
+            }
+            // The importer may have sent them before it read a refusal.
+            RemoteRequest::Ping => send(&mut control, &RemoteReply::Pong)?,
+            RemoteRequest::Release => {}
+        }
+    }
+    Ok(())
+}
+
+fn text(error: impl ToString) -> String {
+    error.to_string()
+}
+
+fn send(control: &mut Control, reply: &RemoteReply) -> Result<(), String> {
+    control.send(&encode(reply).map_err(text)?, Instant::now() + SEND).map_err(text)
+}
+
+/// Grants a lease and keeps it until the importer releases it, is gone, or is silent for too long; or refuses it.
+fn lease(
+    served: &Served,
+    runtime: &'static Runtime,
+    export: ExportId,
+    open: &RemoteOpen,
+    control: &mut Control,
+) -> Result<(), String> {
+    match Lease::begin(served, runtime, export, open) {
+        Ok((lease, metadata)) => {
+            send(control, &RemoteReply::Granted { regions: metadata.len() as u32 })?;
+            for batch in batches(metadata) {
+                send(control, &RemoteReply::Regions { metadata: batch })?;
+            }
+            keep(lease, open, control)
+        }
+        Err(refusal) => send(control, &RemoteReply::Refused(refusal)),
+    }
+}
+
+/// Waits for the end of the lease.
+fn keep(lease: Lease, open: &RemoteOpen, control: &mut Control) -> Result<(), String> {
+    let limit = Duration::from_millis(open.limit_ms.into()).min(MAX_TRANSFER) + GRACE;
+    let mut silent = Duration::ZERO;
+    while silent < limit {
+        let Some(request) = control.receive(TICK).map_err(text)? else {
+            silent += TICK;
+            continue;
+        };
+        silent = Duration::ZERO;
+        match RemoteRequest::decode(&request)? {
+            RemoteRequest::Ping => send(control, &RemoteReply::Pong)?,
+            RemoteRequest::Release => return Ok(()),
+            RemoteRequest::Open(_) => return Err("the importer requested a second lease".into()),
+        }
+    }
+    drop(lease);
+    Err(format!("process {} was silent for {} s; its lease has ended", open.pid, limit.as_secs()))
+}
+
+/// Divides the metadata of regions into messages.
+fn batches(metadata: Vec<Vec<u8>>) -> Vec<Vec<Vec<u8>>> {
+    let mut batches: Vec<Vec<Vec<u8>>> = Vec::new();
+    let mut bytes = 0;
+    for one in metadata {
+        bytes += one.len();
+        match batches.last_mut() {
+            Some(last) if bytes <= METADATA_BATCH_BYTES => last.push(one),
+            _ => {
+                bytes = one.len();
+                batches.push(vec![one]);
+            }
+        }
+    }
+    batches
+}
+
+/// A lease of an importer of another host. Dropping it ends it.
+struct Lease {
+    runtime: &'static Runtime,
+    export: ExportId,
+    lease: LeaseId,
+    /// Dropped before the lease ends, as the worker waits for the last reference.
+    shared: Option<Arc<Shared>>,
+}
+
+impl Lease {
+    /// Begins a lease, waits until the bytes are ready, and registers the memory. Returns the metadata of its regions.
+    fn begin(
+        served: &Served,
+        runtime: &'static Runtime,
+        export: ExportId,
+        open: &RemoteOpen,
+    ) -> Result<(Self, Vec<Vec<u8>>), RemoteRefusal> {
+        if open.engine != served.engine {
+            return Err(RemoteRefusal::OtherEngine { engine: served.engine.to_owned() });
+        }
+        let token = runtime.exports.remote_token(export, served.server).ok_or(RemoteRefusal::Dropped)?;
+        let access = crate::backend::Access::ReadOnly;
+        let request = OpenRequest { export, token, grant: None, access };
+        let program = format!("{} on {}", open.program, served.peer.ip());
+        let granted = runtime.exports.grant_remotely(request, open.pid, program.into());
+        // The token is right and the access is the least, so the export must have been dropped.
+        let LocalGrant { lease, borrowed, shared } = granted.map_err(|refusal| match refusal {
+            Refusal::Failed { detail } => RemoteRefusal::Failed { detail },
+            _ => RemoteRefusal::Dropped,
+        })?;
+        let lease = Self { runtime, export, lease, shared: Some(shared) };
+        let shared = lease.shared.as_ref().expect("taken by drop alone");
+        if let Some(Err(detail)) = borrowed.as_ref().map(BorrowedMemory::check) {
+            return Err(RemoteRefusal::Stale { detail });
+        }
+        if let Some(ready) = &shared.ready {
+            let wait = Duration::from_millis(open.wait_ms.into()).min(MAX_READY_WAIT);
+            ready.event.synchronize(wait).map_err(not_ready)?;
+        }
+        let metadata =
+            shared.register().map_err(|error| RemoteRefusal::Failed { detail: error.to_string() })?;
+        tracing::debug!(target: log::EXPORT, %export, peer = %served.peer, pid = open.pid, "an importer of another host pulls");
+        Ok((lease, metadata))
+    }
+}
+
+fn not_ready(error: Error) -> RemoteRefusal {
+    if error.is_timeout() {
+        return RemoteRefusal::NotReady;
+    }
+    RemoteRefusal::Failed { detail: error.to_string() }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.shared = None;
+        self.runtime.exports.release(self.export, self.lease, Termination::Released);
+    }
+}

@@ -1,0 +1,271 @@
+//! The cases that hold for every engine, with an exporter and an importer of the engine.
+
+use std::time::{Duration, Instant};
+
+use device_ipc_test_process::Process;
+
+use crate::{elsewhere, eventually, resume, suspend, with_wrong_token};
+
+/// Timeout of calls that are to succeed, in ms.
+const LONG_MS: u32 = 60_000;
+
+/// Timeout of calls that fail by it, in ms.
+const SHORT_MS: u32 = 1_000;
+
+/// The length of a region whose copy takes a while.
+const MANY: usize = 96 << 20;
+
+/// Starts a process with the engine, by the name of its test, and loads the engine. `None` if there is none on this machine.
+pub type Start = fn(role: &str, arguments: &str) -> Option<Process>;
+
+/// The processes of a case.
+#[derive(Debug)]
+pub struct Pair {
+    exporter: Process,
+    importer: Process,
+}
+
+impl Pair {
+    /// Starts an exporter and an importer.
+    pub fn start(start: Start) -> Option<Self> {
+        Some(Self { exporter: start("exporter", "")?, importer: start("importer", "")? })
+    }
+
+    fn open(&mut self, mode: &str, seed: u8, timeout: u32, descriptor: &str) -> String {
+        self.importer.ask(&format!("open {mode} {seed} {timeout} {descriptor}"))
+    }
+
+    /// Starts a pull on another thread of the importer; returns when the first bytes have arrived.
+    fn begin(&mut self, length: usize, timeout: u32) -> String {
+        const FIRST_KIB: u64 = 4096;
+        let descriptor = self.exporter.ask(&format!("share x {length} 1"));
+        let before = number(&mut self.importer, "memory");
+        self.importer.ask(&format!("begin open pulled 1 {timeout} {descriptor}"));
+        let deadline = Instant::now() + crate::LONG;
+        while number(&mut self.importer, "memory") < before + FIRST_KIB {
+            assert!(Instant::now() < deadline, "no bytes arrive");
+        }
+        descriptor
+    }
+
+    fn finish(self) {
+        self.importer.finish();
+        self.exporter.finish();
+    }
+}
+
+fn number(process: &mut Process, what: &str) -> u64 {
+    process.ask(what).parse().expect("a number")
+}
+
+/// Regions of these lengths arrive unchanged.
+pub fn pulled_bytes_are_those_of_the_exporter(mut pair: Pair, lengths: &[usize]) {
+    for (seed, length) in lengths.iter().enumerate() {
+        let descriptor = pair.exporter.ask(&format!("share x {length} {seed}"));
+        let answer = pair.open("pulled", seed as u8, LONG_MS, &descriptor);
+        assert_eq!(answer, format!("{length} B right, copied"));
+        assert_eq!(pair.exporter.ask("close x 60000"), "closed");
+    }
+    pair.finish();
+}
+
+/// All tensors of a state dict arrive by one request.
+pub fn state_dict_is_pulled(mut pair: Pair) {
+    for bytes in [1, 1000, 4096] {
+        let descriptor = pair.exporter.ask(&format!("dict x 1000 {bytes}"));
+        let answer = pair.importer.ask(&format!("dict pulled 1000 {LONG_MS} {descriptor}"));
+        assert_eq!(answer, "1000 tensors, wrong: []", "{bytes} B each");
+        assert_eq!(pair.exporter.ask("close x 60000"), "closed");
+    }
+    pair.finish();
+}
+
+/// A pull replaces an open only where that is not possible.
+pub fn memory_of_another_host_is_pulled(mut pair: Pair) {
+    let here = pair.exporter.ask("share x 5000 3");
+    let there = elsewhere(&here);
+    assert_eq!(pair.open("or-pulled", 3, LONG_MS, &here), "5000 B right, opened");
+    for mode in ["or-pulled", "staged-or-pulled", "pulled"] {
+        assert_eq!(pair.open(mode, 3, LONG_MS, &there), "5000 B right, copied", "{mode}");
+    }
+    let error = pair.open("plain", 3, LONG_MS, &there);
+    assert!(error.starts_with("OtherHost") && error.contains("OpenBuilder::or_pulled"), "{error}");
+    pair.finish();
+}
+
+/// A missing setting of either side is named by the error.
+pub fn missing_settings_are_named(start: Start) {
+    let (Some(mut deaf), Some(mut exporter)) = (start("exporter", "deaf"), start("exporter", "")) else {
+        return;
+    };
+    let (Some(mut importer), Some(mut without)) = (start("importer", ""), start("importer", "without"))
+    else {
+        return;
+    };
+    let unreachable = deaf.ask("share x 64 1");
+    let refused = |process: &mut Process, mode: &str, descriptor: &str, phrases: &[&str]| {
+        let error = process.ask(&format!("open {mode} 1 {LONG_MS} {descriptor}"));
+        for phrase in phrases {
+            assert!(error.contains(phrase), "{phrase:?} is missing in {error}");
+        }
+    };
+    refused(&mut importer, "plain", &elsewhere(&unreachable), &["OtherHost", "Remote::listen"]);
+    refused(&mut importer, "or-pulled", &elsewhere(&unreachable), &["OtherHost", "Remote::listen"]);
+    refused(&mut importer, "pulled", &unreachable, &["Unsupported", "no network address", "Remote::listen"]);
+    let reachable = exporter.ask("share x 64 1");
+    refused(&mut without, "or-pulled", &elsewhere(&reachable), &["Unsupported", "IpcBuilder::remote"]);
+}
+
+/// A descriptor of a dropped export, or with another token, is refused.
+pub fn stale_descriptors_are_refused(mut pair: Pair) {
+    let descriptor = pair.exporter.ask("share x 64 1");
+    let altered = with_wrong_token(&descriptor);
+    let exporter = pair.exporter.id();
+    let error = pair.open("pulled", 1, LONG_MS, &altered);
+    assert!(error.starts_with("ExportDropped of InPull"), "{error}");
+    assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
+    pair.exporter.ask("drop x");
+    let error = pair.open("pulled", 1, LONG_MS, &descriptor);
+    assert!(error.starts_with("ExportDropped of InPull"), "{error}");
+    assert!(
+        error.contains(&format!("process {exporter} of host ")) && error.contains("127.0.0.1:"),
+        "{error}"
+    );
+    pair.exporter.kill();
+    let error = pair.open("pulled", 1, LONG_MS, &descriptor);
+    assert!(error.starts_with("Io of InPull") && error.contains("refused"), "{error}");
+}
+
+/// An importer with another engine is refused before any transfer.
+pub fn other_engine_is_refused(mut pair: Pair, mut other: Process) {
+    let descriptor = pair.exporter.ask("share x 64 1");
+    let error = other.ask(&format!("open pulled 1 {LONG_MS} {descriptor}"));
+    assert!(error.starts_with("Unsupported of InPull") && error.contains("Remote::new"), "{error}");
+    pair.finish();
+}
+
+/// The exporter waits for its streams before it grants a lease.
+pub fn pull_waits_until_the_bytes_are_ready(mut pair: Pair) {
+    let descriptor = pair.exporter.ask("share x 4096 1 500");
+    let begun = Instant::now();
+    assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "4096 B right, copied");
+    assert!(begun.elapsed() >= Duration::from_millis(300), "the stream had not got there");
+    let descriptor = pair.exporter.ask("share y 4096 1 20000");
+    let error = pair.open("pulled", 1, SHORT_MS, &descriptor);
+    assert!(error.starts_with("Timeout of InPull") && error.contains("streams"), "{error}");
+    eventually(&mut pair.exporter, "holders y", "");
+}
+
+/// A pull from an exporter that dies ends in an error with its name.
+pub fn pull_fails_when_the_exporter_is_killed(mut pair: Pair) {
+    pair.begin(MANY, LONG_MS);
+    suspend(&pair.exporter);
+    pair.exporter.kill();
+    let begun = Instant::now();
+    let error = pair.importer.ask("end");
+    assert!(error.starts_with("ExporterGone of InPull"), "{error}");
+    assert!(
+        error.contains(&format!("process {} of", pair.exporter.id())) && error.contains("127.0.0.1"),
+        "{error}"
+    );
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    pair.importer.finish();
+}
+
+/// A pull from a suspended exporter ends by its timeout, and the exporter keeps nothing of it when it continues.
+pub fn pull_from_a_suspended_exporter_times_out(mut pair: Pair) {
+    let descriptor = pair.begin(MANY, SHORT_MS);
+    suspend(&pair.exporter);
+    let begun = Instant::now();
+    let error = pair.importer.ask("end");
+    assert!(error.starts_with("Timeout of InPull") && error.contains("suspended"), "{error}");
+    assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
+    resume(&pair.exporter);
+    // The engine finishes with the destination, and the importer releases the lease.
+    eventually(&mut pair.exporter, "holders x", "");
+    assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), format!("{MANY} B right, copied"));
+    assert_eq!(pair.exporter.ask("close x 60000"), "closed");
+    pair.finish();
+}
+
+/// The lease of an importer ends with its process.
+pub fn lease_ends_when_the_importer_is_killed(mut pair: Pair) {
+    pair.begin(MANY, LONG_MS);
+    suspend(&pair.importer);
+    let holders = pair.exporter.ask("holders x");
+    assert!(holders.starts_with(&format!("{} ", pair.importer.id())), "{holders}");
+    assert!(holders.ends_with(" on 127.0.0.1"), "{holders}");
+    pair.importer.kill();
+    eventually(&mut pair.exporter, "holders x", "");
+    assert_eq!(pair.exporter.ask("close x 60000"), "closed");
+    pair.exporter.finish();
+}
+
+/// The memory of a dropped export stays allocated and registered until the importer has finished.
+pub fn dropped_export_is_kept_until_the_pull_has_finished(mut pair: Pair) {
+    // Also if the exporter frees memory that others hold: an engine reads addresses, and nothing revokes that.
+    for close in ["close", "free"] {
+        pair.begin(MANY, LONG_MS);
+        suspend(&pair.importer);
+        let answer = pair.exporter.ask(&format!("{close} x 0"));
+        assert!(answer.starts_with("StillHeld"), "{answer}");
+        resume(&pair.importer);
+        assert_eq!(pair.importer.ask("end"), format!("{MANY} B right, copied"), "{close}");
+    }
+    pair.finish();
+}
+
+/// The lease of a silent importer ends after the time limit of its transfer and a grace period.
+pub fn lease_of_a_silent_importer_ends(mut pair: Pair) {
+    pair.begin(64 << 20, SHORT_MS);
+    suspend(&pair.importer);
+    assert_ne!(pair.exporter.ask("holders x"), "");
+    let begun = Instant::now();
+    eventually(&mut pair.exporter, "holders x", "");
+    assert!(begun.elapsed() > Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert_eq!(pair.exporter.ask("close x 60000"), "closed");
+}
+
+/// Repeated pulls leave no files open, no memory and no lease.
+pub fn repeated_pulls_leave_nothing_over(mut pair: Pair, count: usize) {
+    let descriptor = pair.exporter.ask("share x 4096 1");
+    let pulls = |pair: &mut Pair, count: usize| {
+        let answer = pair.importer.ask(&format!("many {count} 1 {LONG_MS} {descriptor}"));
+        assert_eq!(answer, "4096 B right, copied");
+        eventually(&mut pair.exporter, "holders x", "");
+    };
+    pulls(&mut pair, 50);
+    let measure = |process: &mut Process| ["files", "memory"].map(|what| number(process, what));
+    let before = [measure(&mut pair.exporter), measure(&mut pair.importer)];
+    pulls(&mut pair, count);
+    let deadline = Instant::now() + crate::LONG;
+    loop {
+        let after = [measure(&mut pair.exporter), measure(&mut pair.importer)];
+        let has_grown = before
+            .iter()
+            .zip(&after)
+            .any(|(before, after)| after[0] > before[0] || after[1] > before[1] + 8192);
+        if !has_grown {
+            break;
+        }
+        assert!(Instant::now() < deadline, "files and KiB of both processes: {before:?}, then {after:?}");
+        // The last connections are closed by other threads.
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(pair.exporter.ask("close x 60000"), "closed");
+    pair.finish();
+}
+
+/// Lists the cases as tests, with a function that starts processes.
+#[macro_export]
+macro_rules! cases {
+    ($start:expr; $($case:ident $(($($argument:expr),+))?),+ $(,)?) => {
+        $(
+            #[test]
+            fn $case() {
+                let Some(pair) = $crate::Pair::start($start) else { return };
+                $crate::$case(pair $($(, $argument)+)?);
+            }
+        )+
+    };
+}

@@ -1,0 +1,129 @@
+//! The exporter's process.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use device_ipc_core::{Dtype, Export, HolderPolicy, Ipc, Remote, Result, Stream, TensorLayout};
+use device_ipc_mock::MockBackend;
+use device_ipc_test_process::serve;
+
+use crate::{Load, MACHINE, SocketEngine, argument, contents, open_files, report, resident_memory};
+
+/// Shares memory as the test requests, line by line.
+pub fn exporter(load: Load) {
+    let mut state = None;
+    serve(|request, words| {
+        let words: Vec<_> = words.split(' ').collect();
+        match request {
+            "load" => match start(load, &words) {
+                Ok(started) => format!("loaded at {:?}", state.insert(started).address),
+                Err(reason) => reason,
+            },
+            "files" => open_files().to_string(),
+            "memory" => resident_memory().to_string(),
+            "registered" => SocketEngine::registered().to_string(),
+            _ => {
+                let state = state.as_mut().expect("load comes first");
+                state.answer(request, &words).unwrap_or_else(|error| report(&error))
+            }
+        }
+    });
+}
+
+struct Exporter {
+    ipc: Ipc,
+    address: Option<std::net::SocketAddr>,
+    stream: Stream,
+    exports: HashMap<String, Export>,
+}
+
+/// Listens, or does not with the argument `deaf`.
+fn start(load: Load, words: &[&str]) -> Result<Exporter, String> {
+    let engine = load()?;
+    let backend = MockBackend::from_spec(MACHINE).expect("a valid machine");
+    let start = || {
+        let remote = Remote::new(engine);
+        let remote = if words == ["deaf"] { remote } else { remote.listen("127.0.0.1")? };
+        let address = remote.address();
+        let ipc = Ipc::builder().remote(remote).with_backend(backend);
+        let stream = ipc.create_stream(0)?;
+        Ok(Exporter { ipc, address, stream, exports: HashMap::new() })
+    };
+    start().map_err(|error| report(&error))
+}
+
+impl Exporter {
+    fn answer(&mut self, request: &str, words: &[&str]) -> Result<String> {
+        let name = words[0].to_owned();
+        Ok(match request {
+            // share NAME LENGTH SEED [DELAY_MS]: bytes in the middle of an allocation, ready after the delay.
+            "share" => {
+                let (length, seed) = (argument::<usize>(words, 1), argument(words, 2));
+                let around = 4096;
+                let buffer = Arc::new(self.ipc.allocate(0, (length + 2 * around) as u64)?);
+                let bytes = [vec![0xee; around], contents(length, seed), vec![0xee; around]].concat();
+                let mut owned = Arc::clone(&buffer);
+                drop(buffer);
+                let writable = Arc::get_mut(&mut owned).expect("the only reference");
+                writable.view_mut::<u8>(&self.stream)?.copy_from(&bytes)?;
+                if words.len() > 3 {
+                    self.stream.delay(Duration::from_millis(argument(words, 3)))?;
+                }
+                let part = owned.slice(around as u64, length as u64)?;
+                let share = self.ipc.share(part).ready_on(&self.stream);
+                self.keep(name, share.start()?)
+            }
+            // dict NAME TENSORS BYTES: tensors in ten allocations, each with the seed of its number.
+            "dict" => {
+                let (tensors, bytes) = (argument::<usize>(words, 1), argument::<usize>(words, 2));
+                let each = tensors.div_ceil(10);
+                let stride = bytes.next_multiple_of(512);
+                let mut set = self.ipc.tensors();
+                for first in (0..tensors).step_by(each) {
+                    let buffer = self.ipc.allocate(0, (each * stride) as u64)?;
+                    let members = first..(first + each).min(tensors);
+                    let mut all = vec![0xee; each * stride];
+                    for (index, tensor) in members.clone().enumerate() {
+                        all[index * stride..][..bytes].copy_from_slice(&contents(bytes, tensor as u8));
+                    }
+                    buffer.view_mut::<u8>(&self.stream)?.copy_from(&all)?;
+                    let memory = set.memory(buffer);
+                    for (index, tensor) in members.enumerate() {
+                        let layout = TensorLayout::contiguous(Dtype::U8, [bytes as u64])?;
+                        set.tensor(format!("t{tensor}"), memory, (index * stride) as u64, layout)?;
+                    }
+                }
+                self.keep(name, self.ipc.share_all(set).start()?)
+            }
+            "holders" => {
+                let holders = self.exports[&name].holders();
+                holders
+                    .iter()
+                    .map(|holder| format!("{} {}", holder.pid, holder.program))
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            }
+            "drop" => {
+                drop(self.exports.remove(&name));
+                "dropped".into()
+            }
+            // close NAME TIMEOUT_MS, and also `free`, which frees the memory although others hold it
+            "close" | "free" => {
+                let policy = if request == "free" { HolderPolicy::FreeAnyway } else { HolderPolicy::Keep };
+                let export = self.exports.remove(&name).expect("it is shared");
+                match export.close_with(Duration::from_millis(argument(words, 1)), policy) {
+                    Ok(()) => "closed".into(),
+                    Err(error) => report(error.error()),
+                }
+            }
+            other => unreachable!("{other}"),
+        })
+    }
+
+    fn keep(&mut self, name: String, export: Export) -> String {
+        let descriptor = export.descriptor().to_string();
+        self.exports.insert(name, export);
+        descriptor
+    }
+}

@@ -1,0 +1,153 @@
+//! Tests of copies between hosts, with any transfer engine.
+//!
+//! The two hosts are two processes of one host. The importer copies although it could open the memory, or its descriptor names
+//! another host ([`elsewhere`]). A test program has two ignored tests that run [`exporter`] and [`importer`] with its engine.
+
+mod cases;
+mod engine;
+mod exporter;
+mod importer;
+
+use std::fs;
+use std::net::SocketAddrV4;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use device_ipc_core::backend::engine::TransferEngine;
+use device_ipc_core::{Descriptor, Error};
+use device_ipc_test_process::Process;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
+pub use cases::*;
+pub use engine::SocketEngine;
+pub use exporter::exporter;
+pub use importer::importer;
+
+/// Time limit of everything that is to happen.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Creates the engine of a process, or returns why there is none.
+pub type Load = fn() -> Result<Arc<dyn TransferEngine>, String>;
+
+/// The specification of the mock's machine, whose memory an exporter can revoke.
+const MACHINE: &str = "devices=1;lifetime=revoking";
+
+/// Returns the contents of a region.
+fn contents(length: usize, seed: u8) -> Vec<u8> {
+    // No multiple of a page.
+    const PERIOD: usize = 65_521;
+    let byte = |at: u64| (at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[0] ^ seed;
+    let mut bytes: Vec<u8> = (0..PERIOD.min(length) as u64).map(byte).collect();
+    bytes = bytes.repeat(length.div_ceil(PERIOD));
+    bytes.truncate(length);
+    bytes
+}
+
+/// Returns the name of an error's variant, of the innermost error, and its text.
+fn report(error: &Error) -> String {
+    let name = |error: &Error| format!("{error:?}").split(['{', '(', ' ']).next().unwrap_or("").to_owned();
+    format!("{} of {}: {error}", name(error.innermost()), name(error))
+}
+
+fn argument<T: FromStr>(words: &[&str], at: usize) -> T {
+    let word = words.get(at).unwrap_or_else(|| panic!("{words:?} has no word {at}"));
+    word.parse().unwrap_or_else(|_| panic!("{word} of {words:?}"))
+}
+
+fn open_files() -> usize {
+    fs::read_dir("/proc/self/fd").expect("a process has files").count()
+}
+
+/// Returns the resident memory of this process in KiB.
+fn resident_memory() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").expect("a process has a status");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+/// Sends a signal to a process.
+pub fn signal(process: u32, signal: Signal) {
+    let pid = Pid::from_raw(process as i32).expect("not 0");
+    kill_process(pid, signal).expect("the process exists");
+}
+
+/// Suspends a child of this process, and waits until all of its threads have stopped.
+pub fn suspend(child: &Process) {
+    signal(child.id(), Signal::STOP);
+    let pid = Pid::from_raw(child.id() as i32);
+    let (_, status) = waitpid(pid, WaitOptions::UNTRACED).expect("a child").expect("it has stopped");
+    assert!(status.stopped(), "{status:?}");
+}
+
+/// Continues a suspended child.
+pub fn resume(child: &Process) {
+    signal(child.id(), Signal::CONT);
+}
+
+/// Returns a descriptor as an exporter of another host would have made it.
+pub fn elsewhere(descriptor: &str) -> String {
+    // The host id and the boot id are behind the envelope and the head of the first section.
+    changed(descriptor, 20..52)
+}
+
+/// Returns a descriptor with a wrong token.
+pub fn with_wrong_token(descriptor: &str) -> String {
+    changed(descriptor, token_of(&bytes_of(descriptor)))
+}
+
+fn bytes_of(descriptor: &str) -> Vec<u8> {
+    descriptor.parse::<Descriptor>().expect("a descriptor").to_bytes()
+}
+
+fn changed(descriptor: &str, range: std::ops::Range<usize>) -> String {
+    let mut bytes = bytes_of(descriptor);
+    bytes[range].iter_mut().for_each(|byte| *byte ^= 0x5a);
+    repaired(bytes)
+}
+
+/// Returns the descriptor of these bytes with a correct checksum.
+fn repaired(mut bytes: Vec<u8>) -> String {
+    let covered = bytes.len() - 4;
+    let checksum = crc32fast::hash(&bytes[..covered]);
+    bytes[covered..].copy_from_slice(&checksum.to_le_bytes());
+    Descriptor::from_bytes(&bytes).expect("it is repaired").to_string()
+}
+
+/// Asks a process until it answers as expected.
+#[track_caller]
+pub fn eventually(process: &mut Process, request: &str, expected: &str) {
+    let deadline = Instant::now() + LONG;
+    loop {
+        let answer = process.ask(request);
+        if answer == expected {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{request} remains {answer:?}, not {expected:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Returns a descriptor with another IPv4 address in its section of network addresses, the last one.
+pub fn with_address(descriptor: &str, address: SocketAddrV4) -> String {
+    let mut bytes = bytes_of(descriptor);
+    let end = bytes.len() - 4;
+    bytes[end - 6..end - 2].copy_from_slice(&address.ip().octets());
+    bytes[end - 2..end].copy_from_slice(&address.port().to_be_bytes());
+    repaired(bytes)
+}
+
+/// Returns the number of the only export of a descriptor, and its token.
+pub fn key_of(descriptor: &str) -> (u64, [u8; 16]) {
+    let bytes = bytes_of(descriptor);
+    let export = token_of(&bytes).start - 8;
+    let number = u64::from_le_bytes(bytes[export..export + 8].try_into().expect("8 bytes"));
+    (number, bytes[export + 8..export + 24].try_into().expect("16 bytes"))
+}
+
+/// Returns the place of the first token: behind the first section and the number of the export.
+fn token_of(bytes: &[u8]) -> std::ops::Range<usize> {
+    let exporter = u32::from_le_bytes(bytes[16..20].try_into().expect("4 bytes")) as usize;
+    let token = 20 + exporter + 8 + 8;
+    token..token + 16
+}

@@ -1,0 +1,83 @@
+//! Copies between hosts by an engine of sockets.
+
+use std::sync::Arc;
+
+use device_ipc_core::backend::engine::TransferEngine;
+use device_ipc_remote_tests::{SocketEngine, cases, missing_settings_are_named, other_engine_is_refused};
+use device_ipc_test_process::Process;
+
+/// The smallest region, a tensor, a page, and one of many packets.
+const LENGTHS: [usize; 4] = [1, 64, 4096, 64 << 20];
+
+fn engine(name: &'static str) -> Result<Arc<dyn TransferEngine>, String> {
+    match SocketEngine::start(name) {
+        Ok(engine) => Ok(Arc::new(engine)),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[test]
+#[ignore = "a process of the other tests"]
+fn exporter() {
+    device_ipc_remote_tests::exporter(|| engine("sockets"));
+}
+
+#[test]
+#[ignore = "a process of the other tests"]
+fn importer() {
+    device_ipc_remote_tests::importer(|| engine("sockets"));
+}
+
+#[test]
+#[ignore = "a process of the other tests"]
+fn other_importer() {
+    device_ipc_remote_tests::importer(|| engine("other"));
+}
+
+fn start(role: &str, arguments: &str) -> Option<Process> {
+    let mut process = Process::of_test(&format!("{}::{role}", module_path!()), &[]);
+    let loaded = process.ask(&format!("load {arguments}"));
+    assert!(loaded.starts_with("loaded"), "{loaded}");
+    Some(process)
+}
+
+cases! {
+    start;
+    pulled_bytes_are_those_of_the_exporter(&LENGTHS),
+    state_dict_is_pulled,
+    memory_of_another_host_is_pulled,
+    stale_descriptors_are_refused,
+    pull_waits_until_the_bytes_are_ready,
+    pull_fails_when_the_exporter_is_killed,
+    pull_from_a_suspended_exporter_times_out,
+    lease_ends_when_the_importer_is_killed,
+    dropped_export_is_kept_until_the_pull_has_finished,
+    lease_of_a_silent_importer_ends,
+    repeated_pulls_leave_nothing_over(500),
+}
+
+#[test]
+fn settings_of_both_sides_are_needed() {
+    missing_settings_are_named(start);
+}
+
+#[test]
+fn engines_of_both_sides_are_equal() {
+    let pair = device_ipc_remote_tests::Pair::start(start).expect("the engine needs nothing");
+    other_engine_is_refused(pair, start("other_importer", "").expect("as above"));
+}
+
+#[test]
+fn shared_bytes_alone_are_registered_until_the_export_ends() {
+    let start = |role| start(role, "").expect("the engine needs nothing");
+    let (mut exporter, mut importer) = (start("exporter"), start("importer"));
+    let descriptor = exporter.ask("share x 5000 1");
+    assert_eq!(exporter.ask("registered"), "0", "nothing has been opened");
+    for _ in 0..2 {
+        let answer = importer.ask(&format!("open pulled 1 60000 {descriptor}"));
+        assert_eq!(answer, "5000 B right, copied");
+        assert_eq!(exporter.ask("registered"), "5000", "once, and not the memory beside it");
+    }
+    assert_eq!(exporter.ask("close x 60000"), "closed");
+    assert_eq!(exporter.ask("registered"), "0");
+}
