@@ -4,9 +4,10 @@
 //! thread uses one processor fully also while nothing happens; with a delay it sleeps until UCX has an event.
 //!
 //! **Requests.** NIXL's `release_xfer_req` succeeds for a request that is in progress, but UCX continues to write to its
-//! destination. So a request is released only when it is over. It is over when NIXL reports a success or an error: each request
-//! is a single read of UCX, which has then completed. If the connection fails, NIXL reports `NOT_FOUND` for the other requests
-//! to the same peer; UCX has then completed all of them, because an error of an endpoint ends all of its operations.
+//! destinations. So a request is released only when it is over. It is over when NIXL reports a success, which means that UCX has
+//! completed all of its reads, or an error: all reads of a request belong to one endpoint of UCX, whose failure closes the
+//! connection and ends all of its operations. If the connection fails, NIXL reports `NOT_FOUND` for the other requests to the
+//! same peer, which have ended for the same reason. This was observed by TCP only.
 //! For the metadata of peers see `peers`.
 
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -184,18 +185,20 @@ impl Agent {
         Ok(List { raw: list, destroy: self.library.api.destroy_reg_dlist, _agent: self })
     }
 
-    fn transfer_list(&self, memory: NixlMemory) -> Result<List<'_, TransferList>, VendorError> {
+    /// Returns a list of memories, all of the first one's type.
+    fn transfer_list(&self, memories: &[NixlMemory]) -> Result<List<'_, TransferList>, VendorError> {
         let api = &self.library.api;
         let mut raw = null_mut();
         // SAFETY: writes one pointer.
-        let status = unsafe { (api.create_xfer_dlist)(memory.memory_type, &raw mut raw) };
+        let status = unsafe { (api.create_xfer_dlist)(type_of(memories), &raw mut raw) };
         NixlLibrary::check("create_xfer_dlist", status)?;
         let list = List { raw, destroy: api.destroy_xfer_dlist, _agent: self };
-        // SAFETY: the list exists; the address is not accessed.
-        let status = unsafe {
-            (api.xfer_dlist_add_desc)(list.raw, memory.address as usize, memory.len as usize, memory.device)
-        };
-        NixlLibrary::check("xfer_dlist_add_desc", status)?;
+        for NixlMemory { device, address, len, .. } in memories {
+            // SAFETY: the list exists; the address is not accessed.
+            let status =
+                unsafe { (api.xfer_dlist_add_desc)(list.raw, *address as usize, *len as usize, *device) };
+            NixlLibrary::check("xfer_dlist_add_desc", status)?;
+        }
         Ok(list)
     }
 
@@ -259,36 +262,40 @@ impl Agent {
         }
     }
 
-    /// Loads the metadata of a region and of its agent, as far as they are not loaded. Returns the agent's name.
-    fn load_region(&self, peers: &mut Peers, region: &RegionMetadata) -> Result<CString> {
-        let peer = self.load(&region.connection)?;
-        if peers.knows(&peer, region) {
+    /// Loads the metadata of regions and of their agent, as far as they are not loaded. Returns the agent's name.
+    fn load_regions(&self, peers: &mut Peers, regions: &[RegionMetadata]) -> Result<CString> {
+        let Some(first) = regions.first() else {
+            return Err(Error::InvalidRegion("a transfer needs at least one region".into()));
+        };
+        let peer = self.load(&first.connection)?;
+        if regions.iter().all(|region| peers.knows(&peer, region)) {
             return Ok(peer);
         }
-        let outdated = peers.outdated_by(&peer, region);
+        let outdated = peers.outdated_by(&peer, regions);
         for name in &outdated {
             self.forget(name);
         }
         if outdated.contains(&peer) {
-            self.load(&region.connection)?;
+            self.load(&first.connection)?;
         }
-        let name = self.load(&region.region)?;
-        if name != peer {
-            return Err(Error::Protocol("the NIXL metadata is that of two agents".into()));
+        for region in regions {
+            if peers.knows(&peer, region) {
+                continue;
+            }
+            let name = self.load(&region.region)?;
+            if name != peer {
+                return Err(Error::Protocol("the NIXL metadata is that of two agents".into()));
+            }
+            peers.add(&peer, region);
         }
-        peers.add(&peer, region);
         Ok(peer)
     }
 
-    /// Creates and starts a request that reads `source` of a loaded peer into `destination`.
-    fn start_request(
-        &self,
-        peer: &CStr,
-        source: NixlMemory,
-        destination: NixlMemory,
-    ) -> Result<(*mut Request, Status), VendorError> {
+    /// Creates and starts a request that reads each source of a loaded peer into the destination beside it.
+    fn start_request(&self, peer: &CStr, pieces: &Pieces) -> Result<(*mut Request, Status), VendorError> {
         let api = &self.library.api;
-        let (local, remote) = (self.transfer_list(destination)?, self.transfer_list(source)?);
+        let (local, remote) =
+            (self.transfer_list(&pieces.destinations)?, self.transfer_list(&pieces.sources)?);
         let mut request = null_mut();
         // SAFETY: all objects exist; NIXL copies the lists.
         let status = unsafe {
@@ -349,52 +356,59 @@ impl<T> Drop for List<'_, T> {
     }
 }
 
-/// Memory that is registered with an agent until it is dropped.
+/// The bytes that one request reads: as many sources as destinations, in pairs of equal length.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces {
+    pub(crate) sources: Vec<NixlMemory>,
+    pub(crate) destinations: Vec<NixlMemory>,
+}
+
+/// Returns the type of the memories of a list, which is one.
+fn type_of(memories: &[NixlMemory]) -> MemoryType {
+    memories.first().map_or(MEMORY_HOST, |memory| memory.memory_type)
+}
+
+/// Memories of one type that are registered with an agent until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Registration {
     agent: Arc<Agent>,
-    memory: NixlMemory,
+    memories: Vec<NixlMemory>,
 }
 
 impl Registration {
-    /// Registers memory.
+    /// Registers memories of one type.
     ///
     /// # Safety
     ///
-    /// The memory stays allocated until the result is dropped.
-    pub(crate) unsafe fn new(agent: &Arc<Agent>, memory: NixlMemory) -> Result<Self> {
+    /// The memories stay allocated until the result is dropped.
+    pub(crate) unsafe fn new(agent: &Arc<Agent>, memories: Vec<NixlMemory>) -> Result<Self> {
         agent.check_process()?;
-        let list = list_of(agent, memory)?;
+        let list = list_of(agent, &memories)?;
         // SAFETY: agent and list exist; the memory as the caller promised.
         let status = unsafe { (agent.library.api.register_mem)(agent.raw.as_ptr(), list.raw, null_mut()) };
         NixlLibrary::check("register_mem", status)?;
-        Ok(Self { agent: Arc::clone(agent), memory })
+        Ok(Self { agent: Arc::clone(agent), memories })
     }
 
-    /// Returns the metadata by which another process can pull from this memory.
+    /// Returns the metadata by which another process can pull from this memory, which is one range.
     pub(crate) fn metadata(&self) -> Result<RegionMetadata> {
-        let NixlMemory { memory_type, device, address, len } = self.memory;
+        let NixlMemory { memory_type, device, address, len } = self.memories[0];
         let mut metadata = RegionMetadata::new(memory_type, device, address, len);
         metadata.connection = self.agent.connection.clone();
-        metadata.region = self.agent.metadata_of(&list_of(&self.agent, self.memory)?)?;
+        metadata.region = self.agent.metadata_of(&list_of(&self.agent, &self.memories)?)?;
         Ok(metadata)
     }
 }
 
-fn list_of(agent: &Agent, memory: NixlMemory) -> Result<List<'_, RegistrationList>, VendorError> {
-    let list = agent.registration_list(memory.memory_type)?;
-    // SAFETY: the list exists; the address is not accessed.
-    let status = unsafe {
-        (agent.library.api.reg_dlist_add_desc)(
-            list.raw,
-            memory.address as usize,
-            memory.len as usize,
-            memory.device,
-            null(),
-            0,
-        )
-    };
-    NixlLibrary::check("reg_dlist_add_desc", status)?;
+fn list_of<'a>(agent: &'a Agent, memories: &[NixlMemory]) -> Result<List<'a, RegistrationList>, VendorError> {
+    let list = agent.registration_list(type_of(memories))?;
+    for NixlMemory { device, address, len, .. } in memories {
+        let (address, len) = (*address as usize, *len as usize);
+        // SAFETY: the list exists; the address is not accessed.
+        let status =
+            unsafe { (agent.library.api.reg_dlist_add_desc)(list.raw, address, len, *device, null(), 0) };
+        NixlLibrary::check("reg_dlist_add_desc", status)?;
+    }
     Ok(list)
 }
 
@@ -403,7 +417,7 @@ impl Drop for Registration {
         if self.agent.check_process().is_err() {
             return;
         }
-        let deregistered = list_of(&self.agent, self.memory).and_then(|list| {
+        let deregistered = list_of(&self.agent, &self.memories).and_then(|list| {
             let agent = self.agent.raw.as_ptr();
             // SAFETY: agent and list exist, and the memory is registered.
             let status = unsafe { (self.agent.library.api.deregister_mem)(agent, list.raw, null_mut()) };
@@ -440,27 +454,24 @@ struct Running {
 unsafe impl Send for Running {}
 
 impl Read {
-    /// Starts a read of `destination.len` bytes at `offset` of a region.
+    /// Starts a read of pieces of these regions. `destinations` contain the pieces' destinations.
     ///
     /// # Safety
     ///
-    /// The destination stays allocated, and no other code accesses it, until [`is_finished`](Self::is_finished) has returned
-    /// true or an error. If the result is dropped before, it stays allocated for ever.
+    /// The destinations stay allocated, and no other code accesses them, until [`is_finished`](Self::is_finished) has returned
+    /// true or an error. If the result is dropped before, they stay allocated for ever.
     pub(crate) unsafe fn start(
         agent: &Arc<Agent>,
-        region: &RegionMetadata,
-        offset: u64,
-        destination: NixlMemory,
+        regions: &[RegionMetadata],
+        destinations: Vec<NixlMemory>,
+        pieces: &Pieces,
     ) -> Result<Self> {
-        let address = region.address_of(offset, destination.len)?;
-        let RegionMetadata { memory_type, device, .. } = *region;
-        let source = NixlMemory { memory_type, device, address, len: destination.len };
         // SAFETY: as the caller promised.
-        let registered = unsafe { Registration::new(agent, destination)? };
+        let registered = unsafe { Registration::new(agent, destinations)? };
         let mut peers = agent.peers();
-        let peer = agent.load_region(&mut peers, region)?;
+        let peer = agent.load_regions(&mut peers, regions)?;
         peers.begin(&peer);
-        let (request, status) = match agent.start_request(&peer, source, destination) {
+        let (request, status) = match agent.start_request(&peer, pieces) {
             Ok(started) => started,
             Err(error) => {
                 agent.end_request(&mut peers, &peer, true);

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use device_ipc_core::backend::BackendInfo;
 use device_ipc_core::backend::engine::{
-    MemorySpace, RegisteredMemory, Transfer, TransferEngine, TransferMemory,
+    MemorySpace, PullRequest, RegisteredMemory, Transfer, TransferEngine, TransferMemory,
 };
 use device_ipc_core::{Error, Result, Unavailable};
 
-use crate::agent::{Agent, NixlMemory, Read, Registration};
+use crate::agent::{Agent, NixlMemory, Pieces, Read, Registration};
 use crate::bindings::{MEMORY_DEVICE, MEMORY_HOST};
 use crate::library::{NAME, NixlLibrary};
 use crate::metadata::RegionMetadata;
@@ -76,6 +76,25 @@ impl NixlEngine {
         };
         Ok(NixlMemory { memory_type, device, address, len })
     }
+
+    /// Returns the pieces of a request by their addresses.
+    fn pieces(&self, request: &PullRequest<'_>, regions: &[RegionMetadata]) -> Result<Pieces> {
+        let mut pieces = Pieces::default();
+        for piece in request.pieces {
+            let region = regions.get(piece.source).ok_or_else(|| {
+                Error::InvalidRegion(format!(
+                    "a transfer has {} regions, not {}",
+                    regions.len(),
+                    piece.source
+                ))
+            })?;
+            let address = region.address_of(piece.source_offset, piece.len)?;
+            let RegionMetadata { memory_type, device, .. } = *region;
+            pieces.sources.push(NixlMemory { memory_type, device, address, len: piece.len });
+            pieces.destinations.push(self.memory(request.destination_of(piece)?)?);
+        }
+        Ok(pieces)
+    }
 }
 
 impl TransferEngine for NixlEngine {
@@ -93,22 +112,36 @@ impl TransferEngine for NixlEngine {
 
     unsafe fn register(&self, memory: TransferMemory) -> Result<Box<dyn RegisteredMemory>> {
         // SAFETY: as the caller promised.
-        let registration = unsafe { Registration::new(&self.agent, self.memory(memory)?)? };
+        let registration = unsafe { Registration::new(&self.agent, vec![self.memory(memory)?])? };
         let metadata = registration.metadata()?.encode();
         Ok(Box::new(Registered { metadata, _registration: registration }))
     }
 
-    unsafe fn pull(
-        &self,
-        metadata: &[u8],
-        offset: u64,
-        destination: TransferMemory,
-    ) -> Result<Box<dyn Transfer>> {
-        let region = RegionMetadata::decode(metadata)?;
+    unsafe fn pull(&self, request: &PullRequest<'_>) -> Result<Box<dyn Transfer>> {
+        let regions = request.sources.iter().map(|metadata| RegionMetadata::decode(metadata));
+        let regions = regions.collect::<Result<Vec<_>>>()?;
+        let destinations = request.destinations.iter().map(|memory| self.memory(*memory));
+        let destinations = destinations.collect::<Result<Vec<_>>>()?;
+        let pieces = self.pieces(request, &regions)?;
+        check_one_type("source", &pieces.sources)?;
+        check_one_type("destination", &destinations)?;
         // SAFETY: as the caller promised.
-        let read = unsafe { Read::start(&self.agent, &region, offset, self.memory(destination)?)? };
+        let read = unsafe { Read::start(&self.agent, &regions, destinations, &pieces)? };
         Ok(Box::new(Pulling(read)))
     }
+}
+
+/// Checks that there are memories, all of one type, as a list of NIXL requires.
+fn check_one_type(what: &str, memories: &[NixlMemory]) -> Result<()> {
+    let Some(first) = memories.first() else {
+        return Err(Error::InvalidRegion(format!("a transfer needs at least one {what}")));
+    };
+    if memories.iter().all(|memory| memory.memory_type == first.memory_type) {
+        return Ok(());
+    }
+    Err(Error::InvalidRegion(format!(
+        "the {what}s of a transfer are of two types; use one transfer for each"
+    )))
 }
 
 #[derive(Debug)]

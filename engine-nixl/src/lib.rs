@@ -28,7 +28,8 @@
 //! # Layers
 //!
 //! `bindings` (declarations of the C API) → `library` (the loaded library, statuses, errors) → `agent` (one agent of NIXL
-//! with its registrations, peers and requests) → `engine` (the trait of device-ipc). Each layer uses only those before it.
+//! with its registrations, peers and requests) → `engine` (the trait of device-ipc) → `process` (the settings of a process).
+//! Each layer uses only those before it.
 
 mod agent;
 mod bindings;
@@ -36,10 +37,12 @@ mod engine;
 mod library;
 mod metadata;
 mod peers;
+mod process;
 
 pub use engine::NixlEngine;
 pub use library::NAME;
 pub use library::search::LIBRARY_VARIABLE;
+pub use process::{REMOTE_VARIABLE, listen, remote};
 
 /// The target of the log events of this crate; `docs/guide/operations.md` lists all targets.
 const LOG: &str = "device_ipc::nixl";

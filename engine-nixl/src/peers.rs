@@ -33,13 +33,13 @@ impl Peers {
         self.peers.get(peer).is_some_and(|peer| peer.regions.contains(region))
     }
 
-    /// Removes the peers that have to be forgotten before this region is loaded. A peer with requests stays.
-    pub(crate) fn outdated_by(&mut self, peer: &CStr, region: &RegionMetadata) -> Vec<CString> {
+    /// Removes the peers that have to be forgotten before these regions are loaded. A peer with requests stays.
+    pub(crate) fn outdated_by(&mut self, peer: &CStr, regions: &[RegionMetadata]) -> Vec<CString> {
         let too_many = self.peers.len() >= MAX_PEERS && !self.peers.contains_key(peer);
         let outdated = |name: &CString, known: &mut Peer| {
             let conflicts = name.as_c_str() == peer
-                && (known.regions.len() >= MAX_REGIONS
-                    || known.regions.iter().any(|known| overlap(known, region)));
+                && (known.regions.len() + regions.len() > MAX_REGIONS
+                    || regions.iter().any(|region| known.conflicts_with(region)));
             known.requests == 0 && (too_many || conflicts)
         };
         self.peers.extract_if(outdated).map(|(name, _)| name).collect()
@@ -72,6 +72,13 @@ impl Peers {
     }
 }
 
+impl Peer {
+    /// Returns whether other metadata is loaded for bytes of this region.
+    fn conflicts_with(&self, region: &RegionMetadata) -> bool {
+        self.regions.iter().any(|known| known != region && overlap(known, region))
+    }
+}
+
 fn overlap(one: &RegionMetadata, other: &RegionMetadata) -> bool {
     let place = |region: &RegionMetadata| (region.memory_type, region.device);
     place(one) == place(other)
@@ -96,12 +103,12 @@ mod tests {
         peers.add(c"two", &region(100, 10, 1));
         assert!(peers.knows(c"one", &region(100, 10, 1)) && !peers.knows(c"one", &region(100, 10, 2)));
         for beside in [region(90, 10, 2), region(110, 1, 2)] {
-            assert!(peers.outdated_by(c"one", &beside).is_empty());
+            assert!(peers.outdated_by(c"one", &[beside]).is_empty());
         }
         peers.begin(c"one");
-        assert!(peers.outdated_by(c"one", &region(109, 1, 2)).is_empty(), "a request is running");
+        assert!(peers.outdated_by(c"one", &[region(109, 1, 2)]).is_empty(), "a request is running");
         assert!(!peers.end(c"one", false));
-        assert_eq!(peers.outdated_by(c"one", &region(109, 1, 2)), [c"one".to_owned()]);
+        assert_eq!(peers.outdated_by(c"one", &[region(109, 1, 2)]), [c"one".to_owned()]);
         assert!(!peers.knows(c"one", &region(100, 10, 1)) && peers.knows(c"two", &region(100, 10, 1)));
     }
 
@@ -121,16 +128,16 @@ mod tests {
     fn numbers_of_regions_and_peers_are_limited() {
         let mut peers = Peers::default();
         for number in 0..MAX_REGIONS as u64 {
-            assert!(peers.outdated_by(c"one", &region(number, 1, 0)).is_empty());
+            assert!(peers.outdated_by(c"one", &[region(number, 1, 0)]).is_empty());
             peers.add(c"one", &region(number, 1, 0));
         }
-        assert_eq!(peers.outdated_by(c"one", &region(1 << 20, 1, 0)), [c"one".to_owned()]);
+        assert_eq!(peers.outdated_by(c"one", &[region(1 << 20, 1, 0)]), [c"one".to_owned()]);
         for number in 0..MAX_PEERS {
             let name = CString::new(number.to_string()).unwrap();
-            assert!(peers.outdated_by(&name, &region(0, 1, 0)).is_empty());
+            assert!(peers.outdated_by(&name, &[region(0, 1, 0)]).is_empty());
             peers.add(&name, &region(0, 1, 0));
         }
         peers.begin(c"7");
-        assert_eq!(peers.outdated_by(c"new", &region(0, 1, 0)).len(), MAX_PEERS - 1, "all but one");
+        assert_eq!(peers.outdated_by(c"new", &[region(0, 1, 0)]).len(), MAX_PEERS - 1, "all but one");
     }
 }

@@ -6,11 +6,12 @@
 use std::collections::VecDeque;
 use std::env;
 use std::fs;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use device_ipc_core::backend::engine::{MemorySpace, RegisteredMemory, TransferEngine, TransferMemory};
-use device_ipc_core::{Error, Pull, Unavailable};
+use device_ipc_core::backend::engine::{
+    MemorySpace, Piece, PullRequest, RegisteredMemory, Transfer, TransferEngine, TransferMemory,
+};
+use device_ipc_core::{Error, Result, Unavailable};
 use device_ipc_nixl::{LIBRARY_VARIABLE, NixlEngine};
 use device_ipc_test_process::{Process, hex, request, serve, unhex};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -23,7 +24,8 @@ const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 
 /// The smallest, one page, and one of many packets.
-const LENGTHS: [usize; 3] = [1, 4096, 64 << 20];
+const LENGTHS: [usize; 3] = [1, PAGE, 64 << 20];
+const PAGE: usize = 4096;
 
 /// The number of threads that pull at the same time, and of pulls of each.
 const THREADS: usize = 4;
@@ -116,16 +118,47 @@ fn exporter() {
     });
 }
 
-/// A destination, which reports its contents when it is dropped.
-#[derive(Debug)]
-struct Destination {
+/// A read, and the memory that it writes. Dropped only after its end.
+struct Reading {
+    transfer: Box<dyn Transfer>,
     bytes: Vec<u8>,
-    dropped: Sender<Vec<u8>>,
+    limit: Duration,
 }
 
-impl Drop for Destination {
-    fn drop(&mut self) {
-        let _ = self.dropped.send(std::mem::take(&mut self.bytes));
+impl Reading {
+    /// Starts a read of as many bytes as `bytes` has at `offset` of a region.
+    fn start(
+        engine: &NixlEngine,
+        metadata: &[u8],
+        offset: u64,
+        mut bytes: Vec<u8>,
+        limit: Duration,
+    ) -> Result<Self> {
+        let memory = memory_of(&mut bytes);
+        let piece = Piece {
+            source: 0,
+            source_offset: offset,
+            destination: 0,
+            destination_offset: 0,
+            len: memory.len,
+        };
+        let request = PullRequest { sources: &[metadata], destinations: &[memory], pieces: &[piece] };
+        // SAFETY: the bytes stay allocated, and are read after the end of the transfer.
+        let transfer = unsafe { engine.pull(&request)? };
+        Ok(Self { transfer, bytes, limit })
+    }
+
+    /// Waits for the end of the transfer; false after the time limit.
+    fn wait(&self) -> Result<bool> {
+        let begun = Instant::now();
+        while !self.transfer.is_finished()? {
+            if begun.elapsed() > self.limit {
+                return Ok(false);
+            }
+            // An engine notifies nobody of the end.
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        Ok(true)
     }
 }
 
@@ -141,7 +174,6 @@ fn check(bytes: &[u8], offset: usize, seed: u8) -> String {
 
 fn report(error: &Error) -> String {
     let kind = match error {
-        Error::Timeout { .. } => "timeout",
         Error::Vendor(_) => "vendor",
         Error::InvalidRegion(_) => "region",
         Error::Protocol(_) => "protocol",
@@ -156,8 +188,7 @@ fn report(error: &Error) -> String {
 #[ignore = "a process of the other tests"]
 fn importer() {
     let mut engine = None;
-    let mut pulls: VecDeque<Pull<Destination>> = VecDeque::new();
-    let mut last: Option<Receiver<Vec<u8>>> = None;
+    let mut reads: VecDeque<Reading> = VecDeque::new();
     while let Some(line) = request() {
         let words: Vec<&str> = line.split(' ').collect();
         let number = |at: usize| words[at].parse::<usize>().unwrap();
@@ -165,61 +196,54 @@ fn importer() {
             "load" => load(&mut engine),
             // start METADATA OFFSET LENGTH LIMIT_MS [EXPORTER]: stops the exporter once the first byte has arrived.
             "start" => {
-                let mut bytes = vec![0; number(3)];
-                let memory = memory_of(&mut bytes);
-                let first = bytes.as_ptr();
-                let (dropped, receiver) = channel();
-                last = Some(receiver);
-                let owner = Destination { bytes, dropped };
                 let limit = Duration::from_millis(number(4) as u64);
                 let (metadata, offset) = (unhex(words[1]), number(2) as u64);
                 let engine = engine.as_ref().unwrap();
-                // SAFETY: the destination owns the memory, and reads it when it is dropped.
-                match unsafe { Pull::start(engine, &metadata, offset, memory, owner, limit) } {
+                match Reading::start(engine, &metadata, offset, vec![0; number(3)], limit) {
                     Ok(started) => {
                         if let Some(exporter) = words.get(5) {
                             let deadline = Instant::now() + LONG;
+                            let first = started.bytes.as_ptr();
                             // SAFETY: the memory is allocated; the value decides only when to stop the exporter.
                             while unsafe { first.read_volatile() } == 0 && Instant::now() < deadline {
                                 std::hint::spin_loop();
                             }
                             signal(exporter.parse().unwrap(), Signal::STOP);
                         }
-                        pulls.push_back(started);
+                        reads.push_back(started);
                         "started".into()
                     }
                     Err(error) => report(&error),
                 }
             }
-            // wait OFFSET SEED: waits for the oldest pull, and checks the bytes.
-            "wait" => match pulls.pop_front().unwrap().wait() {
-                Ok(owner) => check(&owner.bytes, number(1), number(2) as u8),
-                Err(error) => report(&error),
-            },
-            // dropped OFFSET SEED LIMIT_MS: waits until the library has dropped the last destination, and checks it.
-            "dropped" => match last.as_ref().unwrap().recv_timeout(Duration::from_millis(number(3) as u64)) {
-                Ok(bytes) => check(&bytes, number(1), number(2) as u8),
-                Err(_) => "kept".into(),
-            },
-            "abandon" => {
-                drop(pulls.pop_front());
-                "abandoned".into()
+            // wait OFFSET SEED: waits for the oldest read, and checks the bytes.
+            "wait" => {
+                let reading = reads.pop_front().unwrap();
+                match reading.wait() {
+                    Ok(true) => check(&reading.bytes, number(1), number(2) as u8),
+                    Ok(false) => {
+                        reads.push_front(Reading { limit: LONG, ..reading });
+                        "running".into()
+                    }
+                    Err(error) => report(&error),
+                }
             }
+            // pieces LENGTH SEED METADATA...: reads every second page of several regions, in one transfer, into two memories: the
+            // pages of the first region into one, all others into the other.
+            "pieces" => pieces(engine.as_ref().unwrap(), number(1), number(2) as u8, &words[3..]),
             // parallel METADATA LENGTH SEED: pulls on several threads at the same time.
             "parallel" => {
                 let (engine, metadata) = (engine.as_ref().unwrap(), unhex(words[1]));
                 let (length, seed) = (number(2), number(3) as u8);
                 let pull = || {
-                    let mut bytes = vec![0; length];
-                    let memory = memory_of(&mut bytes);
-                    // SAFETY: the pull owns the bytes.
-                    unsafe { Pull::start(engine, &metadata, 0, memory, bytes, LONG) }?.wait()
+                    let reading = Reading::start(engine, &metadata, 0, vec![0; length], LONG)?;
+                    Ok(reading.wait()? && reading.bytes == contents(0, length, seed))
                 };
                 let pulls = || {
                     (0..PULLS)
                         .filter_map(|_| match pull() {
-                            Ok(bytes) if bytes == contents(0, length, seed) => None,
-                            Ok(_) => Some("wrong bytes".to_owned()),
+                            Ok(true) => None,
+                            Ok(false) => Some("wrong bytes".to_owned()),
                             Err(error) => Some(report(&error)),
                         })
                         .collect::<Vec<_>>()
@@ -233,23 +257,69 @@ fn importer() {
             // leak METADATA LENGTH: starts a transfer to memory that stays allocated, and drops it.
             "leak" => {
                 let memory = memory_of(Box::leak(vec![0; number(2)].into_boxed_slice()));
-                // SAFETY: the memory stays allocated, and no code accesses it.
-                let transfer = unsafe { engine.as_ref().unwrap().pull(&unhex(words[1]), 0, memory).unwrap() };
+                let transfer = pull_all(engine.as_ref().unwrap(), &unhex(words[1]), memory).unwrap();
                 format!("{:?}", transfer.is_finished().unwrap())
             }
             // device METADATA: pulls to memory that NIXL does not support.
             "device" => {
                 let space = MemorySpace::Device { backend: "ascend", ordinal: 0.into() };
                 let memory = TransferMemory { space, address: 4096, len: 1 };
-                // SAFETY: the engine refuses the memory.
-                let refused = unsafe { engine.as_ref().unwrap().pull(&unhex(words[1]), 0, memory) };
-                report(&refused.unwrap_err())
+                report(&pull_all(engine.as_ref().unwrap(), &unhex(words[1]), memory).unwrap_err())
             }
             "files" => open_files().to_string(),
             other => unreachable!("{other}"),
         };
         device_ipc_test_process::answer(answer);
     }
+}
+
+/// Starts a read into memory that stays allocated, and that no code accesses, or that the engine refuses.
+fn pull_all(engine: &NixlEngine, metadata: &[u8], memory: TransferMemory) -> Result<Box<dyn Transfer>> {
+    let piece = Piece { source: 0, source_offset: 0, destination: 0, destination_offset: 0, len: memory.len };
+    // SAFETY: as above.
+    unsafe { engine.pull(&PullRequest { sources: &[metadata], destinations: &[memory], pieces: &[piece] }) }
+}
+
+/// See `pieces` of the importer.
+fn pieces(engine: &NixlEngine, length: usize, seed: u8, metadata: &[&str]) -> String {
+    let metadata: Vec<_> = metadata.iter().map(|metadata| unhex(metadata)).collect();
+    let sources: Vec<_> = metadata.iter().map(Vec::as_slice).collect();
+    let mut first = vec![0; length];
+    let mut others = vec![0; length * (sources.len() - 1)];
+    let destinations = [memory_of(&mut first), memory_of(&mut others)];
+    let mut pieces = Vec::new();
+    for source in 0..sources.len() {
+        for offset in (0..length as u64).step_by(2 * PAGE) {
+            let place = source.saturating_sub(1) as u64 * length as u64 + offset;
+            pieces.push(Piece {
+                source,
+                source_offset: offset,
+                destination: source.min(1),
+                destination_offset: place,
+                len: PAGE as u64,
+            });
+        }
+    }
+    let request = PullRequest { sources: &sources, destinations: &destinations, pieces: &pieces };
+    // SAFETY: the destinations are read after the end of the transfer.
+    let transfer = match unsafe { engine.pull(&request) } {
+        Ok(transfer) => transfer,
+        Err(error) => return report(&error),
+    };
+    let deadline = Instant::now() + LONG;
+    while !transfer.is_finished().unwrap() {
+        assert!(Instant::now() < deadline, "the transfer does not end");
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    let mut wrong = Vec::new();
+    for (index, found) in first.chunks(length).chain(others.chunks(length)).enumerate() {
+        let mut expected = contents(0, length, seed + index as u8);
+        expected.chunks_mut(PAGE).skip(1).step_by(2).for_each(|page| page.fill(0));
+        if found != expected {
+            wrong.push(index);
+        }
+    }
+    format!("{} pieces, wrong: {wrong:?}", pieces.len())
 }
 
 fn signal(process: u32, signal: Signal) {
@@ -302,6 +372,16 @@ fn threads_pull_at_the_same_time() {
 }
 
 #[test]
+fn one_transfer_reads_pieces_of_several_regions() {
+    const REGIONS: u8 = 20;
+    let Some((mut exporter, mut importer)) = exporter_and_importer() else { return };
+    let length = 100 * PAGE;
+    let regions: Vec<_> = (0..REGIONS).map(|seed| exporter.ask(&format!("share {length} {seed}"))).collect();
+    let answer = importer.ask(&format!("pieces {length} 0 {}", regions.join(" ")));
+    assert_eq!(answer, format!("{} pieces, wrong: []", usize::from(REGIONS) * 50));
+}
+
+#[test]
 fn invalid_pulls_are_refused() {
     let Some((mut exporter, mut importer)) = exporter_and_importer() else { return };
     let metadata = exporter.ask("share 4096 1");
@@ -342,8 +422,6 @@ fn pull_from_a_killed_exporter_fails() {
     exporter.kill();
     let error = importer.ask("wait 0 1");
     assert!(error.starts_with("vendor: get_xfer_status") && error.contains("terminated"), "{error}");
-    // The engine has finished with the destination, which the pull has dropped.
-    assert_ne!(importer.ask("dropped 0 1 60000"), "kept");
 }
 
 #[test]
@@ -394,27 +472,22 @@ fn start_and_suspend(exporter: &mut Process, importer: &mut Process, limit: Dura
 }
 
 #[test]
-fn destination_is_kept_while_the_exporter_is_suspended() {
+fn read_from_a_suspended_exporter_continues_with_it() {
     let Some((mut exporter, mut importer)) = exporter_and_importer() else { return };
     start_and_suspend(&mut exporter, &mut importer, SHORT);
-    let error = importer.ask("wait 0 1");
-    assert!(error.starts_with("timeout: timed out after 300 ms"), "{error}");
-    assert_eq!(importer.ask("dropped 0 1 500"), "kept");
-    // The rest arrives in the destination, which the library has kept.
+    assert_eq!(importer.ask("wait 0 1"), "running");
     signal(exporter.id(), Signal::CONT);
-    assert_eq!(importer.ask("dropped 0 1 60000"), format!("{MANY} right"));
+    assert_eq!(importer.ask("wait 0 1"), format!("{MANY} right"));
     exporter.finish();
 }
 
 #[test]
-fn destination_of_an_abandoned_pull_is_dropped_when_the_exporter_is_killed() {
+fn read_of_many_bytes_fails_when_the_exporter_is_killed() {
     let Some((mut exporter, mut importer)) = exporter_and_importer() else { return };
     start_and_suspend(&mut exporter, &mut importer, LONG);
-    assert_eq!(importer.ask("abandon"), "abandoned");
-    assert_eq!(importer.ask("dropped 0 1 500"), "kept");
     exporter.kill();
-    let contents = importer.ask("dropped 0 1 60000");
-    assert!(contents.starts_with("wrong from "), "the exporter had not sent all bytes: {contents}");
+    let error = importer.ask("wait 0 1");
+    assert!(error.starts_with("vendor: get_xfer_status"), "{error}");
 }
 
 #[test]

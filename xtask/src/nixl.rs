@@ -1,4 +1,4 @@
-//! `cargo xtask nixl`: tests `device-ipc-nixl` with NIXL, whose libraries are downloaded from PyPI into the target directory.
+//! `cargo xtask nixl`: tests `device-ipc-nixl` and the program with NIXL, whose libraries are downloaded from PyPI into the target directory.
 //!
 //! The download has 69 MB, and is made once; the unpacked libraries have 128 MB. Where it fails, as on a machine without a network,
 //! the tests are skipped with the reason.
@@ -45,8 +45,13 @@ pub(crate) fn run() -> Result<()> {
             return Ok(());
         }
     };
-    let mut tests = cargo(["test", "--package", "device-ipc-nixl"]);
-    run_command(tests.env("DEVICE_IPC_NIXL", library))
+    for tests in [
+        &["test", "--package", "device-ipc-nixl"][..],
+        &["test", "--package", "device-ipc-cli", "--test", "remote"],
+    ] {
+        run_command(cargo(tests).env("DEVICE_IPC_NIXL", &library))?;
+    }
+    Ok(())
 }
 
 /// Returns the path of the C API; downloads NIXL if necessary.
