@@ -157,6 +157,17 @@ pub(crate) fn address(text: &str) -> Result<String, String> {
     }
 }
 
+/// Checks the form `IP` or `IP:PORT`.
+#[cfg(feature = "nixl")]
+pub(crate) fn interface(text: &str) -> Result<String, String> {
+    let is_valid = text.parse::<std::net::IpAddr>().is_ok() || text.parse::<std::net::SocketAddr>().is_ok();
+    if is_valid {
+        Ok(text.to_owned())
+    } else {
+        Err("the address of a network interface is IP or IP:PORT, for example 10.0.0.1".into())
+    }
+}
+
 /// Parses the position of a device.
 pub(crate) fn device(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| "a device is a number, from 0; list them with 'device-ipc devices'".into())

@@ -1,7 +1,7 @@
 //! Selection of the backend that a command runs on.
 
 use anyhow::{Result, bail};
-use device_ipc::{AllowList, DeviceOrdinal, Error, Ipc};
+use device_ipc::{AllowList, DeviceOrdinal, Error, Ipc, IpcBuilder};
 
 /// A selected backend.
 pub struct Selection {
@@ -16,9 +16,9 @@ pub struct Selection {
 ///
 /// # Errors
 ///
-/// Fails if the named backend does not exist or is unavailable.
+/// Fails if the named backend does not exist or is unavailable; as for [`builder`].
 pub fn select_backend(name: Option<&str>, allow: AllowList) -> Result<Selection> {
-    let builder = Ipc::builder().allow(allow);
+    let builder = builder(allow)?;
     if let Some(name) = name {
         return Ok(Selection { ipc: builder.named(name)?, fallback: None });
     }
@@ -33,6 +33,18 @@ pub fn select_backend(name: Option<&str>, allow: AllowList) -> Result<Selection>
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Returns a builder with the users to share with and to open from, and the settings of copies between hosts.
+///
+/// # Errors
+///
+/// Fails if `DEVICE_IPC_REMOTE` is set, and NIXL cannot be loaded or cannot listen there.
+pub fn builder(allow: AllowList) -> Result<IpcBuilder> {
+    let builder = Ipc::builder().allow(allow);
+    #[cfg(feature = "nixl")]
+    let builder = builder.remote(device_ipc::nixl::remote()?);
+    Ok(builder)
 }
 
 /// Returns an error that names the command-line option if the backend has no device with this ordinal.

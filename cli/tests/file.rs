@@ -5,9 +5,8 @@ mod support;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use data_encoding::BASE64URL_NOPAD;
 use rustix::process::Signal;
-use support::{Directory, Terminal, device_ipc, run, send_by_file, start};
+use support::{Directory, Terminal, altered, device_ipc, host, run, send_by_file, start};
 
 #[test]
 fn receiver_modifies_the_tensor_in_place() {
@@ -230,26 +229,14 @@ fn stopped_sender_is_distinguished_from_exited_sender() {
     sender.wait().good();
 }
 
-/// Returns the descriptor with modified bytes in this range and a matching checksum.
-fn altered(file: &str, range: impl Fn(&[u8]) -> std::ops::Range<usize>) -> String {
-    let text = std::fs::read_to_string(file).unwrap();
-    let mut bytes = BASE64URL_NOPAD.decode(text.trim().trim_start_matches("dipc1:").as_bytes()).unwrap();
-    let range = range(&bytes);
-    bytes[range].iter_mut().for_each(|byte| *byte ^= 0x5a);
-    let end = bytes.len() - 4;
-    let checksum = crc32fast::hash(&bytes[..end]).to_le_bytes();
-    bytes[end..].copy_from_slice(&checksum);
-    format!("dipc1:{}", BASE64URL_NOPAD.encode(&bytes))
-}
-
 #[test]
 fn descriptor_of_another_host_or_token_is_rejected() {
     let directory = Directory::new();
     let (sender, file) = send_by_file(&directory, &["--receivers", "0"]);
-    // Ranges of the format in docs/spec/descriptor.md: host and boot id, then the token.
-    let elsewhere = altered(&file, |_| 20..52);
+    let elsewhere = altered(&file, host);
     let error = run(["recv", "--descriptor", &elsewhere]).bad();
-    assert!(error.contains("made on another host"), "{error}");
+    assert!(error.contains("made on another host") && error.contains("--remote"), "{error}");
+    // A range of the format in docs/spec/descriptor.md.
     let token = |bytes: &[u8]| {
         let exporter = u32::from_le_bytes(bytes[16..20].try_into().unwrap()) as usize;
         20 + exporter + 16..20 + exporter + 32

@@ -12,7 +12,7 @@ use support::{Directory, Terminal, device_ipc, run, send_by_file, start};
 const PAGE: &str = include_str!("../../docs/guide/operations.md");
 
 /// The folders with the sources of the published crates.
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
     "src",
     "ipc-core/src",
     "backend-cuda/src",
@@ -20,6 +20,7 @@ const SOURCES: [&str; 8] = [
     "backend-mock/src",
     "backend-mock/engine/src",
     "engine-nixl/src",
+    "tcp/src",
     "cli/src",
 ];
 

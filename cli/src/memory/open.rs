@@ -15,7 +15,7 @@ use super::{DeviceBytes, Summary, add_to_bytes};
 use crate::arguments::{AllowArguments, positive_duration};
 use crate::transport::descriptor::AnyDescriptor;
 use device_ipc_cli::output::UsageError;
-use device_ipc_cli::selection::{Selection, check_device, select_backend};
+use device_ipc_cli::selection::{Selection, builder, check_device, select_backend};
 
 /// Options for opening a tensor.
 #[derive(clap::Args, Clone, Debug)]
@@ -38,6 +38,21 @@ pub(crate) struct OpenArguments {
     /// Always open a copy
     #[arg(long, global = true)]
     staged: bool,
+    /// Open a copy, made over the network by NIXL, if the sender is on another host ('send --remote') or the memory cannot be
+    /// opened otherwise; on device 0 as with --or-staged. On trusted networks only: UCX, which NIXL uses, listens on every
+    /// interface without authentication, and every process that reaches its port can read and write the memory of this one
+    #[cfg(feature = "nixl")]
+    #[arg(long, global = true, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "if-needed")]
+    pull: Option<Pull>,
+}
+
+/// The condition under which memory is copied over the network.
+#[cfg(feature = "nixl")]
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+enum Pull {
+    IfNeeded,
+    Always,
 }
 
 impl OpenArguments {
@@ -48,7 +63,16 @@ impl OpenArguments {
             bail!(UsageError("--staged cannot be used with --or-staged; choose one".into()));
         }
         let name = self.backend.as_deref().unwrap_or(descriptor.backend());
-        Ok(Ipc::builder().allow(self.allow.list()).named(name)?)
+        Ok(builder(self.allow.list())?.named(name)?)
+    }
+
+    /// Returns whether the memory may be copied, so that it can be placed on any device.
+    const fn may_copy(&self) -> bool {
+        #[cfg(feature = "nixl")]
+        if self.pull.is_some() {
+            return true;
+        }
+        self.staged || self.or_staged
     }
 
     /// Asks the keeper of this name for its present export.
@@ -60,11 +84,18 @@ impl OpenArguments {
 
     fn builder<'a>(&self, ipc: &'a Ipc, descriptor: &'a Descriptor) -> OpenBuilder<'a> {
         let open = ipc.open(descriptor).timeout(self.timeout);
-        match (self.staged, self.or_staged) {
+        let open = match (self.staged, self.or_staged) {
             (true, _) => open.staged(),
             (false, true) => open.or_staged(),
             (false, false) => open,
-        }
+        };
+        #[cfg(feature = "nixl")]
+        let open = match self.pull {
+            Some(Pull::Always) => open.pulled(),
+            Some(Pull::IfNeeded) => open.or_pulled(),
+            None => open,
+        };
+        open
     }
 }
 
@@ -97,7 +128,7 @@ impl OpenTensor {
             None => match home()? {
                 Some(home) => home.ordinal,
                 // A copy can be placed on any device.
-                None if arguments.staged || arguments.or_staged => DeviceOrdinal::new(0),
+                None if arguments.may_copy() => DeviceOrdinal::new(0),
                 // The error of the library names the device and the variable to set.
                 None => open().at_home().map_err(suggest_option)?.device(),
             },
@@ -272,6 +303,12 @@ fn suggest_option(error: Error) -> anyhow::Error {
     match error {
         Error::NoPeerAccess { .. } | Error::HomeNotVisible { .. } => {
             anyhow!("{error} (--or-staged opens a copy)")
+        }
+        #[cfg(feature = "nixl")]
+        Error::OtherHost { listens: true, .. } => anyhow!("{error} (--pull takes a copy)"),
+        #[cfg(feature = "nixl")]
+        error if error.to_string().contains("Remote::listen") => {
+            anyhow!("{error} (device-ipc send --remote)")
         }
         Error::ExporterGone { .. } | Error::ExportDropped { .. } => {
             anyhow!("{error}; share the memory again, and use the new descriptor")

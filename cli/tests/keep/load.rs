@@ -12,12 +12,17 @@ const THREADS: u64 = 8;
 /// Growth of resident memory in bytes that noise explains: less than 200 B for each open.
 const NOISE: u64 = 1 << 20;
 
-/// Returns the number of open files and the resident memory in bytes of a process.
+/// Returns the number of open files of a process, and the bytes of its resident memory that belong to no file: pages of the program
+/// and its libraries come and go with the memory of the machine.
 fn resources(pid: u32) -> (usize, u64) {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("the process runs").count();
-    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).expect("the process runs");
-    let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("a number");
-    (files, pages * rustix::param::page_size() as u64)
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
+    let kib = |field: &str| -> Option<u64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+        line.trim().strip_suffix(" kB")?.parse().ok()
+    };
+    let memory = kib("RssAnon:").zip(kib("RssShmem:")).expect("a kernel that states both");
+    (files, (memory.0 + memory.1) * 1024)
 }
 
 #[test]

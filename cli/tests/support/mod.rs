@@ -9,6 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use data_encoding::BASE64URL_NOPAD;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Timeout of one command.
@@ -65,7 +66,8 @@ pub(crate) fn device_ipc() -> Command {
     let program = std::env::var("DEVICE_IPC_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_device-ipc").into());
     let mut command = Command::new(program);
     command.env("DEVICE_IPC_BACKEND", "mock").env("DEVICE_IPC_MOCK", "devices=2");
-    for variable in ["DEVICE_IPC_KEY", "DEVICE_IPC_DESCRIPTOR", "DEVICE_IPC_SOCKET_DIR"] {
+    for variable in ["DEVICE_IPC_KEY", "DEVICE_IPC_DESCRIPTOR", "DEVICE_IPC_SOCKET_DIR", "DEVICE_IPC_REMOTE"]
+    {
         command.env_remove(variable);
     }
     command
@@ -211,4 +213,21 @@ pub(crate) fn wait(child: &mut Child) -> ExitStatus {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Returns the range of the host id and the boot id in a descriptor, by docs/spec/descriptor.md.
+pub(crate) fn host(_: &[u8]) -> std::ops::Range<usize> {
+    20..52
+}
+
+/// Returns the descriptor with modified bytes in this range and a matching checksum.
+pub(crate) fn altered(file: &str, range: impl Fn(&[u8]) -> std::ops::Range<usize>) -> String {
+    let text = std::fs::read_to_string(file).unwrap();
+    let mut bytes = BASE64URL_NOPAD.decode(text.trim().trim_start_matches("dipc1:").as_bytes()).unwrap();
+    let range = range(&bytes);
+    bytes[range].iter_mut().for_each(|byte| *byte ^= 0x5a);
+    let end = bytes.len() - 4;
+    let checksum = crc32fast::hash(&bytes[..end]).to_le_bytes();
+    bytes[end..].copy_from_slice(&checksum);
+    format!("dipc1:{}", BASE64URL_NOPAD.encode(&bytes))
 }
