@@ -5,8 +5,8 @@
 //!
 //! `examples/candle` depends on candle itself. Its kernels are compiled by nvcc, and its programs are linked with the CUDA
 //! libraries, neither of which exists on a machine without a GPU. A stub of nvcc is sufficient for type checks
-//! ([`stub_nvcc`]); for an executable program, `--build` downloads nvcc ([`toolkit`]) and creates stub libraries for the
-//! linker ([`link`]).
+//! ([`stub_nvcc`]), and what needs no CUDA of candle is tested without it. For an executable program, `--build` downloads nvcc
+//! ([`toolkit`]) and creates stub libraries for the linker ([`link`]).
 
 mod link;
 mod stub_nvcc;
@@ -26,7 +26,7 @@ use crate::workspace::{cargo, executables, output, run as run_command, target_di
 /// The manifest of the example with candle.
 const EXAMPLE: &str = "examples/candle/Cargo.toml";
 
-/// Check the build with candle's selection of cudarc features, and the example with candle
+/// Check the build with candle's selection of cudarc features, and check and test the example with candle
 #[derive(Args)]
 pub(crate) struct Options {
     /// Also build the example and its tests for a machine with a GPU: with the toolkit in CUDA_HOME, otherwise with nvcc from
@@ -48,12 +48,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Lints the example with empty kernels.
+/// Lints the example with empty kernels, and tests it on candle's CPU.
 fn check(directory: &Path) -> Result<()> {
     let toolkit = stub_nvcc::toolkit(&directory.join("stub-nvcc"))?;
     let mut clippy = cargo(["clippy", "--manifest-path", EXAMPLE, "--all-targets", "--target-dir"]);
     clippy.arg(directory.join("check"));
-    run_command(with_toolkit(clippy.args(["--", "-D", "warnings"]), &toolkit)?)
+    run_command(with_toolkit(clippy.args(["--", "-D", "warnings"]), &toolkit)?)?;
+    let mut tests = cargo(["test", "--no-default-features", "--manifest-path", EXAMPLE, "--target-dir"]);
+    run_command(tests.arg(directory.join("cpu")))
 }
 
 /// Builds the program and the tests in release mode, stripped.

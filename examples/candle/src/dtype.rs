@@ -16,6 +16,7 @@ const PAIRS: [(DType, Dtype); 9] = [
     (DType::F64, Dtype::F64),
 ];
 
+#[cfg(feature = "cuda")]
 pub(crate) fn to_ours(dtype: DType) -> Option<Dtype> {
     PAIRS.iter().find(|(candle, _)| *candle == dtype).map(|(_, ours)| *ours)
 }
@@ -24,7 +25,13 @@ pub(crate) fn to_candle(dtype: Dtype) -> Option<DType> {
     PAIRS.iter().find(|(_, ours)| *ours == dtype).map(|(candle, _)| *candle)
 }
 
+/// Returns the lengths of the dimensions as candle has them.
+pub(crate) fn shape_of(shape: &[u64]) -> anyhow::Result<Vec<usize>> {
+    shape.iter().map(|size| Ok(usize::try_from(*size)?)).collect()
+}
+
 /// Runs `$body` with `$T` as the Rust type of `$dtype`, one of the list above.
+#[cfg(feature = "cuda")]
 macro_rules! with_type {
     ($dtype:expr, $T:ident => $body:expr) => {{
         use candle_core::DType;
@@ -70,4 +77,5 @@ macro_rules! with_type {
     }};
 }
 
+#[cfg(feature = "cuda")]
 pub(crate) use with_type;
