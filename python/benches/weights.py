@@ -11,6 +11,7 @@ other, each in processes of its own that are killed after `--limit` seconds:
                   trainer copies into it and synchronises, and the workers clone, load, synchronise and reply
     ours-buckets  device_ipc.vllm: WeightSender and the workers' engine, with a ring of two buckets of the same size
     ours-export   device_ipc.vllm: the same, without buckets
+    ours-kept     device_ipc.vllm: the same, with keep_export
     ours-once     a state dict that the workers have opened once, and copy from in each update
     verl          the steps of verl's BucketedWeightSender: one buffer of 512 MiB, a device synchronisation and a reply for each
                   bucket, and larger tensors by a reduce_tensor of their own
@@ -52,9 +53,9 @@ from figures import llama_3_8b
 
 SECONDS = 60
 WORKERS = 2
-SIDES = ("copy", "vllm", "ours-buckets", "ours-export", "ours-once", "verl", "ours-verl", "keeper")
+SIDES = ("copy", "vllm", "ours-buckets", "ours-export", "ours-kept", "ours-once", "verl", "ours-verl", "keeper")
 # The side that a side of ours is compared with.
-PEERS = {"ours-buckets": "vllm", "ours-export": "vllm", "ours-once": "vllm", "ours-verl": "verl"}
+PEERS = {"ours-buckets": "vllm", "ours-export": "vllm", "ours-kept": "vllm", "ours-once": "vllm", "ours-verl": "verl"}
 
 
 class Setting(NamedTuple):
@@ -291,6 +292,7 @@ COMMANDS: dict[str, type[Commands]] = {
     "vllm": Vllm,
     "ours-buckets": OursVllm,
     "ours-export": OursVllm,
+    "ours-kept": OursVllm,
     "ours-once": OursOnce,
     "verl": Verl,
     "ours-verl": OursVerl,
@@ -418,10 +420,10 @@ class Client:
         return lambda payload=None: self.team.ask("call", (method, json.dumps(payload)))
 
 
-def by_sender(team: Team, state: dict[str, Any], buffer_mib: int) -> Callable[[], None]:
+def by_sender(team: Team, state: dict[str, Any], **options: Any) -> Callable[[], None]:
     import device_ipc.vllm
 
-    sender = device_ipc.vllm.WeightSender(Client(team), bucket_bytes=buffer_mib << 20, timeout=SECONDS)
+    sender = device_ipc.vllm.WeightSender(Client(team), timeout=SECONDS, **options)
     sender.connect()
     return lambda: sender.send(state.items())
 
@@ -495,8 +497,9 @@ def run_updates(side: str, setting: Setting) -> dict[str, Any]:
     team.answers()
     prepare: dict[str, Callable[[], Callable[[], object]]] = {
         "vllm": lambda: by_vllm(team, state, setting, device),
-        "ours-buckets": lambda: by_sender(team, state, setting.buffer_mib),
-        "ours-export": lambda: by_sender(team, state, 0),
+        "ours-buckets": lambda: by_sender(team, state, bucket_bytes=setting.buffer_mib << 20),
+        "ours-export": lambda: by_sender(team, state),
+        "ours-kept": lambda: by_sender(team, state, keep_export=True),
         "ours-once": lambda: by_export(team, state),
         "verl": lambda: by_verl(team, state, setting, device),
         "ours-verl": lambda: by_twin(team, state, setting, device),

@@ -64,6 +64,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(memory::empty, module)?)?;
     module.add_function(wrap_pyfunction!(open::open, module)?)?;
     module.add_function(wrap_pyfunction!(ring::join, module)?)?;
+    module.add_function(wrap_pyfunction!(session::enable_remote, module)?)?;
     module.add_function(wrap_pyfunction!(share::share, module)?)?;
     module.add_function(wrap_pyfunction!(torch_pool::_pool_blocks, module)?)?;
     module.add_function(wrap_pyfunction!(torch_pool::_pool_prepare, module)?)?;

@@ -91,9 +91,12 @@ pub(crate) fn device_map(
 
 /// Opens memory of another process: a mapping of names to tensors. `keeper:NAME` in the place of a descriptor stands for the memory
 /// that a keeper has under this name.
+///
+/// `staged` and `pulled` permit copies: `None` if the memory cannot be opened, `True` always. `staged` copies through the
+/// memory of this host, `pulled` over the network, if the exporter's process has called `enable_remote`.
 #[pyfunction]
 #[pyo3(signature = (
-    descriptor, *, device=None, access=None, stream=None, staged=false, timeout=Some(DEFAULT), allow_users=Vec::new(),
+    descriptor, *, device=None, access=None, stream=None, staged=false, pulled=false, timeout=Some(DEFAULT), allow_users=Vec::new(),
     allow_read_only=false, grant=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
@@ -104,6 +107,7 @@ pub(crate) fn open(
     access: Option<&str>,
     stream: Option<&Bound<'_, PyAny>>,
     staged: Option<bool>,
+    pulled: Option<bool>,
     timeout: Option<f64>,
     allow_users: Vec<u32>,
     allow_read_only: bool,
@@ -135,6 +139,11 @@ pub(crate) fn open(
     let opened_on = stream.clone();
     let call = move |timeout| {
         let mut builder = options(source.open(&ipc), access, staged, timeout);
+        builder = match pulled {
+            None => builder.or_pulled(),
+            Some(true) => builder.pulled(),
+            Some(false) => builder,
+        };
         if let Some(grant) = &grant {
             builder = builder.grant(grant)?;
         }
@@ -145,7 +154,11 @@ pub(crate) fn open(
             (None, Place::On(device)) => builder.on_device(*device),
         }
     };
-    let mapping = wait::once(py, limit, call)?;
+    let mapping = match pulled {
+        Some(false) => wait::once(py, limit, call)?,
+        // A copy over the network is not begun twice: it may last long, and the limit is not one of the whole copy.
+        _ => wait::aside(py, move || call(limit))?.or_raise(py)?,
+    };
     Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only }))
 }
 

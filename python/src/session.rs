@@ -1,13 +1,14 @@
 //! The backend of a call: by the name of a device, by a descriptor, or by the environment.
 
-use std::sync::OnceLock;
+use std::sync::{PoisonError, RwLock};
 
-use device_ipc::{AllowList, DeviceOrdinal, Ipc};
+use device_ipc::{AllowList, DeviceOrdinal, Ipc, IpcBuilder, Result, nixl};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::error::OrRaise as _;
+use crate::wait;
 
 /// A device as the caller names it: `"cuda:1"`, `"npu:0"`, `"mock"`, or an ordinal.
 #[derive(Clone, Copy, Debug)]
@@ -51,25 +52,24 @@ pub(crate) fn backend_of(name: &str) -> Option<&'static str> {
     }
 }
 
+/// The entry points that were used, by the name of the backend. Loading a backend takes long, and finding a loaded one takes a lock.
+static KNOWN: RwLock<Vec<(Option<String>, Ipc)>> = RwLock::new(Vec::new());
+
 /// Returns the entry point of this backend, or of the default one.
 pub(crate) fn ipc(py: Python<'_>, backend: Option<&str>) -> PyResult<Ipc> {
-    // Loading a backend takes long, and finding a loaded one takes a lock.
-    static AUTO: OnceLock<Ipc> = OnceLock::new();
-    static MOCK: OnceLock<Ipc> = OnceLock::new();
-    static CUDA: OnceLock<Ipc> = OnceLock::new();
-    static ASCEND: OnceLock<Ipc> = OnceLock::new();
-    let known = match backend {
-        None => &AUTO,
-        Some("mock") => &MOCK,
-        Some("cuda") => &CUDA,
-        Some("ascend") => &ASCEND,
-        Some(other) => return py.detach(|| Ipc::named(other)).or_raise(py),
+    let find = |known: &[(Option<String>, Ipc)]| {
+        known.iter().find(|(name, _)| name.as_deref() == backend).map(|(_, ipc)| ipc.clone())
     };
-    if let Some(ipc) = known.get() {
-        return Ok(ipc.clone());
+    if let Some(ipc) = find(&KNOWN.read().unwrap_or_else(PoisonError::into_inner)) {
+        return Ok(ipc);
     }
-    let loaded = py.detach(|| backend.map_or_else(Ipc::auto, Ipc::named)).or_raise(py)?;
-    Ok(known.get_or_init(|| loaded).clone())
+    let ipc = select(py, backend, AllowList::own_user())?;
+    let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
+    if let Some(ipc) = find(&known) {
+        return Ok(ipc);
+    }
+    known.push((backend.map(str::to_owned), ipc.clone()));
+    Ok(ipc)
 }
 
 /// Returns the entry point of this backend for these further users.
@@ -78,12 +78,31 @@ pub(crate) fn ipc_for_users(py: Python<'_>, backend: Option<&str>, users: &[u32]
         return ipc(py, backend);
     }
     let allow = users.iter().fold(AllowList::own_user(), |allow, user| allow.user(*user));
-    let builder = Ipc::builder().allow(allow);
+    select(py, backend, allow)
+}
+
+/// Selects a backend, with the settings of this process for copies between hosts.
+fn select(py: Python<'_>, backend: Option<&str>, allow: AllowList) -> PyResult<Ipc> {
+    let builder = || -> Result<IpcBuilder> { Ok(Ipc::builder().allow(allow).remote(nixl::remote()?)) };
     py.detach(|| match backend {
-        Some(name) => builder.named(name),
-        None => builder.auto(),
+        Some(name) => builder()?.named(name),
+        None => builder()?.auto(),
     })
     .or_raise(py)
+}
+
+/// Lets processes of other hosts copy the memory that this process shares from now on, with NIXL. The address is `"IP"` or
+/// `"IP:PORT"` of a network interface of this host. Returns it with its port.
+///
+/// The environment variable `DEVICE_IPC_REMOTE` does the same for a whole process.
+///
+/// On trusted networks only: UCX, which NIXL uses, listens on every network interface without authentication
+/// (`UCX_NET_DEVICES` limits them), and every process that reaches its port can read and write the memory of this process.
+#[pyfunction]
+pub(crate) fn enable_remote(py: Python<'_>, address: String) -> PyResult<String> {
+    let listening = wait::aside(py, move || nixl::listen(&address))?.or_raise(py)?;
+    KNOWN.write().unwrap_or_else(PoisonError::into_inner).clear();
+    Ok(listening.address().map_or_else(String::new, |address| address.to_string()))
 }
 
 /// Parses the argument `access`.

@@ -16,7 +16,7 @@ use crate::tensor::device_name;
 use crate::wait;
 
 /// Shares the memory of a storage as one region of bytes, behind the work of the framework's current stream. The export keeps a
-/// reference to the object.
+/// reference to the object. An importer of one storage receives leases on the next ones of the same block of the allocator.
 #[pyfunction]
 pub(crate) fn share_storage(
     py: Python<'_>,
@@ -33,7 +33,7 @@ pub(crate) fn share_storage(
     // SAFETY: a storage keeps its memory allocated.
     let owned = unsafe { OwnedRegion::new(owner, Region::new(ipc.backend().info().name, range)) };
     let shared = py.detach(|| {
-        let builder = ipc.share(owned);
+        let builder = ipc.share(owned).lease_ahead();
         match &stream {
             Some(stream) => builder.ready_on(stream).start(),
             None => builder.start(),

@@ -21,16 +21,18 @@ ONLY_IN_RUST = {
     "DeviceMemory::write",
     "Export::timelines",
     "Export::try_as_fd",
+    "IpcBuilder::remote",
     "Mapping::timeline",
     "Option::is_none",
-    "Pull::wait",
     "Region::new",
+    "Remote::new",
     "Ring::try_as_fd",
     "RingReader::try_as_fd",
     "ShareBuilder::dtype",
     "ShareBuilder::shape",
     "TensorSet::owned",
     "Timeline::wait_now",
+    "Vec::is_empty",
 }
 
 
@@ -71,7 +73,7 @@ def test_calls_with_arguments_are_replaced_as_a_whole() -> None:
     text = "share a copy (ShareBuilder::exposure(ExposurePolicy::Copy)), or"
     assert _errors.in_python(text) == 'share a copy (exposure="copy"), or'
     found = [text for text in texts() if any(call in re.sub(r"\\\n\s*", "", text) for call in _errors._IN_PYTHON if "(" in call)]
-    assert len(found) == 2
+    assert len(found) == 4
 
 
 def test_exception_names_the_method_of_python() -> None:

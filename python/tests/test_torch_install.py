@@ -128,6 +128,44 @@ def test_tensors_of_one_storage_arrive_in_one_storage(receiver: Receiver) -> Non
     assert receiver.ask("open", payload(parts[0]))[0] == 80
 
 
+def requests(receiver: Receiver) -> "tuple[int, int]":
+    """Returns the numbers of requests and of opens by the driver."""
+    counters = receiver.ask("counters")
+    return counters["requests_total"], counters["driver_opens_total"]
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_storages_of_one_block_share_requests(receiver: Receiver, is_kept: bool) -> None:
+    tensors = mock.in_one_block(300)
+    payloads = [payload(tensor) for tensor in tensors]
+    if not is_kept:
+        # The sender looks for storages that it no longer uses before the receiver opens them.
+        tensors.clear()
+        torch.cuda.ipc_collect()
+    before = requests(receiver)
+    assert receiver.ask("open_all", payloads) == 300 * 128
+    after = requests(receiver)
+    assert (after[0] - before[0], after[1] - before[1]) == (3, 1)
+    # Each storage has a lifetime of its own.
+    tensors.clear()
+    receiver.ask("drop", 200)
+    eventually("exports", 100, lambda: torch.cuda.ipc_collect() or exports())
+    receiver.ask("drop")
+    eventually("exports", 0, exports)
+
+
+def test_payload_opened_after_leases_ahead_were_taken_back_is_stale(receiver: Receiver) -> None:
+    device_ipc.torch.install(payload_lifetime=0.2)
+    tensors = mock.in_one_block(3)
+    payloads = [payload(tensor) for tensor in tensors]
+    assert receiver.ask("open_all", payloads[:1]) == 128
+    del tensors[1:]
+    eventually("exports", 1, exports)
+    done, text = receiver.ask_for("open", payloads[1])
+    assert not done and "StaleError: the payload is stale" in text, text
+    eventually("idle leases", 0, lambda: receiver.ask("counters")["imports_idle"])
+
+
 def test_index_6_selects_the_device(receiver: Receiver) -> None:
     tensor = filled(3, [8])
     assert payload(tensor)[6] == 0

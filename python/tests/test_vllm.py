@@ -339,6 +339,40 @@ def test_export_ends_with_the_update_and_nothing_stays_open(engines: "list[Engin
         device_ipc.open(text)
 
 
+@pytest.mark.parametrize("version", TRAINERS)
+def test_kept_export_is_opened_once_and_follows_other_tensors(version: str, engines: "list[Engine]") -> None:
+    state = weights()
+    engine = start(engines, version, state)
+    sender = trainer(version, state, engine, keep_export=True)
+    for step in range(4):
+        for tensor in state.values():
+            tensor.copy_((tensor + 1).to(tensor.dtype))
+        sender.send_weights()
+        engine.check(state)
+        # Each worker opened it once, and uses it no longer.
+        kept = sender._sender._kept[1]
+        assert kept.opened == 2
+        assert len(kept.holders()) == 2 and not any(holder.state == "in use" for holder in kept.holders())
+    sender = device_ipc.vllm.WeightSender(engine, keep_export=True)
+    sender.send(state.items())
+    engine.check(state)
+    assert sender._kept is not None
+    first = sender._kept[1]
+    name = next(iter(state))
+    state[name] = dt.empty(tuple(state[name].shape), "bfloat16", "mock:0").fill_(3)
+    sender.send(state.items())
+    engine.check(state)
+    assert first.closed and sender._kept is not None and not sender._kept[1].closed
+    sender.close()
+    assert sender._kept is None
+    texts = [argument["weights"] for method, argument in engine.calls if method == "update_weights"]
+    assert len(set(texts)) == 3
+    with pytest.raises(device_ipc.StaleError):
+        device_ipc.open(texts[-1])
+    with pytest.raises(ValueError, match="keep_export"):
+        device_ipc.vllm.WeightSender(engine, bucket_bytes=1, keep_export=True)
+
+
 def test_failed_update_leaves_no_weights_for_the_next() -> None:
     vllm_modules.install("0.33")
     module: Any = importlib.import_module("device_ipc.vllm._worker")

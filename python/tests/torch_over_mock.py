@@ -13,6 +13,7 @@ from typing import Any
 os.environ.setdefault("DEVICE_IPC_BACKEND", "mock")
 os.environ.setdefault("DEVICE_IPC_MOCK", "devices=2;like=cuda")
 
+import numpy
 import torch
 import torch.multiprocessing
 from torch.multiprocessing import reductions
@@ -62,6 +63,13 @@ def filled(value: float, shape: "list[int]", dtype: Any = torch.float32) -> Any:
     return tensor.copy_(torch.full(shape, value).to(dtype))
 
 
+def in_one_block(count: int, nbytes: int = 512) -> "list[Any]":
+    """Returns tensors of ones, each with a storage of its own, in one allocation, as torch's caching allocator places them."""
+    block = numpy.from_dlpack(device_ipc.empty((count * nbytes,), "uint8", "mock:0"))
+    block.view(numpy.float32)[:] = 1
+    return [torch.from_numpy(part.view(numpy.float32)) for part in numpy.split(block, count)]
+
+
 def payload(tensor: Any) -> "tuple[Any, ...]":
     """Returns the arguments of ``rebuild_cuda_tensor``."""
     function, arguments = reduce_tensor(tensor)
@@ -101,6 +109,12 @@ class Commands:
         storage = tensor.untyped_storage()
         return total, type(tensor).__name__, tensor.requires_grad, tuple(tensor.stride()), storage._cdata, storage.nbytes()
 
+    def open_all(self, payloads: "list[tuple[Any, ...]]") -> float:
+        """Rebuilds tensors; returns their sum."""
+        tensors = [rebuild_cuda_tensor(*arguments) for arguments in payloads]
+        self.held += tensors
+        return float(sum(float(tensor.sum()) for tensor in tensors))
+
     def hold(self, tensor: Any) -> float:
         """Keeps a tensor that came with the command."""
         self.held.append(tensor)
@@ -117,8 +131,9 @@ class Commands:
         """Sends a tensor on, through the queue."""
         self.outbox.put(self.held[index])
 
-    def drop(self) -> None:
-        self.held.clear()
+    def drop(self, count: "int | None" = None) -> None:
+        """Drops the first tensors, or all."""
+        del self.held[:count]
 
     def reset(self) -> None:
         """Closes everything, also what the cache keeps."""

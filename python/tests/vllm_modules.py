@@ -279,14 +279,14 @@ def _stand_in(version: str) -> None:
             cls._registry[name] = lambda: getattr(importlib.import_module(module_path_or_cls), class_name)
 
         @classmethod
-        def check(cls, name: str) -> None:
+        def _check(cls, name: str) -> None:
             if name not in cls._registry:
                 raise ValueError(f"Invalid weight transfer backend: {name}. Available engines: {list(cls._registry)}")
 
     class WeightTransferEngineFactory(Factory):
         @classmethod
         def create_engine(cls, config: Any, vllm_config: Any, device: Any, model: Any) -> Any:
-            cls.check(config.backend)
+            cls._check(config.backend)
             return cls._registry[config.backend]()(config, vllm_config, device, model)
 
     package = "vllm.distributed.weight_transfer"
@@ -326,7 +326,7 @@ def _stand_in(version: str) -> None:
     class WeightTransferTrainerFactory(Factory):
         @classmethod
         def trainer_init(cls, init_info: Any, *, client: Any, source: Any = None) -> Any:
-            cls.check(init_info.backend)
+            cls._check(init_info.backend)
             return cls._registry[init_info.backend]().trainer_init(init_info=init_info, client=client, source=source)
 
     @dataclasses.dataclass(frozen=True)

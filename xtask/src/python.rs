@@ -24,7 +24,7 @@ use crate::workspace::{root, run as run_command, target_directory};
 const PIP: &[&str] = &["-m", "pip", "--disable-pip-version-check", "install", "--quiet"];
 
 /// What the tests need beside the package.
-const PACKAGES: &[&str] = &["maturin>=1.9.4,<2", "mypy", "numpy", "pytest"];
+const PACKAGES: &[&str] = &["maturin>=1.9.4,<2", "mypy", "numpy", "pytest", "pytest-xdist"];
 
 /// PyTorch without the CUDA libraries, except for the runtime.
 const TORCH: &[&str] = &["torch==2.11.0", "nvidia-cuda-runtime==13.0.96"];
@@ -71,7 +71,7 @@ pub(crate) struct Options {
     /// Fill in the outputs of the Python programs in docs/seeds, instead of comparing them
     #[arg(long)]
     seeds: bool,
-    /// Arguments of pytest
+    /// Arguments of pytest, which runs two files of tests at a time; `-n 0` runs one, for `--pdb` and `-s`
     #[arg(last = true)]
     arguments: Vec<String>,
 }
@@ -112,7 +112,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // The tests of the allocation functions for PyTorch find the simulated CUDA driver in the target directory.
     run_command(Command::new(env!("CARGO")).args(["build", "--quiet", "--package", "device-ipc-sim-cuda"]))?;
     let mut pytest = python();
-    pytest.args(["-m", "pytest", "-rs", "tests"]).args(&options.arguments);
+    pytest.args(["-m", "pytest", "-rs", "-n", "2", "--dist", "loadfile", "tests"]).args(&options.arguments);
     pytest.env("CARGO_TARGET_DIR", target_directory());
     if let Some(torch) = &options.torch {
         pytest.env("PYTHONPATH", torch);

@@ -91,6 +91,8 @@ class ForkedError(Error):
 # What the texts of the library name in Rust, and what does the same in Python. Methods that have the same name are not listed.
 _IN_PYTHON = {
     ", or allow them (Ipc::builder().allow_simulated(true))": "",
+    "(OpenBuilder::or_pulled, on an Ipc with IpcBuilder::remote)": "(pulled=None)",
+    "whose Ipc does not listen (IpcBuilder::remote, Remote::listen)": "which does not listen (device_ipc.enable_remote)",
     "ChannelReceiver::receive": "Channel.receive",
     "Descriptor::home": "Descriptor.homes",
     "DeviceMap::insert": "the argument device",
@@ -110,6 +112,10 @@ _IN_PYTHON = {
     "OpenBuilder::at_home": "without the argument device",
     "OpenBuilder::on_device": "the argument device of device_ipc.open",
     "OpenBuilder::or_staged": "staged=True",
+    "OpenBuilder::or_pulled": "pulled=None",
+    "OpenBuilder::pulled": "pulled=True",
+    "OpenBuilder::staged": "staged=True",
+    "Remote::listen": "device_ipc.enable_remote",
     "Ring::wait_writable": "Ring.write",
     "ShareBuilder::access": "the argument access of device_ipc.share",
     "ShareBuilder::exposure(ExposurePolicy::Copy)": 'exposure="copy"',

@@ -41,6 +41,7 @@ __all__ = [
     "counters",
     "devices",
     "empty",
+    "enable_remote",
     "end_unless_used",
     "give_back",
     "join",
@@ -412,6 +413,7 @@ def devices() -> list[Device]: ...
 def empty(
     shape: Sequence[int], dtype: object, device: _Device | None = None, *, read_only: bool = False
 ) -> Tensor: ...
+def enable_remote(address: str) -> str: ...
 def end_unless_used(export: Export) -> bool: ...
 def give_back(grant: bytes) -> None: ...
 def join(
@@ -437,6 +439,7 @@ def open(
     access: _Access | None = None,
     stream: _Stream | None = None,
     staged: bool | None = False,
+    pulled: bool | None = False,
     timeout: float | None = ...,
     allow_users: Sequence[int] = ...,
     allow_read_only: bool = False,

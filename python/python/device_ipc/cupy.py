@@ -53,6 +53,7 @@ def open(
     access: Any = None,
     stream: object | None = None,
     staged: bool | None = False,
+    pulled: bool | None = False,
     timeout: float | None = 30.0,
     allow_users: Sequence[int] = (),
     allow_read_only: bool = False,
@@ -62,5 +63,13 @@ def open(
     CuPy has no read-only arrays. A read-only mapping is refused unless ``allow_read_only`` is true; then a kernel that writes an
     array ends this process's use of the device.
     """
-    options = {"device": device, "access": access, "stream": stream, "staged": staged, "timeout": timeout, "allow_users": allow_users}
+    options = {
+        "device": device,
+        "access": access,
+        "stream": stream,
+        "staged": staged,
+        "pulled": pulled,
+        "timeout": timeout,
+        "allow_users": allow_users,
+    }
     return Arrays(open_writable("CuPy", descriptor, allow_read_only, **options))

@@ -56,12 +56,20 @@ def open(
     access: Any = None,
     stream: object | None = None,
     staged: bool | None = False,
+    pulled: bool | None = False,
     timeout: float | None = 30.0,
     allow_users: Sequence[int] = (),
 ) -> Arrays:
     """Opens memory of another process as NumPy arrays, which are read-only where the memory is."""
     return Arrays(
         _native.open(
-            descriptor, device=device, access=access, stream=stream, staged=staged, timeout=timeout, allow_users=allow_users
+            descriptor,
+            device=device,
+            access=access,
+            stream=stream,
+            staged=staged,
+            pulled=pulled,
+            timeout=timeout,
+            allow_users=allow_users,
         )
     )

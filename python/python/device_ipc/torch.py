@@ -72,6 +72,7 @@ def open(
     access: Any = None,
     stream: object | None = None,
     staged: bool | None = False,
+    pulled: bool | None = False,
     timeout: float | None = 30.0,
     allow_users: Sequence[int] = (),
     allow_read_only: bool = False,
@@ -81,7 +82,15 @@ def open(
     torch has no read-only tensors. A read-only mapping is refused unless ``allow_read_only`` is true; then a kernel that writes
     a tensor ends this process's use of the device, and a write by the host on the mock ends the process.
     """
-    options = {"device": device, "access": access, "stream": stream, "staged": staged, "timeout": timeout, "allow_users": allow_users}
+    options = {
+        "device": device,
+        "access": access,
+        "stream": stream,
+        "staged": staged,
+        "pulled": pulled,
+        "timeout": timeout,
+        "allow_users": allow_users,
+    }
     return Tensors(open_writable("torch", descriptor, allow_read_only, **options))
 
 

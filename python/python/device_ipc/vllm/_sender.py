@@ -50,24 +50,40 @@ class WeightSender:
     ``client`` is one of vLLM's clients (``HTTPVLLMWeightSyncClient``, ``RayVLLMWeightSyncClient``), or any object with
     their methods ``init_weight_transfer_engine``, ``start_weight_update``, ``update_weights`` and ``finish_weight_update``.
 
-    Without ``bucket_bytes``, all weights are one export: nothing is copied in the trainer. With it, they are copied into
-    the ``slots`` buckets of a ring, each of ``bucket_bytes`` or of what the largest tensor needs where that is more.
+    Without ``bucket_bytes``, all weights are one export: nothing is copied in the trainer. It ends with the update; with
+    ``keep_export=True`` it is used again, so that the workers open the memory once, as long as the tensors of an update are where those
+    of the one before were. The sender then keeps their memory until ``close``, or until other tensors are sent.
+
+    With ``bucket_bytes``, the weights are copied into the ``slots`` buckets of a ring, each of ``bucket_bytes`` or of what the largest
+    tensor needs where that is more.
+
     ``timeout`` limits each wait, in seconds. ``staged=None`` lets workers without peer access to the trainer's device copy
     an export through the host; buckets need peer access.
     """
 
     def __init__(
-        self, client: Any, *, bucket_bytes: int = 0, slots: int = 2, timeout: float = 300.0, staged: bool | None = False
+        self,
+        client: Any,
+        *,
+        bucket_bytes: int = 0,
+        slots: int = 2,
+        timeout: float = 300.0,
+        staged: bool | None = False,
+        keep_export: bool = False,
     ) -> None:
         if bucket_bytes < 0 or slots < 1:
             raise ValueError(f"bucket_bytes is {bucket_bytes} and slots is {slots}; bucket_bytes must be 0 or more, slots 1 or more")
         if bucket_bytes and staged is not False:
             raise ValueError("buckets cannot be copied through the host; pass bucket_bytes=0 or staged=False")
+        if bucket_bytes and keep_export:
+            raise ValueError("buckets are allocated once in any case; pass bucket_bytes=0 or keep_export=False")
         self._client = client
         self._bucket_bytes = bucket_bytes
         self._slots = slots
         self._timeout = timeout
         self._staged = staged
+        self._keep_export = keep_export
+        self._kept: tuple[list[Any], _native.Export] | None = None
         self._ring: _native.Ring | None = None
         self._slot_bytes = 0
         self._connected = False
@@ -92,7 +108,8 @@ class WeightSender:
             self._send_buckets(weights, [Layout.of(*pair) for pair in weights] if layout is None else layout)
 
     def close(self) -> None:
-        """Frees the buckets; workers that still read them are notified. A later ``send`` makes new ones."""
+        """Frees the buckets, and ends an export that was kept; workers that still read them are notified. ``send`` makes new ones."""
+        self._forget()
         ring, self._ring = self._ring, None
         if ring is not None:
             # Does not wait for the workers, which keep what they have open.
@@ -104,17 +121,42 @@ class WeightSender:
             if name in state:
                 raise LayoutError(f"the tensor {name!r} was given twice; each name can be sent once in an update")
             state[name] = tensor.detach()
-        export = _native.share(state)
+        export = self._share(state)
         try:
             if not self._connected:
                 self.connect()
             with self._update():
                 self._client.update_weights({"weights": str(export)})
-            export.close(self._timeout)
+            if not self._keep_export:
+                export.close(self._timeout)
         except BaseException:
+            self._kept = None
             # Does not wait for the workers, which keep what they have open.
             export.__exit__(GeneratorExit, None, None)
             raise
+
+    def _share(self, state: dict[str, Any]) -> _native.Export:
+        """Returns a new export, or the one that was kept if the tensors are the same."""
+        import torch
+
+        if not self._keep_export:
+            return _native.share(state)
+        # No other tensor can be at these addresses, since the export keeps the memory.
+        tensors = [(name, one.data_ptr(), one.dtype, one.shape, one.stride()) for name, one in state.items()]
+        if self._kept is not None and self._kept[0] == tensors:
+            # The workers waited for the first version only when they opened the export.
+            for device in {one.device for one in state.values() if one.device.type != "cpu"}:
+                torch.accelerator.current_stream(device).synchronize()
+            return self._kept[1]
+        self._forget()
+        export = _native.share(state)
+        self._kept = tensors, export
+        return export
+
+    def _forget(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept[1].__exit__(GeneratorExit, None, None)
 
     def _send_buckets(self, weights: Iterable[tuple[str, Any]], layout: Sequence[Layout]) -> None:
         pairs = checked(weights, layout)

@@ -26,7 +26,7 @@ class Trainer:
         if source is None:
             raise ValueError("the device_ipc backend needs a WeightSource; pass source=ModuleSource(model)")
         engine = cls._make(init_info, client, source)
-        options = {name: getattr(init_info, name) for name in ("bucket_bytes", "slots", "timeout", "staged")}
+        options = {name: getattr(init_info, name) for name in ("bucket_bytes", "slots", "timeout", "staged", "keep_export")}
         engine._sender = WeightSender(client, **options)
         if engine.is_sender:
             engine._sender.connect()
@@ -41,7 +41,7 @@ class Trainer:
                 pass
 
     def shutdown(self) -> None:
-        """Frees the buckets."""
+        """Frees the buckets, and ends an export that was kept."""
         self._sender.close()
 
     @classmethod

@@ -29,6 +29,7 @@ class TrainerInitInfo(base.TrainerInitInfo):  # type: ignore[misc]
     slots: int = 2
     timeout: float = 300.0
     staged: bool | None = False
+    keep_export: bool = False
 
 
 class TrainerEngine(Trainer, base.TrainerWeightTransferEngine[TrainerInitInfo]):  # type: ignore[misc]

@@ -93,9 +93,16 @@ class Worker:
             raise
 
     def finish_weight_update(self) -> None:
-        """Lets vLLM finish the load, and releases the trainer's memory, in the order of the stream."""
+        """Lets vLLM finish the load, and releases the trainer's memory.
+
+        Waits until the device has read the memory: the trainer may write it as soon as it has the reply.
+        """
+        import torch
+
         try:
             _reload().finalize_layerwise_reload(self.model, self.model_config)
+            if self._mappings and torch.accelerator.is_available():
+                torch.accelerator.current_stream().synchronize()
         finally:
             self._close_mappings()
 

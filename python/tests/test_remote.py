@@ -1,0 +1,168 @@
+"""Copies from other hosts: two processes of one host, over the loopback interface.
+
+Tests with NIXL are skipped unless ``DEVICE_IPC_NIXL`` names it or ``cargo xtask nixl`` has downloaded it.
+"""
+
+import os
+import signal
+import subprocess
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import device_ipc
+from conftest import Start
+
+ROOT = Path(__file__).resolve().parents[2]
+
+NO_LIBRARY = {"DEVICE_IPC_NIXL": "/nowhere/libnixl_capi.so"}
+
+LARGE = 512 << 20
+"""The bytes of a tensor whose copy takes a while."""
+
+EXPORTER = """
+    tensors = {name: d.empty((1000, 7), "float32", "mock:0") for name in ["a", "b.weight"]}
+    for number, tensor in enumerate(tensors.values()):
+        np.from_dlpack(tensor)[:] = np.arange(7) + number
+    export = d.share(tensors)
+    print(export, flush=True)
+    sys.stdin.read()
+    export.close(timeout=30)
+    print("closed", flush=True)
+"""
+
+
+@pytest.fixture
+def nixl() -> "dict[str, str]":
+    """Returns the environment of processes with NIXL: by TCP alone, and on the loopback interface alone."""
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    downloaded = sorted(target.glob("nixl-*/.nixl_cu12.mesonpy.libs/libnixl_capi.so"))
+    library = os.environ.get("DEVICE_IPC_NIXL") or (str(downloaded[-1]) if downloaded else None)
+    if library is None:
+        pytest.skip(f"there is no NIXL in {target}; `cargo xtask nixl` downloads it")
+    return {"DEVICE_IPC_NIXL": library, "UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo", "NIXL_LOG_LEVEL": "FATAL"}
+
+
+def line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def end(process: "subprocess.Popen[str]") -> str:
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    return output.strip()
+
+
+@pytest.mark.parametrize("by", ["call", "variable"])
+def test_state_dict_is_copied(start: Start, nixl: "dict[str, str]", by: str) -> None:
+    if by == "call":
+        enable = 'assert d.enable_remote("127.0.0.1").startswith("127.0.0.1:")\n'
+        exporter = start(enable + textwrap.dedent(EXPORTER), **nixl)
+    else:
+        exporter = start(EXPORTER, DEVICE_IPC_REMOTE="127.0.0.1", **nixl)
+    importer = start(
+        """
+        import device_ipc.numpy, device_ipc.torch
+        for module in [device_ipc.numpy, device_ipc.torch]:
+            for pulled, is_copy in [(False, False), (None, False), (True, True)]:
+                with module.open(sys.argv[1], pulled=pulled) as tensors:
+                    assert tensors._mapping.is_copy is is_copy, (module, pulled)
+                    for number, name in enumerate(["a", "b.weight"]):
+                        assert (np.asarray(tensors[name]) == np.arange(7) + number).all(), (module, pulled, name)
+                    if is_copy:
+                        tensors["a"][:] = 5      # the exporter does not see it
+        print("right")
+        """,
+        line(exporter),
+        **nixl,
+    )
+    assert end(importer) == "right"
+    assert end(exporter) == "closed"
+
+
+def test_exporter_without_a_network_address_is_reported(start: Start) -> None:
+    exporter = start(EXPORTER)
+    text = line(exporter)
+    with device_ipc.open(text, pulled=None) as mapping:
+        assert not mapping.is_copy
+    with pytest.raises(device_ipc.UnsupportedError, match=r"no network address.*\(device_ipc.enable_remote\)"):
+        device_ipc.open(text, pulled=True)
+    end(exporter)
+
+
+def test_missing_library_error_names_the_remedy(start: Start, nixl: "dict[str, str]") -> None:
+    check = """
+        try:
+            d.enable_remote("127.0.0.1") if len(sys.argv) == 1 else d.open(sys.argv[1], pulled=True)
+        except d.UnsupportedError as error:
+            assert "/nowhere/libnixl_capi.so" in str(error) and "pip install nixl-cu12" in str(error), error
+            print("refused")
+    """
+    exporter = start(EXPORTER, DEVICE_IPC_REMOTE="127.0.0.1", **nixl)
+    assert end(start(check, line(exporter), **NO_LIBRARY)) == "refused"
+    end(exporter)
+    assert end(start(check, **NO_LIBRARY)) == "refused"
+    by_variable = "try: d.share(d.empty((4,), 'float32', 'mock:0'))\nexcept d.UnsupportedError: print('refused')"
+    assert end(start(by_variable, **NO_LIBRARY, DEVICE_IPC_REMOTE="127.0.0.1")) == "refused"
+
+
+def test_address_of_no_interface_is_refused(start: Start, nixl: "dict[str, str]") -> None:
+    program = """
+        for address in ["0.0.0.0", "localhost", ""]:
+            try:
+                d.enable_remote(address)
+            except d.Error as error:
+                assert "address" in str(error), error
+                print("refused", flush=True)
+    """
+    assert end(start(program, **nixl)).split() == ["refused"] * 3
+
+
+PULL = """
+    import threading
+    def resident():
+        return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS:"))
+    d.open(sys.argv[1], pulled=True).close()
+    before = resident()
+    def report():                            # on another thread, so that the interpreter lock has to be free
+        while resident() < before + 4096:
+            pass
+        print("begun", flush=True)
+    threading.Thread(target=report, daemon=True).start()
+    try:
+        d.open(sys.argv[2], pulled=True, timeout=None)
+        print("copied")
+    except d.GoneError as error:
+        print("gone", error)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+LARGE_EXPORTER = f"""
+    small, large = d.empty((4,), "uint8", "mock:0"), d.empty(({LARGE},), "uint8", "mock:0")
+    np.from_dlpack(large)[:] = 3
+    exports = [d.share(small), d.share(large)]
+    print(*exports, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "interrupted"])
+def test_copy_ends_with_the_exporter_and_by_ctrl_c(start: Start, nixl: "dict[str, str]", how: str) -> None:
+    exporter = start(LARGE_EXPORTER, DEVICE_IPC_REMOTE="127.0.0.1", **nixl)
+    importer = start(PULL, *line(exporter).split(), **nixl)
+    assert line(importer) == "begun"
+    # A suspended exporter cannot finish the copy first.
+    exporter.send_signal(signal.SIGSTOP)
+    begun = time.monotonic()
+    if how == "killed":
+        exporter.kill()
+        answer = line(importer)
+        assert answer.startswith("gone") and f"process {exporter.pid} of host" in answer, answer
+    else:
+        importer.send_signal(signal.SIGINT)
+        assert line(importer) == "interrupted"
+    assert time.monotonic() - begun < 20
