@@ -329,6 +329,29 @@ fn staging(stream: Stream, descriptor: Descriptor) -> Result<()> {
 }
 
 #[rustfmt::skip]
+fn remote(stream: Stream, descriptor: Descriptor) -> Result<()> {
+    // begin docs/guide/remote.md
+    use device_ipc::nixl::NixlEngine;
+    use device_ipc::{Ipc, Remote};
+
+    // The exporter: listens at the address of the interface that the importers reach.
+    let engine = Arc::new(NixlEngine::load()?);
+    let ipc = Ipc::builder().remote(Remote::new(engine).listen("10.0.0.1:0")?).auto()?;
+    let export = ipc.share(ipc.allocate(0, 1 << 20)?).ready_on(&stream).start()?;
+    println!("{}", export.descriptor()); // contains the address
+
+    // The importer, on another host.
+    let engine = Arc::new(NixlEngine::load()?);
+    let ipc = Ipc::builder().remote(Remote::new(engine)).auto()?;
+    let mapping = ipc.open(&descriptor).or_pulled().on(&stream)?; // opened if possible, else copied
+    if mapping.is_copy() {
+        // A private copy of the bytes at this moment: the exporter's later writes do not reach it.
+    }
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
 fn cuda_kinds(descriptor: Descriptor) -> Result<()> {
     // begin docs/guide/cuda.md
     use std::sync::Arc;
@@ -505,6 +528,7 @@ const PAGES: &[(&str, &str)] = &[
     ("docs/guide/channel.md", include_str!("../docs/guide/channel.md")),
     ("docs/guide/ring.md", include_str!("../docs/guide/ring.md")),
     ("docs/guide/staging.md", include_str!("../docs/guide/staging.md")),
+    ("docs/guide/remote.md", include_str!("../docs/guide/remote.md")),
     ("docs/guide/cuda.md", include_str!("../docs/guide/cuda.md")),
     ("docs/guide/interop.md", include_str!("../docs/guide/interop.md")),
     ("docs/guide/kubernetes.md", include_str!("../docs/guide/kubernetes.md")),
@@ -554,6 +578,15 @@ fn async_page_shows_its_example() {
         let block = block.split("```").next().expect("a first part").trim_end();
         assert!(example.contains(block), "not in examples/channel_server.rs:\n{block}");
     }
+}
+
+/// The page shows a part of a program of another workspace, which `cargo xtask candle` checks.
+#[test]
+fn keeper_page_shows_the_example_with_candle() {
+    let program = include_str!("../examples/candle/src/main.rs");
+    let compiled = blocks(program, "// begin docs/guide/keeper.md", "// end");
+    assert_eq!(blocks(include_str!("../docs/guide/keeper.md"), "```rust,ignore", "```"), compiled);
+    assert_eq!(compiled.len(), 1);
 }
 
 /// The Rust files below a folder, but for build outputs.

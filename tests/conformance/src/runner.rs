@@ -30,7 +30,10 @@ const NODE_VARIABLE: &str = "DEVICE_IPC_MOCK_NODE";
 /// How messages name the process of a case's main role.
 const THE_PROCESS: &str = "the case's process";
 
-/// Cases that run at a time, unless the command line says otherwise.
+/// Cases that run at a time on each processor, unless the command line says otherwise: a case mostly waits for its processes.
+const JOBS_PER_PROCESSOR: usize = 2;
+
+/// Maximum number of cases that run at a time, unless the command line says otherwise.
 const MOST_JOBS: usize = 4;
 
 pub(crate) struct Runner {
@@ -73,9 +76,8 @@ impl Runner {
             );
             summary.failed.push(unknown);
         }
-        for variant in &self.variants {
-            self.run_variant(variant, &mut summary);
-        }
+        let queue = self.variants.iter().flat_map(|variant| self.queue(variant, &mut summary)).collect();
+        self.run_cases(queue, &mut summary);
         if self.arguments.wants_everything() {
             for unused in self.expected.unused_themes(&summary.devices, &summary.skips) {
                 println!(
@@ -109,33 +111,39 @@ impl Runner {
         format!("{}/{variant}/{case}", self.suite)
     }
 
-    fn wanted(&self, variant: &str) -> VecDeque<&'static str> {
+    fn wanted(&self, variant: &str) -> Vec<&'static str> {
         let wanted = |case: &&&str| self.arguments.wants(variant, &self.full_name(variant, case));
         self.cases.iter().filter(wanted).copied().collect()
     }
 
-    fn run_variant(&self, variant: &'static str, summary: &mut Summary) {
-        let queue = self.wanted(variant);
-        if queue.is_empty() {
-            return;
+    /// Returns the cases of a variant that can run.
+    fn queue(&self, variant: &'static str, summary: &mut Summary) -> Vec<Position<'static>> {
+        let wanted = self.wanted(variant);
+        if wanted.is_empty() {
+            return Vec::new();
         }
         let devices = match self.probe(variant) {
             Ok(devices) => devices,
             Err(Verdict::Skipped(reason)) => {
                 println!("skipped: {}/{variant}: {reason}", self.suite);
                 summary.skipped.push((format!("{}/{variant}", self.suite), reason));
-                return;
+                return Vec::new();
             }
             Err(Verdict::Failed(what)) => {
                 println!("FAILED: {}/{variant}: {what}", self.suite);
                 summary.failed.push(format!("{}/{variant}", self.suite));
-                return;
+                return Vec::new();
             }
-            Err(Verdict::Passed) => return,
+            Err(Verdict::Passed) => return Vec::new(),
         };
         summary.devices.insert(variant, devices);
-        let available = std::thread::available_parallelism().map_or(1, usize::from);
-        let jobs = self.arguments.jobs.unwrap_or(available.min(MOST_JOBS)).max(1);
+        wanted.into_iter().map(|case| Position { variant, case, devices }).collect()
+    }
+
+    /// Runs the cases of all variants, several at a time.
+    fn run_cases(&self, queue: VecDeque<Position<'static>>, summary: &mut Summary) {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let jobs = self.arguments.jobs.unwrap_or(MOST_JOBS.min(JOBS_PER_PROCESSOR * processors)).max(1);
         let queue = Mutex::new(queue);
         let results = Mutex::new(summary);
         std::thread::scope(|scope| {
@@ -143,12 +151,11 @@ impl Runner {
                 scope.spawn(|| {
                     loop {
                         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-                        let Some(case) = next else { return };
+                        let Some(at) = next else { return };
                         let begun = Instant::now();
-                        let (verdict, output) = self.run_case(variant, case);
-                        let name = self.full_name(variant, case);
+                        let (verdict, output) = self.run_case(at.variant, at.case);
+                        let name = self.full_name(at.variant, at.case);
                         let mut summary = results.lock().unwrap_or_else(PoisonError::into_inner);
-                        let at = Position { variant, case, devices };
                         let verdict = self.compare_with_expected(at, verdict, &mut summary);
                         summary.note(name, verdict, &output, begun.elapsed());
                     }

@@ -16,7 +16,7 @@ use crate::layers::{is_tests, rust_files, skipped};
 use crate::workspace::root;
 
 /// The folders whose texts users read.
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
     "src",
     "ipc-core/src",
     "backend-ascend/src",
@@ -25,13 +25,14 @@ const SOURCES: [&str; 8] = [
     "backend-mock/engine/src",
     "cli/src",
     "engine-nixl/src",
+    "tcp/src",
 ];
 
 /// Generated code, whose texts are assertions about the layout of the vendor's types.
 const GENERATED: [&str; 1] = ["backend-ascend/src/bindings.rs"];
 
 /// Pages for users, files or folders.
-const PAGES: [&str; 11] = [
+const PAGES: [&str; 12] = [
     "README.md",
     "docs/guide",
     "docs/glossary.md",
@@ -43,6 +44,7 @@ const PAGES: [&str; 11] = [
     "backend-mock/engine/README.md",
     "cli/README.md",
     "engine-nixl/README.md",
+    "tcp/README.md",
 ];
 
 /// Types of other crates that texts name.
@@ -60,6 +62,7 @@ impl Public {
             ("device-ipc-ascend", "ascend::"),
             ("device-ipc-mock", "mock::"),
             ("device-ipc-mock-engine", "mock::engine::"),
+            ("device-ipc-tcp", ""),
         ];
         let mut paths = BTreeSet::new();
         for (package, module) in lists {
