@@ -62,6 +62,7 @@ impl Public {
             ("device-ipc-ascend", "ascend::"),
             ("device-ipc-mock", "mock::"),
             ("device-ipc-mock-engine", "mock::engine::"),
+            ("device-ipc-nixl", "nixl::"),
             ("device-ipc-tcp", ""),
         ];
         let mut paths = BTreeSet::new();
