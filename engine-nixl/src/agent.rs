@@ -7,12 +7,16 @@
 //! destinations. So a request is released only when it is over. It is over when NIXL reports a success, which means that UCX has
 //! completed all of its reads, or an error: all reads of a request belong to one endpoint of UCX, whose failure closes the
 //! connection and ends all of its operations. If the connection fails, NIXL reports `NOT_FOUND` for the other requests to the
-//! same peer, which have ended for the same reason. This was observed by TCP only.
+//! same peer, which have ended for the same reason. This was observed by TCP only. A read of many bytes is several requests, so
+//! that its progress can be reported; it is over when all of them are.
+//!
 //! For the metadata of peers see `peers`.
 
+use std::collections::VecDeque;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::fmt::Write as _;
 use std::ptr::{NonNull, null, null_mut};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{mem, process, slice};
 
@@ -23,7 +27,7 @@ use crate::bindings::{
     RegistrationList, Request, Status, THREAD_SYNC_STRICT, TransferList,
 };
 use crate::library::NixlLibrary;
-use crate::library::status::{IN_PROGRESS, SUCCESS};
+use crate::library::status::{IN_PROGRESS, INVALID_STATE, SUCCESS};
 use crate::metadata::RegionMetadata;
 use crate::peers::Peers;
 
@@ -60,6 +64,16 @@ pub(crate) struct NixlMemory {
     pub(crate) device: u64,
     pub(crate) address: u64,
     pub(crate) len: u64,
+}
+
+impl NixlMemory {
+    /// Removes this number of bytes from the front, and returns them.
+    const fn take_front(&mut self, len: u64) -> Self {
+        let front = Self { len, ..*self };
+        self.address += len;
+        self.len -= len;
+        front
+    }
 }
 
 impl Agent {
@@ -315,6 +329,28 @@ impl Agent {
         Ok((request, status))
     }
 
+    /// Starts requests for waiting pieces, as long as none has failed. Adds the bytes of those that are over at once.
+    fn start_waiting(&self, running: &mut Running, arrived: &mut u64) {
+        while running.failed.is_none()
+            && running.requests.len() < IN_FLIGHT
+            && let Some(batch) = running.waiting.pop_front()
+        {
+            let bytes = batch.bytes();
+            let started = self.start_request(&running.peer, &batch);
+            match started {
+                Ok((request, IN_PROGRESS)) => running.requests.push_back(Posted { request, bytes }),
+                Ok((request, status)) => {
+                    self.release(request);
+                    match NixlLibrary::check("post_xfer_req", status) {
+                        Ok(()) => *arrived += bytes,
+                        Err(error) => running.failed = Some(error),
+                    }
+                }
+                Err(error) => running.failed = Some(error),
+            }
+        }
+    }
+
     /// Releases a request that is over.
     fn release(&self, request: *mut Request) {
         let api = &self.library.api;
@@ -356,11 +392,43 @@ impl<T> Drop for List<'_, T> {
     }
 }
 
+/// Maximum number of bytes of one request: the engine reports progress by requests that are over.
+const REQUEST_BYTES: u64 = 64 << 20;
+
+/// Number of requests of one read that run at the same time: one is transferred while the end of the other is noticed.
+const IN_FLIGHT: usize = 2;
+
 /// The bytes that one request reads: as many sources as destinations, in pairs of equal length.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
     pub(crate) sources: Vec<NixlMemory>,
     pub(crate) destinations: Vec<NixlMemory>,
+}
+
+impl Pieces {
+    fn bytes(&self) -> u64 {
+        self.sources.iter().map(|memory| memory.len).sum()
+    }
+
+    /// Divides the pieces into those of requests of at most [`REQUEST_BYTES`].
+    fn into_batches(self) -> VecDeque<Self> {
+        let mut batches = VecDeque::from([Self::default()]);
+        let mut room = REQUEST_BYTES;
+        for (mut source, mut destination) in self.sources.into_iter().zip(self.destinations) {
+            while source.len > 0 {
+                if room == 0 {
+                    batches.push_back(Self::default());
+                    room = REQUEST_BYTES;
+                }
+                let last = batches.back_mut().expect("there is one");
+                let len = source.len.min(room);
+                last.sources.push(source.take_front(len));
+                last.destinations.push(destination.take_front(len));
+                room -= len;
+            }
+        }
+        batches
+    }
 }
 
 /// Returns the type of the memories of a list, which is one.
@@ -434,6 +502,8 @@ impl Drop for Registration {
 pub(crate) struct Read {
     agent: Arc<Agent>,
     state: Mutex<State>,
+    /// The number of bytes of the requests that are over.
+    arrived: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -444,14 +514,25 @@ enum State {
 
 #[derive(Debug)]
 struct Running {
-    request: *mut Request,
+    /// The requests that may still run, in the order of their start.
+    requests: VecDeque<Posted>,
+    /// The pieces of the requests that are not started yet.
+    waiting: VecDeque<Pieces>,
+    /// The first error of a request that is over, or was not started.
+    failed: Option<VendorError>,
     /// Deregistered at the end.
     destination: Registration,
     peer: CString,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    request: *mut Request,
+    bytes: u64,
+}
+
 // SAFETY: a request may be used on any thread; the lock of the state admits one at a time.
-unsafe impl Send for Running {}
+unsafe impl Send for Posted {}
 
 impl Read {
     /// Starts a read of pieces of these regions. `destinations` contain the pieces' destinations.
@@ -464,40 +545,58 @@ impl Read {
         agent: &Arc<Agent>,
         regions: &[RegionMetadata],
         destinations: Vec<NixlMemory>,
-        pieces: &Pieces,
+        pieces: Pieces,
     ) -> Result<Self> {
         // SAFETY: as the caller promised.
         let registered = unsafe { Registration::new(agent, destinations)? };
         let mut peers = agent.peers();
         let peer = agent.load_regions(&mut peers, regions)?;
         peers.begin(&peer);
-        let (request, status) = match agent.start_request(&peer, pieces) {
-            Ok(started) => started,
-            Err(error) => {
-                agent.end_request(&mut peers, &peer, true);
-                return Err(error.into());
-            }
+        let mut running = Running {
+            requests: VecDeque::new(),
+            waiting: pieces.into_batches(),
+            failed: None,
+            destination: registered,
+            peer,
         };
+        let mut arrived = 0;
+        agent.start_waiting(&mut running, &mut arrived);
+        if running.requests.is_empty()
+            && let Some(error) = running.failed
+        {
+            agent.end_request(&mut peers, &running.peer, true);
+            return Err(error.into());
+        }
         drop(peers);
-        let running = Running { request, destination: registered, peer };
-        let read = Self { agent: Arc::clone(agent), state: Mutex::new(State::Running(running)) };
-        read.update(&mut read.state(), "post_xfer_req", status);
-        Ok(read)
+        let (agent, state) = (Arc::clone(agent), Mutex::new(State::Running(running)));
+        Ok(Self { agent, state, arrived: AtomicU64::new(arrived) })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether all bytes have arrived; after an error the request is over, too.
+    /// Returns the number of bytes of the requests that are over.
+    pub(crate) fn arrived_bytes(&self) -> u64 {
+        self.arrived.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether all bytes have arrived; after an error all requests are over, too.
     pub(crate) fn is_finished(&self) -> Result<bool> {
         self.agent.check_process()?;
         let mut state = self.state();
-        if let State::Running(running) = &*state {
-            // SAFETY: the request exists until it is over.
-            let status =
-                unsafe { (self.agent.library.api.get_xfer_status)(self.agent.raw.as_ptr(), running.request) };
-            self.update(&mut state, "get_xfer_status", status);
+        if let State::Running(running) = &mut *state {
+            self.update(running);
+            if running.requests.is_empty() {
+                let over = State::Over(running.failed.take().map_or(Ok(()), Err));
+                let ended = mem::replace(&mut *state, over);
+                if let (State::Running(Running { destination, peer, .. }), State::Over(result)) =
+                    (ended, &*state)
+                {
+                    drop(destination);
+                    self.agent.end_request(&mut self.agent.peers(), &peer, result.is_err());
+                }
+            }
         }
         match &*state {
             State::Running(_) => Ok(false),
@@ -505,19 +604,37 @@ impl Read {
         }
     }
 
-    /// Ends the request if this status of `call` says that it is over.
-    fn update(&self, state: &mut State, call: &'static str, status: Status) {
-        if status == IN_PROGRESS {
-            return;
+    /// Starts no further requests. The read fails if there are any.
+    pub(crate) fn cancel_rest(&self) {
+        if let State::Running(running) = &mut *self.state()
+            && !running.waiting.is_empty()
+        {
+            running.waiting.clear();
+            running.failed.get_or_insert_with(|| NixlLibrary::error("post_xfer_req", INVALID_STATE));
         }
-        let result = NixlLibrary::check(call, status);
-        let failed = result.is_err();
-        let over = State::Over(result);
-        if let State::Running(Running { request, destination, peer }) = mem::replace(state, over) {
+    }
+
+    /// Releases the requests that are over, as far as no earlier one runs, and starts others.
+    fn update(&self, running: &mut Running) {
+        let api = &self.agent.library.api;
+        let mut arrived = 0;
+        while let Some(Posted { request, bytes }) = running.requests.front().copied() {
+            // SAFETY: the request exists until it is over.
+            let status = unsafe { (api.get_xfer_status)(self.agent.raw.as_ptr(), request) };
+            if status == IN_PROGRESS {
+                break;
+            }
+            running.requests.pop_front();
             self.agent.release(request);
-            drop(destination);
-            self.agent.end_request(&mut self.agent.peers(), &peer, failed);
+            match NixlLibrary::check("get_xfer_status", status) {
+                Ok(()) => arrived += bytes,
+                Err(error) => {
+                    running.failed.get_or_insert(error);
+                }
+            }
+            self.agent.start_waiting(running, &mut arrived);
         }
+        self.arrived.fetch_add(arrived, Ordering::Relaxed);
     }
 }
 

@@ -126,7 +126,7 @@ impl TransferEngine for NixlEngine {
         check_one_type("source", &pieces.sources)?;
         check_one_type("destination", &destinations)?;
         // SAFETY: as the caller promised.
-        let read = unsafe { Read::start(&self.agent, &regions, destinations, &pieces)? };
+        let read = unsafe { Read::start(&self.agent, &regions, destinations, pieces)? };
         Ok(Box::new(Pulling(read)))
     }
 }
@@ -162,5 +162,13 @@ struct Pulling(Read);
 impl Transfer for Pulling {
     fn is_finished(&self) -> Result<bool> {
         self.0.is_finished()
+    }
+
+    fn cancel_rest(&self) {
+        self.0.cancel_rest();
+    }
+
+    fn arrived_bytes(&self) -> u64 {
+        self.0.arrived_bytes()
     }
 }

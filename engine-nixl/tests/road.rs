@@ -52,6 +52,9 @@ cases! {
     start;
     pulled_bytes_are_those_of_the_exporter(&LENGTHS),
     state_dict_is_pulled,
+    pull_into_existing_memory_writes_the_tensors_alone,
+    memory_of_a_failed_pull_into_is_kept_as_long_as_it_is_written,
+    progress_is_reported,
     memory_of_another_host_is_pulled,
     stale_descriptors_are_refused,
     pull_waits_until_the_bytes_are_ready,

@@ -15,8 +15,9 @@
 //!
 //! # No cancellation
 //!
-//! There is no method that stops a transfer. The engines cannot stop one reliably: NIXL's release of a request that is in
-//! progress only forgets it, while bytes continue to arrive in the destination, and Mooncake's C API has no such function.
+//! There is no method that stops a transfer: [`Transfer::cancel_rest`] only begins nothing more. The engines cannot stop a copy
+//! reliably: NIXL's release of a request that is in progress only forgets it, while bytes continue to arrive in the destination,
+//! and Mooncake's C API has no such function.
 //! A caller that no longer waits has to leave the destination allocated until [`Transfer::is_finished`] reports the end.
 //!
 //! # Other engines
@@ -151,6 +152,16 @@ pub trait Transfer: fmt::Debug + Send + Sync {
     ///
     /// The engine's error. The destination then has unspecified contents.
     fn is_finished(&self) -> Result<bool>;
+
+    /// Cancels the parts of the transfer that the engine has not begun, because their bytes are not needed. The parts that are
+    /// running are not affected: [`is_finished`](Self::is_finished) reports the end as always. By default nothing.
+    fn cancel_rest(&self) {}
+
+    /// Returns the number of bytes that have arrived at the time of the last call of [`is_finished`](Self::is_finished), as far
+    /// as the engine knows it, for reports of progress. By default 0.
+    fn arrived_bytes(&self) -> u64 {
+        0
+    }
 }
 
 /// Memory of this process that an engine reads or writes.

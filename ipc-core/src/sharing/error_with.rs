@@ -68,7 +68,11 @@ impl<T> ErrorWith<T> {
 
     /// Returns the value.
     pub fn into_inner(self) -> T {
-        (*self.value).into_inner().unwrap_or_else(PoisonError::into_inner).into_inner()
+        self.into_parts().1
+    }
+
+    pub(crate) fn into_parts(self) -> (Error, T) {
+        (self.error, (*self.value).into_inner().unwrap_or_else(PoisonError::into_inner).into_inner())
     }
 }
 

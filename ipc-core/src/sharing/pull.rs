@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::Runtime;
+use super::{ErrorWith, Runtime};
 use crate::backend::engine::{PullRequest, Transfer, TransferEngine};
 use crate::model::error::{Error, Result};
 use crate::os::log;
@@ -57,6 +57,9 @@ pub(crate) struct Pull<T: PullOwner> {
     process: Owner,
 }
 
+/// The error of a pull, and the owner if the engine does not use the destinations any longer.
+pub(crate) type Failed<T> = ErrorWith<Option<T>>;
+
 #[derive(Debug)]
 struct Running<T> {
     transfer: Box<dyn Transfer>,
@@ -75,18 +78,24 @@ impl<T: PullOwner> Pull<T> {
     /// # Errors
     ///
     /// The engine's error; [`Error::Forked`] in a forked child of a process that has used the library; [`Error::Io`] if the
-    /// system cannot start a thread. `owner` has been dropped then.
+    /// system cannot start a thread. With the owner.
     pub(crate) unsafe fn start(
         engine: &dyn TransferEngine,
         request: &PullRequest<'_>,
         mut owner: T,
         limit: Duration,
-    ) -> Result<Self> {
+    ) -> Result<Self, Failed<T>> {
         // The worker has to exist when this pull is dropped.
-        let process = Runtime::get()?.owner;
+        let process = match Runtime::get() {
+            Ok(runtime) => runtime.owner,
+            Err(error) => return Err(ErrorWith::new(error, Some(owner))),
+        };
         let begun = Instant::now();
         // SAFETY: the owner keeps the destinations allocated; it leaves this pull only when the transfer is over.
-        let transfer = unsafe { engine.pull(request) }.map_err(|error| owner.failed(error))?;
+        let transfer = match unsafe { engine.pull(request) } {
+            Ok(transfer) => transfer,
+            Err(error) => return Err(ErrorWith::new(owner.failed(error), Some(owner))),
+        };
         Ok(Self {
             running: Some(Running { transfer, owner }),
             engine: engine.info().name,
@@ -97,32 +106,41 @@ impl<T: PullOwner> Pull<T> {
         })
     }
 
-    /// Waits until all bytes have arrived, and returns the owner of the destinations.
+    /// Waits until all bytes have arrived, and returns the owner of the destinations. Calls `report` with the number of bytes that
+    /// have arrived, each time that the engine states another one, and with all bytes at the end.
     ///
     /// # Errors
     ///
     /// The error of the engine or of the owner; [`Error::Timeout`] if the time limit has expired. Where the engine has not
     /// finished, the library keeps the owner as if this pull had been dropped. [`Error::OnWorkerThread`] on the worker;
     /// [`Error::Forked`] in a forked child.
-    pub(crate) fn wait(mut self) -> Result<T> {
-        check_may_wait("a copy from another host", self.limit)?;
-        self.process.check()?;
-        let mut pause = MIN_POLL;
+    pub(crate) fn wait(mut self, mut report: impl FnMut(u64)) -> Result<T, Failed<T>> {
+        check_may_wait("a copy from another host", self.limit)
+            .and_then(|()| self.process.check())
+            .map_err(|error| ErrorWith::new(error, None))?;
+        let (mut pause, mut reported) = (MIN_POLL, 0);
+        let mut report_change = |arrived| {
+            if mem::replace(&mut reported, arrived) != arrived {
+                report(arrived);
+            }
+        };
         while let Some(running) = &mut self.running {
             match running.transfer.is_finished() {
-                Ok(true) => break,
-                Ok(false) => {}
+                Ok(true) => {
+                    report_change(self.bytes);
+                    break;
+                }
+                Ok(false) => report_change(running.transfer.arrived_bytes().min(self.bytes)),
                 Err(error) => {
                     let error = running.owner.failed(error);
-                    self.running = None;
-                    return Err(error);
+                    return Err(ErrorWith::new(error, self.running.take().map(|running| running.owner)));
                 }
             }
-            running.owner.keep_alive()?;
+            running.owner.keep_alive().map_err(|error| ErrorWith::new(error, None))?;
             let left = self.limit.saturating_sub(self.begun.elapsed());
             if left.is_zero() {
                 let error = running.owner.blame(timeout(self.engine, self.bytes, self.limit));
-                return Err(error);
+                return Err(ErrorWith::new(error, None));
             }
             thread::sleep(pause.min(left));
             pause = (pause * 2).min(MAX_POLL);
@@ -155,6 +173,7 @@ impl<T: PullOwner> Drop for Pull<T> {
             "a pull was abandoned; its destination stays allocated until the engine has finished with it"
         );
         let Running { transfer, owner } = running;
+        transfer.cancel_rest();
         let owner = Arc::new(Mutex::new(owner));
         let last = Arc::clone(&owner);
         let mut next = Instant::now();
@@ -284,7 +303,7 @@ mod tests {
     fn finished_pull_returns_the_owner() {
         let engine = Scripted::new();
         let (pull, dropped) = start(&engine, LONG);
-        let waiting = thread::spawn(move || pull.wait());
+        let waiting = thread::spawn(move || pull.wait(|_| {}));
         engine.end(0);
         let owner = waiting.join().unwrap().unwrap();
         assert_eq!(dropped.try_recv(), Err(TryRecvError::Empty));
@@ -293,26 +312,30 @@ mod tests {
     }
 
     #[test]
-    fn failed_pull_returns_the_engines_error_and_drops_the_owner() {
+    fn failed_pull_returns_the_engines_error_and_the_owner() {
         let engine = Scripted::new();
         let (pull, dropped) = start(&engine, LONG);
         engine.end(-2);
-        let error = pull.wait().unwrap_err();
+        let (error, owner) = pull.wait(|_| {}).unwrap_err().into_parts();
         assert!(
             matches!(&error, Error::Vendor(error) if error.backend == "scripted" && error.status.0 == -2),
             "{error}"
         );
+        assert!(dropped.try_recv().is_err());
+        drop(owner.expect("the engine has finished"));
         dropped.recv_timeout(LONG).unwrap();
     }
 
     #[test]
-    fn owner_of_refused_pull_is_dropped() {
+    fn owner_of_refused_pull_is_returned() {
         let (sender, dropped) = channel();
         let (owner, request) =
             (Destination { dropped: sender, is_lost: false }, PullRequest { sources: &[], ..REQUEST });
         // SAFETY: the engine of this test accesses no memory.
         let pull = unsafe { Pull::start(&Scripted::new(), &request, owner, LONG) };
-        assert!(matches!(pull, Err(Error::Protocol(_))));
+        let (Error::Protocol(_), Some(owner)) = pull.unwrap_err().into_parts() else { panic!() };
+        assert!(dropped.try_recv().is_err(), "the owner is returned");
+        drop(owner);
         dropped.recv_timeout(LONG).unwrap();
     }
 
@@ -321,8 +344,8 @@ mod tests {
         for end in [0, -2] {
             let engine = Scripted::new();
             let (pull, dropped) = start(&engine, SHORT);
-            let error = pull.wait().unwrap_err();
-            assert!(error.is_timeout(), "{error}");
+            let (error, owner) = pull.wait(|_| {}).unwrap_err().into_parts();
+            assert!(error.is_timeout() && owner.is_none(), "{error}");
             assert!(error.to_string().contains("scripted to pull 4096 B"), "{error}");
             assert!(dropped.recv_timeout(2 * ABANDONED_POLL).is_err(), "the transfer is still running");
             engine.end(end);
@@ -347,7 +370,8 @@ mod tests {
         let owner = Destination { dropped: sender, is_lost: true };
         // SAFETY: the engine of this test accesses no memory.
         let pull = unsafe { Pull::start(&engine, &REQUEST, owner, LONG) }.unwrap();
-        assert!(matches!(pull.wait(), Err(Error::ExporterGone { pid: 1 })));
+        let (error, owner) = pull.wait(|_| {}).unwrap_err().into_parts();
+        assert!(matches!(error, Error::ExporterGone { pid: 1 }) && owner.is_none());
         assert!(dropped.recv_timeout(2 * ABANDONED_POLL).is_err(), "the transfer is still running");
         engine.end(0);
         assert_eq!(dropped.recv_timeout(LONG).unwrap().as_deref(), Some("device-ipc-work"));

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_test_process::Process;
 
-use crate::{elsewhere, eventually, resume, suspend, with_wrong_token};
+use crate::{elsewhere, eventually, eventually_starts, resume, suspend, with_wrong_token};
 
 /// Timeout of calls that are to succeed, in ms.
 const LONG_MS: u32 = 60_000;
@@ -75,6 +75,67 @@ pub fn state_dict_is_pulled(mut pair: Pair) {
         let descriptor = pair.exporter.ask(&format!("dict x 1000 {bytes}"));
         let answer = pair.importer.ask(&format!("dict pulled 1000 {LONG_MS} {descriptor}"));
         assert_eq!(answer, "1000 tensors, wrong: []", "{bytes} B each");
+        assert_eq!(pair.exporter.ask("close x 60000"), "closed");
+    }
+    pair.finish();
+}
+
+/// Bytes arrive in memory that exists already, and nowhere else; the same memory can be written again.
+pub fn pull_into_existing_memory_writes_the_tensors_alone(mut pair: Pair) {
+    for (seed, length) in [1, 64, 1_000_003, 8 << 20].into_iter().enumerate() {
+        let descriptor = pair.exporter.ask(&format!("share x {length} {seed}"));
+        let answer = pair.importer.ask(&format!("into {seed} {LONG_MS} {descriptor}"));
+        assert_eq!(answer, format!("{length} B right"));
+        assert_eq!(pair.exporter.ask("close x 60000"), "closed");
+    }
+    let descriptor = pair.exporter.ask("dict x 1000 1000");
+    // All of them, and some of them.
+    for (first, count) in [(0, 1000), (17, 5)] {
+        let answer = pair.importer.ask(&format!("dict-into {first} {count} 1000 {LONG_MS} {descriptor}"));
+        assert_eq!(answer, format!("{count} tensors, wrong: []"));
+    }
+    let refused = [
+        ("1000 t0,t1", "overlap", "InvalidRegion"),
+        ("999 t0", "uint8 [1000]", "Layout of InBundle"),
+        ("1000 other", "other", "NoSuchTensor"),
+    ];
+    for (destination, phrase, kind) in refused {
+        let error = pair.importer.ask(&format!("refused-into {destination} {LONG_MS} {descriptor}"));
+        assert!(error.starts_with(kind) && error.contains(phrase), "{error}");
+    }
+    eventually(&mut pair.exporter, "holders x", "");
+    pair.finish();
+}
+
+/// Existing memory is kept as long as the engine may write it, and returned to its owner after an error.
+pub fn memory_of_a_failed_pull_into_is_kept_as_long_as_it_is_written(mut pair: Pair) {
+    let descriptor = pair.exporter.ask(&format!("share x {MANY} 1"));
+    pair.importer.ask(&format!("begin into 1 {SHORT_MS} {descriptor}"));
+    eventually_starts(&mut pair.exporter, "holders x", &pair.importer.id().to_string());
+    suspend(&pair.exporter);
+    let answer = pair.importer.ask("end");
+    assert!(answer.starts_with("Timeout of InPull") && answer.ends_with("the set is kept"), "{answer}");
+    assert_eq!(pair.importer.ask("kept"), "true");
+    resume(&pair.exporter);
+    eventually(&mut pair.importer, "kept", "false");
+    eventually(&mut pair.exporter, "holders x", "");
+    pair.exporter.ask("drop x");
+    let answer = pair.importer.ask(&format!("into 1 {SHORT_MS} {descriptor}"));
+    assert!(
+        answer.starts_with("ExportDropped of InPull") && answer.ends_with("the set is returned"),
+        "{answer}"
+    );
+    pair.finish();
+}
+
+/// A copy of many bytes is reported several times, and the end always.
+pub fn progress_is_reported(mut pair: Pair) {
+    for (length, least) in [(64, 1), (256 << 20, 2)] {
+        let descriptor = pair.exporter.ask(&format!("share x {length} 1"));
+        let answer = pair.importer.ask(&format!("progress {LONG_MS} {descriptor}"));
+        let (count, rest) = answer.split_once(' ').expect("a count");
+        assert!(count.parse::<usize>().is_ok_and(|count| count >= least), "{answer}");
+        assert_eq!(rest, format!("true {length} of {length}"));
         assert_eq!(pair.exporter.ask("close x 60000"), "closed");
     }
     pair.finish();

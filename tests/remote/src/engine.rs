@@ -116,22 +116,26 @@ impl TransferEngine for SocketEngine {
             let destination = request.destination_of(piece)?;
             reads.push((source.address + piece.source_offset, destination.address, piece.len));
         }
-        let state = Arc::<Mutex<Option<Result<(), i32>>>>::default();
-        let (address, ended) = (sources[0].server, Arc::clone(&state));
+        let (state, arrived) = (Arc::<Mutex<Option<_>>>::default(), Arc::<AtomicU64>::default());
+        let (address, ended, counted) = (sources[0].server, Arc::clone(&state), Arc::clone(&arrived));
         thread::spawn(move || {
-            let read = TcpStream::connect(address).and_then(|stream| read_all(stream, &reads));
-            *ended.lock().expect("no panic") = Some(read.map_err(|error| error.raw_os_error().unwrap_or(-1)));
+            let read = TcpStream::connect(address).and_then(|stream| read_all(stream, &reads, &counted));
+            *ended.lock().expect("no panic") =
+                Some(read.map_err(|error: io::Error| error.raw_os_error().unwrap_or(-1)));
         });
-        Ok(Box::new(Reading(state)))
+        Ok(Box::new(Reading { state, arrived }))
     }
 }
 
-fn read_all(mut stream: TcpStream, reads: &[(u64, u64, u64)]) -> io::Result<()> {
+fn read_all(mut stream: TcpStream, reads: &[(u64, u64, u64)], arrived: &AtomicU64) -> io::Result<()> {
     for (source, destination, len) in reads {
         stream.write_all(&[source.to_le_bytes(), len.to_le_bytes()].concat())?;
         // SAFETY: the destination is allocated and accessed by nothing else until the end is reported.
         let bytes = unsafe { std::slice::from_raw_parts_mut(*destination as *mut u8, *len as usize) };
-        stream.read_exact(bytes)?;
+        for bytes in bytes.chunks_mut(STEP as usize) {
+            stream.read_exact(bytes)?;
+            arrived.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        }
     }
     Ok(())
 }
@@ -176,14 +180,20 @@ impl Drop for Registered {
 }
 
 #[derive(Debug)]
-struct Reading(Arc<Mutex<Option<Result<(), i32>>>>);
+struct Reading {
+    state: Arc<Mutex<Option<Result<(), i32>>>>,
+    arrived: Arc<AtomicU64>,
+}
 
 impl Transfer for Reading {
     fn is_finished(&self) -> Result<bool> {
-        match *self.0.lock().expect("no panic") {
+        match *self.state.lock().expect("no panic") {
             None => Ok(false),
             Some(Ok(())) => Ok(true),
             Some(Err(code)) => Err(VendorError::new("socket", "read", VendorStatus(code), "failed").into()),
         }
+    }
+    fn arrived_bytes(&self) -> u64 {
+        self.arrived.load(Ordering::Relaxed)
     }
 }

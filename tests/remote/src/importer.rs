@@ -1,10 +1,12 @@
 //! The importer's process.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{Descriptor, Ipc, Mapping, Remote, Result, Stream};
+use device_ipc_core::{
+    Buffer, CopyProgress, Descriptor, Dtype, Error, Ipc, Mapping, Remote, Result, Stream, TensorLayout,
+};
 use device_ipc_mock::MockBackend;
 use device_ipc_test_process::serve;
 
@@ -41,7 +43,12 @@ pub fn importer(load: Load) {
 struct Importer {
     ipc: Ipc,
     stream: Stream,
+    /// The destination of the last copy to existing memory.
+    last: Mutex<Weak<Buffer>>,
 }
+
+/// The bytes before and after a destination, which no copy may write.
+const AROUND: usize = 4096;
 
 /// With the argument `without`, no engine.
 fn start(load: Load, words: &str) -> Result<Importer, String> {
@@ -52,7 +59,7 @@ fn start(load: Load, words: &str) -> Result<Importer, String> {
         _ => Ipc::builder().remote(Remote::new(engine)).with_backend(backend),
     };
     let stream = ipc.create_stream(0).map_err(|error| report(&error))?;
-    Ok(Importer { ipc, stream })
+    Ok(Importer { ipc, stream, last: Mutex::default() })
 }
 
 impl Importer {
@@ -68,6 +75,16 @@ impl Importer {
                 let mapping = self.open(&["pulled", words[1], words[2], words[3]])?;
                 self.check(&mapping, argument(&words, 1))
             }),
+            // into SEED TIMEOUT_MS DESCRIPTOR: copies twice to the middle of existing memory.
+            "into" => self.pull_into(&words),
+            // dict-into FIRST COUNT BYTES TIMEOUT_MS DESCRIPTOR: copies some named tensors to memory of their own each.
+            "dict-into" => self.pull_tensors_into(&words),
+            // refused-into SHAPE NAMES TIMEOUT_MS DESCRIPTOR: copies to named tensors of one memory, which is to fail.
+            "refused-into" => self.refuse(&words),
+            // kept: whether the library keeps the destination of the last `into`.
+            "kept" => Ok(self.last.lock().expect("no panic").upgrade().is_some().to_string()),
+            // progress TIMEOUT_MS DESCRIPTOR: the number of reports, whether they rise, and the last one.
+            "progress" => self.progress(&words),
             // time COUNT TIMEOUT_MS DESCRIPTOR: the median time of an open, in µs.
             "time" => self.time(&words),
             other => unreachable!("{other}"),
@@ -109,6 +126,82 @@ impl Importer {
             }
         }
         Ok(format!("{} tensors, wrong: {wrong:?}", mapping.tensors().len()))
+    }
+
+    fn pull_into(&self, words: &[&str]) -> Result<String> {
+        let (seed, timeout) = (argument(words, 0), Duration::from_millis(argument(words, 1)));
+        let descriptor: Descriptor = argument(words, 2);
+        let length = descriptor.len() as usize;
+        let buffer = Arc::new(self.ipc.allocate(0, (length + 2 * AROUND) as u64)?);
+        *self.last.lock().expect("no panic") = Arc::downgrade(&buffer);
+        buffer.view_mut::<u8>(&self.stream)?.copy_from(&vec![0xee; length + 2 * AROUND])?;
+        let mut set = self.ipc.tensors();
+        let memory = set.memory(Arc::clone(&buffer));
+        let layout = TensorLayout::contiguous(Dtype::U8, [length as u64])?;
+        set.tensor("any", memory, AROUND as u64, layout)?;
+        for _ in 0..2 {
+            let pulled = self.ipc.open(&descriptor).timeout(timeout).pull_into(set);
+            set = match pulled {
+                Ok(set) => set,
+                Err(error) => {
+                    let text = report(error.error());
+                    let set = if error.into_inner().is_some() { "returned" } else { "kept" };
+                    return Ok(format!("{text}; the set is {set}"));
+                }
+            };
+        }
+        let found = buffer.view::<u8>(&self.stream)?.to_vec()?;
+        let expected = [vec![0xee; AROUND], contents(length, seed), vec![0xee; AROUND]].concat();
+        let is_right = if found == expected { "right" } else { "wrong" };
+        Ok(format!("{length} B {is_right}"))
+    }
+
+    fn pull_tensors_into(&self, words: &[&str]) -> Result<String> {
+        let (first, count) = (argument::<usize>(words, 0), argument::<usize>(words, 1));
+        let (bytes, timeout) = (argument::<u64>(words, 2), Duration::from_millis(argument(words, 3)));
+        let descriptor: Descriptor = argument(words, 4);
+        let mut set = self.ipc.tensors();
+        let mut buffers = Vec::new();
+        for number in first..first + count {
+            let buffer = Arc::new(self.ipc.allocate(0, bytes)?);
+            let layout = TensorLayout::contiguous(Dtype::U8, [bytes])?;
+            set.owned(format!("t{number}"), Arc::clone(&buffer), Some(layout))?;
+            buffers.push((number, buffer));
+        }
+        self.ipc.open(&descriptor).timeout(timeout).pull_into(set)?;
+        let mut wrong = Vec::new();
+        for (number, buffer) in buffers {
+            if buffer.view::<u8>(&self.stream)?.to_vec()? != contents(bytes as usize, number as u8) {
+                wrong.push(number);
+            }
+        }
+        Ok(format!("{count} tensors, wrong: {wrong:?}"))
+    }
+
+    fn refuse(&self, words: &[&str]) -> Result<String> {
+        let (bytes, descriptor) = (argument::<u64>(words, 0), argument::<Descriptor>(words, 3));
+        let mut set = self.ipc.tensors();
+        let memory = set.memory(self.ipc.allocate(0, bytes)?);
+        for name in words[1].split(',') {
+            set.tensor(name, memory, 0, TensorLayout::contiguous(Dtype::U8, [bytes])?)?;
+        }
+        let timeout = Duration::from_millis(argument(words, 2));
+        let refused = self.ipc.open(&descriptor).timeout(timeout).pull_into(set).expect_err("it is invalid");
+        let error = report(refused.error());
+        assert!(refused.into_inner().is_some(), "nothing was copied: {error}");
+        Ok(error)
+    }
+
+    fn progress(&self, words: &[&str]) -> Result<String> {
+        let (timeout, descriptor) =
+            (Duration::from_millis(argument(words, 0)), argument::<Descriptor>(words, 1));
+        let reports = Mutex::new(Vec::new());
+        let report = |progress: CopyProgress| reports.lock().expect("no panic").push(progress);
+        self.ipc.open(&descriptor).timeout(timeout).pulled().on_progress(&report).on_device(0)?;
+        let reports = reports.into_inner().expect("no panic");
+        let last = reports.last().ok_or_else(|| Error::Protocol("no report".into()))?;
+        let rises = reports.windows(2).all(|two| two[0].copied_bytes < two[1].copied_bytes);
+        Ok(format!("{} {rises} {} of {}", reports.len(), last.copied_bytes, last.total_bytes))
     }
 
     fn time(&self, words: &[&str]) -> Result<String> {

@@ -75,6 +75,7 @@ samples!(layout_errors: LayoutError {
     NotContiguous => LayoutError::NotContiguous { shape: vec![4, 4], strides: vec![5, 1] },
     Named => LayoutError::Named(3),
     NoTensor => LayoutError::NoTensor,
+    OtherTensor => LayoutError::OtherTensor { exporter: text("float32 [4]"), destination: text("float32 [5]") },
 });
 
 samples!(descriptor_errors: DescriptorError {

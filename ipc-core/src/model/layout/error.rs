@@ -91,6 +91,16 @@ pub enum LayoutError {
         /// The tensor's strides in elements.
         strides: Vec<u64>,
     },
+    /// The destination of a copy is another tensor than its source.
+    #[error(
+        "the exporter's tensor is {exporter}, and the destination {destination}; pass a destination of the same type and shape"
+    )]
+    OtherTensor {
+        /// Element type and shape of the exporter's tensor.
+        exporter: String,
+        /// Element type and shape of the destination.
+        destination: String,
+    },
     /// An unnamed tensor was requested from a mapping of named tensors.
     #[error("the mapping has {0} named tensors; take one by Mapping::get, or all by Mapping::tensors")]
     Named(usize),

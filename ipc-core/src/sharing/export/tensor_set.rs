@@ -303,12 +303,24 @@ impl TensorSet {
         self.len() == 0
     }
 
-    pub(super) const fn backend(&self) -> &Arc<dyn DeviceIpc> {
+    pub(crate) const fn backend(&self) -> &Arc<dyn DeviceIpc> {
         self.owners.backend()
     }
 
     pub(super) const fn memories(&self) -> &Memories {
         &self.memories
+    }
+
+    /// Returns the tensors, each with the memory that its offset counts from.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (NamedTensor<'_>, DeviceRange)> {
+        (0..self.len()).map(|position| {
+            let mut tensor = self.list.table().at(position);
+            let memory = self.list.lie_in()[position] as usize;
+            if let List::AsBefore(before, _) = &self.list {
+                tensor.offset -= before.gathered.places[memory].offset;
+            }
+            (tensor, self.memories.regions[memory].range)
+        })
     }
 
     pub(super) fn take_owners(&mut self) -> Owners {

@@ -13,6 +13,7 @@ mod open;
 mod open_export;
 mod open_part;
 mod own;
+mod pull_into;
 mod staged;
 mod table;
 mod tensor;
@@ -20,7 +21,7 @@ mod view_owner;
 
 pub use cache::CacheLimits;
 pub use mapping::Mapping;
-pub use open::OpenBuilder;
+pub use open::{CopyProgress, OpenBuilder};
 pub use tensor::Tensor;
 
 pub(crate) use grant::UnusedGrant;

@@ -49,15 +49,16 @@ use crate::wire::descriptor::{Contents, DescribedRegion, Descriptor, Memory, Reg
 #[must_use = "nothing is opened before at_home, on_device, on or on_mapped_devices"]
 #[derive(Debug)]
 pub struct OpenBuilder<'a> {
-    session: &'a Session,
-    descriptor: &'a Descriptor,
+    pub(super) session: &'a Session,
+    pub(super) descriptor: &'a Descriptor,
     access: Option<Access>,
-    timeout: Duration,
+    pub(super) timeout: Duration,
     grants: Grants<'a>,
     alone: bool,
     staging: CopyPolicy,
     pulling: CopyPolicy,
-    delivery: Option<&'a dyn Delivery>,
+    pub(super) progress: ProgressReport<'a>,
+    pub(super) delivery: Option<&'a dyn Delivery>,
 }
 
 /// The message that an export arrived in.
@@ -96,6 +97,36 @@ impl Deref for Grants<'_> {
     }
 }
 
+/// The progress of a copy; see [`OpenBuilder::on_progress`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CopyProgress {
+    /// The number of bytes that have arrived.
+    pub copied_bytes: u64,
+    /// The number of bytes of the whole copy.
+    pub total_bytes: u64,
+}
+
+/// The function that receives the progress of copies.
+#[derive(Clone, Copy)]
+pub(super) struct ProgressReport<'a>(Option<&'a dyn Fn(CopyProgress)>);
+
+impl ProgressReport<'_> {
+    const NONE: Self = Self(None);
+
+    pub(super) fn call(&self, copied_bytes: u64, total_bytes: u64) {
+        if let Some(report) = self.0 {
+            report(CopyProgress { copied_bytes, total_bytes });
+        }
+    }
+}
+
+impl fmt::Debug for ProgressReport<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Some" } else { "None" })
+    }
+}
+
 /// The condition under which the bytes are copied instead of opened, in one of the two ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum CopyPolicy {
@@ -108,8 +139,19 @@ enum CopyPolicy {
 impl<'a> OpenBuilder<'a> {
     pub(crate) const fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
         let (access, grants, alone) = (None, Grants::Borrowed(&[]), false);
-        let (staging, pulling) = (CopyPolicy::Never, CopyPolicy::Never);
-        Self { session, descriptor, access, timeout, grants, alone, staging, pulling, delivery: None }
+        let (staging, pulling, progress) = (CopyPolicy::Never, CopyPolicy::Never, ProgressReport::NONE);
+        Self {
+            session,
+            descriptor,
+            access,
+            timeout,
+            grants,
+            alone,
+            staging,
+            pulling,
+            progress,
+            delivery: None,
+        }
     }
 
     /// Opens by grants, one for each part, as long as they have not been used.
@@ -199,6 +241,29 @@ impl<'a> OpenBuilder<'a> {
     /// Copies the memory over the network in any case; see [`or_pulled`](Self::or_pulled).
     pub const fn pulled(mut self) -> Self {
         self.pulling = CopyPolicy::Always;
+        self
+    }
+
+    /// Calls `report` with the progress of a copy, from time to time and at its end, on the thread of the call that opens. A
+    /// function that takes long delays the copy.
+    ///
+    /// The memory of each home device is copied for itself, and reported for itself. Memory that is opened is not reported.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> device_ipc_core::Result<()> {
+    /// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+    /// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+    /// # let export = ipc.share(ipc.allocate(0, 1024)?).start()?;
+    /// use device_ipc_core::CopyProgress;
+    /// let report = |progress: CopyProgress| println!("{} of {} B", progress.copied_bytes, progress.total_bytes);
+    /// let copy = ipc.open(export.descriptor()).staged().on_progress(&report).on_device(0)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub const fn on_progress(mut self, report: &'a dyn Fn(CopyProgress)) -> Self {
+        self.progress = ProgressReport(Some(report));
         self
     }
 
@@ -370,7 +435,7 @@ impl<'a> OpenBuilder<'a> {
 
     /// Selects the device of a part.
     #[inline]
-    fn opening<'b>(
+    pub(super) fn opening<'b>(
         &'b self,
         index: usize,
         place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
@@ -425,22 +490,22 @@ impl<'a> OpenBuilder<'a> {
         blame: &dyn Fn(usize, Error) -> Error,
     ) -> Result<MappingSource> {
         if self.pulling == CopyPolicy::Always {
-            return self.wait_and(opening, || opening.pull(layout()?));
+            return self.wait_and(opening, || opening.pull(layout()?, self.progress));
         }
         let opened = match self.staging {
-            CopyPolicy::Always => self.wait_and(opening, || opening.copy(layout()?)),
+            CopyPolicy::Always => self.wait_and(opening, || opening.copy(layout()?, self.progress)),
             _ => opening.open(blame),
         };
         let Err(error) = opened else { return opened };
         let reason = error.innermost();
         if self.staging == CopyPolicy::IfNeeded && is_out_of_reach(reason) {
             tracing::debug!(target: crate::os::log::IMPORT, %error, "the memory is copied, as it cannot be opened");
-            return self.wait_and(opening, || opening.copy(layout()?));
+            return self.wait_and(opening, || opening.copy(layout()?, self.progress));
         }
         let listens = !opening.named.contents.network.is_empty();
         if self.pulling == CopyPolicy::IfNeeded && listens && is_elsewhere(reason) {
             tracing::debug!(target: crate::os::log::IMPORT, %error, "the memory is copied over the network, as it cannot be opened");
-            return self.wait_and(opening, || opening.pull(layout()?));
+            return self.wait_and(opening, || opening.pull(layout()?, self.progress));
         }
         Err(error)
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::grant::UnusedGrant;
+use super::open::ProgressReport;
 use super::open_part::{Copied, LocalLease, MappingSource, OpenPart, Terms};
 use super::staged::{Incoming, copy_in};
 use super::table::{LeaseRef, OpenTarget};
@@ -112,7 +113,7 @@ impl OpenExport<'_> {
     }
 
     /// Copies the memory to the device.
-    pub(super) fn copy(&self, layout: CopyLayout) -> Result<MappingSource> {
+    pub(super) fn copy(&self, layout: CopyLayout, progress: ProgressReport<'_>) -> Result<MappingSource> {
         let Self { session, named, device, patience, grant, .. } = *self;
         let timeout = patience.timeout;
         let backend = session.backend();
@@ -125,20 +126,35 @@ impl OpenExport<'_> {
             let kept = Self { device: home, ..reading }.part(self.local_source(granted));
             kept.wait_ready(|| timeout)?;
             kept.note_use();
-            copy_within(backend, kept.regions(), &layout, device)?
+            let buffer = copy_within(backend, kept.regions(), &layout, device)?;
+            progress.call(layout.bytes(), layout.bytes());
+            buffer
         } else {
             let allow = session.allow_list();
-            copy_in(&Incoming { backend, named, layout: &layout, device, grant, allow, timeout })?
+            let report = &|copied| progress.call(copied, layout.bytes());
+            copy_in(&Incoming { backend, named, layout: &layout, device, grant, allow, timeout, report })?
         };
         kill_point!("importer:mapped");
         Ok(MappingSource::Copy(Box::new(Copied { buffer, layout })))
     }
 
     /// Copies the memory to the device over the network.
-    pub(super) fn pull(&self, layout: CopyLayout) -> Result<MappingSource> {
+    pub(super) fn pull(&self, layout: CopyLayout, progress: ProgressReport<'_>) -> Result<MappingSource> {
+        let report = &|copied| progress.call(copied, layout.bytes());
+        let buffer = pull_in(&self.incoming("OpenBuilder::pulled", report)?, &layout)?;
+        kill_point!("importer:mapped");
+        Ok(MappingSource::Copy(Box::new(Copied { buffer, layout })))
+    }
+
+    /// Returns the export for a copy over the network by this call.
+    pub(super) fn incoming<'b>(
+        &'b self,
+        call: &'static str,
+        report: &'b dyn Fn(u64),
+    ) -> Result<remote::Incoming<'b>> {
         let Self { session, named, device, patience, .. } = *self;
         let (backend, timeout) = (session.backend(), patience.timeout);
-        check_may_wait("OpenBuilder::pulled", timeout)?;
+        check_may_wait(call, timeout)?;
         self.check_arguments()?;
         let Some(remote) = session.remote() else {
             return Err(Error::Unsupported {
@@ -154,9 +170,7 @@ impl OpenExport<'_> {
                 why: "use the address that was shared, or take a copy (OpenBuilder::staged)".into(),
             });
         }
-        let buffer = pull_in(&remote::Incoming { remote, backend, named, layout: &layout, device, timeout })?;
-        kill_point!("importer:mapped");
-        Ok(MappingSource::Copy(Box::new(Copied { buffer, layout })))
+        Ok(remote::Incoming { remote, backend, named, device, timeout, report })
     }
 
     fn local_source(&self, granted: LocalGrant) -> MappingSource {

@@ -32,6 +32,8 @@ pub(crate) struct Incoming<'a> {
     pub(crate) allow: &'a AllowList,
     /// The timeout for each answer of the exporter.
     pub(crate) timeout: Duration,
+    /// Called with the number of bytes that have been copied.
+    pub(crate) report: &'a dyn Fn(u64),
 }
 
 /// Copies an export to a new buffer, as the layout states, and waits until the copy is complete.
@@ -47,6 +49,7 @@ pub(crate) fn copy_in(incoming: &Incoming<'_>) -> Result<Buffer> {
     for chunk in 0..staging.chunks.count() {
         staging.ask_for(chunk, incoming.timeout)?;
         target.put(chunk, &staging, incoming.timeout)?;
+        (incoming.report)(staging.chunks.start(chunk) + staging.chunks.len(chunk));
         kill_point!("importer:staging-chunk");
     }
     drop(staging);

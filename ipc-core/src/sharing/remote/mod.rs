@@ -20,7 +20,7 @@ use crate::sharing::export::RemoteMemory;
 use crate::transport::TcpServer;
 use crate::wire::descriptor::is_reachable;
 
-pub(crate) use pull_in::{Incoming, pull_in};
+pub(crate) use pull_in::{Incoming, pull_in, pull_into};
 
 /// The settings of copies between hosts, for [`IpcBuilder::remote`](crate::IpcBuilder::remote).
 ///

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "an engine writes to the new buffer, which the pull keeps")]
 
+use std::fmt;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -14,13 +15,15 @@ use super::control::Control;
 use super::serve::MAX_TRANSFER;
 use crate::backend::engine::{Piece, PullRequest, TransferMemory};
 use crate::backend::{Buffer, DeviceIpc, MemoryUse, with_device_context};
+use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::os::log;
-use crate::sharing::Runtime;
-use crate::sharing::pull::{Pull, PullOwner};
+use crate::sharing::pull::{Failed, Pull, PullOwner};
 use crate::sharing::staging::CopyLayout;
+use crate::sharing::{ErrorWith, Runtime};
 use crate::transport::{Deadline, program_name};
+use crate::wire::Span;
 use crate::wire::descriptor::NamedExport;
 use crate::wire::protocol::encode;
 use crate::wire::remote::{RemoteOpen, RemoteRefusal, RemoteReply, RemoteRequest};
@@ -43,35 +46,22 @@ const AFTERMATH: Duration = Duration::from_millis(500);
 /// Maximum number of bytes of metadata of an export.
 const MAX_METADATA_BYTES: usize = 64 << 20;
 
-/// The export to pull, and the target of the copy.
+/// The export to pull.
 pub(crate) struct Incoming<'a> {
     pub(crate) remote: &'a Remote,
     pub(crate) backend: &'a Arc<dyn DeviceIpc>,
     pub(crate) named: NamedExport<'a>,
-    /// The bytes to copy.
-    pub(crate) layout: &'a CopyLayout,
+    /// The device of the destinations.
     pub(crate) device: DeviceOrdinal,
     /// The timeout for the lease, and for each later sign of life of the exporter.
     pub(crate) timeout: Duration,
+    /// Called with the number of bytes that have arrived.
+    pub(crate) report: &'a dyn Fn(u64),
 }
 
 /// Pulls an export to a new buffer, as the layout states, and waits until the copy is complete.
-pub(crate) fn pull_in(incoming: &Incoming<'_>) -> Result<Buffer> {
-    let Incoming { remote, backend, layout, device, timeout, .. } = *incoming;
-    let (engine, space) = (remote.engine(), backend.transfer_space(device));
-    if !engine.supports(space) {
-        return Err(Error::Unsupported {
-            backend: engine.info().name,
-            what: format!("copy to device {device} of the backend {}", backend.info().name),
-            why: "it does not support this kind of memory".into(),
-        });
-    }
-    let (lease, metadata) = RemoteLease::begin(incoming)?;
-    let buffer = Buffer::allocate(Arc::clone(backend), device, layout.buffer_bytes(), MemoryUse::new())?;
-    let range = buffer.range();
-    let destination = TransferMemory { space, address: range.ptr.get(), len: range.len };
-    let sources: Vec<_> = metadata.iter().map(Vec::as_slice).collect();
-    let piece = |(span, offset): (&crate::wire::Span, u64)| Piece {
+pub(crate) fn pull_in(incoming: &Incoming<'_>, layout: &CopyLayout) -> Result<Buffer> {
+    let piece = |(span, offset): (&Span, u64)| Piece {
         source: span.region as usize,
         source_offset: span.offset,
         destination: 0,
@@ -79,14 +69,87 @@ pub(crate) fn pull_in(incoming: &Incoming<'_>) -> Result<Buffer> {
         len: span.len,
     };
     let pieces: Vec<_> = layout.spans().map(piece).collect();
-    let request = PullRequest { sources: &sources, destinations: &[destination], pieces: &pieces };
-    let owner = Destination { buffer: Some(buffer), lease };
-    let limit = transfer_limit(timeout, layout.bytes());
-    // SAFETY: the owner has the buffer, which no other code knows until it is returned here.
-    let start = || unsafe { Pull::start(engine, &request, owner, limit) };
-    let mut finished = with_device_context(&**backend, device, start)?.wait()?;
-    finished.lease.release();
-    Ok(finished.buffer.take().expect("taken here and by drop alone"))
+    let granted = incoming.request(&pieces)?;
+    let (backend, bytes) = (Arc::clone(incoming.backend), layout.buffer_bytes());
+    let buffer = Buffer::allocate(backend, incoming.device, bytes, MemoryUse::new())?;
+    let range = buffer.range();
+    Ok(granted.pull(&[range], &pieces, buffer)?)
+}
+
+/// Pulls pieces of an export to memory on one device, which belongs to `owner`, and waits until the copy is complete.
+///
+/// # Errors
+///
+/// With the owner, if the engine does not use the memory any longer.
+pub(crate) fn pull_into<O: fmt::Debug + Send + 'static>(
+    incoming: &Incoming<'_>,
+    destinations: &[DeviceRange],
+    pieces: &[Piece],
+    owner: O,
+) -> Result<O, Failed<O>> {
+    let granted = match incoming.request(pieces) {
+        Ok(granted) => granted,
+        Err(error) => return Err(ErrorWith::new(error, Some(owner))),
+    };
+    granted.pull(destinations, pieces, owner).map_err(|failed| {
+        let (error, unused) = failed.into_parts();
+        ErrorWith::new(error, unused.map(Destination::into_owner))
+    })
+}
+
+impl<'a> Incoming<'a> {
+    /// Requests a lease.
+    fn request(&'a self, pieces: &[Piece]) -> Result<Granted<'a>> {
+        let Self { remote, backend, device, timeout, .. } = *self;
+        let engine = remote.engine();
+        if !engine.supports(backend.transfer_space(device)) {
+            return Err(Error::Unsupported {
+                backend: engine.info().name,
+                what: format!("copy to device {device} of the backend {}", backend.info().name),
+                why: "it does not support this kind of memory".into(),
+            });
+        }
+        let bytes = pieces.iter().map(|piece| piece.len).fold(0, u64::saturating_add);
+        let limit = transfer_limit(timeout, bytes);
+        let (lease, metadata) = RemoteLease::begin(self, limit)?;
+        Ok(Granted { incoming: self, lease, metadata, limit })
+    }
+}
+
+/// A lease, and the engine's metadata of the regions.
+struct Granted<'a> {
+    incoming: &'a Incoming<'a>,
+    lease: RemoteLease,
+    metadata: Vec<Vec<u8>>,
+    /// The time limit of the transfer.
+    limit: Duration,
+}
+
+impl Granted<'_> {
+    /// Pulls to memory that belongs to `owner`, waits, and releases the lease.
+    fn pull<O: fmt::Debug + Send + 'static>(
+        self,
+        destinations: &[DeviceRange],
+        pieces: &[Piece],
+        owner: O,
+    ) -> Result<O, Failed<Destination<O>>> {
+        let Self { incoming: Incoming { remote, backend, device, report, .. }, lease, metadata, limit } =
+            self;
+        let memory = |range: &DeviceRange| TransferMemory {
+            space: backend.transfer_space(range.device),
+            address: range.ptr.get(),
+            len: range.len,
+        };
+        let sources: Vec<_> = metadata.iter().map(Vec::as_slice).collect();
+        let destinations: Vec<_> = destinations.iter().map(memory).collect();
+        let request = PullRequest { sources: &sources, destinations: &destinations, pieces };
+        let owner = Destination { owner: Some(owner), lease };
+        // SAFETY: the owner keeps the memory, and no other code accesses it until it is returned here.
+        let start = || unsafe { Pull::start(remote.engine(), &request, owner, limit) };
+        let mut finished = with_device_context(&***backend, *device, start)?.wait(report)?;
+        finished.lease.release();
+        Ok(finished.into_owner())
+    }
 }
 
 /// Returns the time limit of a transfer.
@@ -153,8 +216,8 @@ struct RemoteLease {
 }
 
 impl RemoteLease {
-    /// Requests a lease. Returns the metadata of the export's regions.
-    fn begin(incoming: &Incoming<'_>) -> Result<(Self, Vec<Vec<u8>>)> {
+    /// Requests a lease for a transfer with this time limit. Returns the metadata of the export's regions.
+    fn begin(incoming: &Incoming<'_>, limit: Duration) -> Result<(Self, Vec<Vec<u8>>)> {
         let deadline = Deadline::after(incoming.timeout);
         let (mut lease, named) = (Self::connect(incoming, deadline)?, incoming.named);
         let identity = Runtime::get()?.identity;
@@ -162,7 +225,7 @@ impl RemoteLease {
             engine: incoming.remote.engine().info().name.to_owned(),
             // The reason of a refusal arrives before this process ceases to wait.
             wait_ms: milliseconds(deadline.left() / 10 * 9),
-            limit_ms: milliseconds(transfer_limit(incoming.timeout, incoming.layout.bytes())),
+            limit_ms: milliseconds(limit),
             host: identity.host,
             pid: identity.pid,
             program: program_name(),
@@ -323,15 +386,21 @@ impl Drop for RemoteLease {
     }
 }
 
-/// The new buffer and the lease, which the engine uses until it has finished.
+/// The owner of the destinations, and the lease, which exist until the engine has finished.
 #[derive(Debug)]
-struct Destination {
-    /// Taken when the copy is complete.
-    buffer: Option<Buffer>,
+struct Destination<O: Send + 'static> {
+    /// Taken when the engine has finished.
+    owner: Option<O>,
     lease: RemoteLease,
 }
 
-impl PullOwner for Destination {
+impl<O: Send + 'static> Destination<O> {
+    fn into_owner(mut self) -> O {
+        self.owner.take().expect("taken here and by drop alone")
+    }
+}
+
+impl<O: fmt::Debug + Send + 'static> PullOwner for Destination<O> {
     fn keep_alive(&mut self) -> Result<()> {
         let (lease, now) = (&mut self.lease, Instant::now());
         if lease.is_over || now < lease.next_look {
@@ -364,11 +433,11 @@ impl PullOwner for Destination {
     }
 }
 
-impl Drop for Destination {
+impl<O: Send + 'static> Drop for Destination<O> {
     /// A driver's free waits for streams; the caller must not.
     fn drop(&mut self) {
-        if let (Some(buffer), Some(runtime)) = (self.buffer.take(), Runtime::existing()) {
-            runtime.worker.submit(move || drop(buffer));
+        if let (Some(owner), Some(runtime)) = (self.owner.take(), Runtime::existing()) {
+            runtime.worker.submit(move || drop(owner));
         }
     }
 }
