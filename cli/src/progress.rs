@@ -1,11 +1,12 @@
 //! Progress of long operations: a bar on a terminal, else periodic lines.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
+use device_ipc::CopyProgress;
 use device_ipc_cli::output::{is_quiet, notice};
 
 /// Interval between lines where standard error is not a terminal.
@@ -35,7 +36,11 @@ impl Progress {
 
     /// Records that `bytes` more bytes are done.
     pub(crate) fn advance(&self, bytes: u64) {
-        self.done.set(self.done.get() + bytes);
+        self.set(self.done.get() + bytes);
+    }
+
+    fn set(&self, done: u64) {
+        self.done.set(done);
         if let Some(bar) = &self.bar {
             bar.set_position(self.done.get());
         } else if self.printed.get().elapsed() >= INTERVAL {
@@ -43,6 +48,18 @@ impl Progress {
             let (done, total) = (HumanBytes(self.done.get()), HumanBytes(self.total));
             notice(format_args!("{}: {done} of {total}", self.operation));
         }
+    }
+}
+
+/// Number of bytes from which on a copy from the sender is shown.
+const SHOWN_COPY: u64 = 64 << 20;
+
+/// Returns a function that shows the progress of a copy from the sender.
+pub(crate) fn of_copy() -> impl Fn(CopyProgress) {
+    let shown = OnceCell::new();
+    move |progress| {
+        let CopyProgress { copied_bytes, total_bytes, .. } = progress;
+        shown.get_or_init(|| Progress::of_bytes("copying", total_bytes, SHOWN_COPY)).set(copied_bytes);
     }
 }
 

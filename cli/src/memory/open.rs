@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use device_ipc::{
-    Access, Descriptor, DeviceOrdinal, DeviceRange, Dtype, Error, Ipc, Mapping, OpenBuilder, Stream, Tensor,
-    TensorLayout,
+    Access, CopyProgress, Descriptor, DeviceOrdinal, DeviceRange, Dtype, Error, Ipc, Mapping, OpenBuilder,
+    Stream, Tensor, TensorLayout,
 };
 use serde_json::{Value, json};
 
 use super::{DeviceBytes, Summary, add_to_bytes};
 use crate::arguments::{AllowArguments, positive_duration};
+use crate::progress;
 use crate::transport::descriptor::AnyDescriptor;
 use device_ipc_cli::output::UsageError;
 use device_ipc_cli::selection::{Selection, builder, check_device, select_backend};
@@ -82,8 +83,13 @@ impl OpenArguments {
         Ok(AnyDescriptor::of(found.map_err(suggest_option)?.descriptor().clone()))
     }
 
-    fn builder<'a>(&self, ipc: &'a Ipc, descriptor: &'a Descriptor) -> OpenBuilder<'a> {
-        let open = ipc.open(descriptor).timeout(self.timeout);
+    fn builder<'a>(
+        &self,
+        ipc: &'a Ipc,
+        descriptor: &'a Descriptor,
+        report: &'a dyn Fn(CopyProgress),
+    ) -> OpenBuilder<'a> {
+        let open = ipc.open(descriptor).timeout(self.timeout).on_progress(report);
         let open = match (self.staged, self.or_staged) {
             (true, _) => open.staged(),
             (false, true) => open.or_staged(),
@@ -117,7 +123,8 @@ pub(crate) struct OpenTensor {
 impl OpenTensor {
     pub(crate) fn open(descriptor: &Descriptor, arguments: &OpenArguments) -> Result<Self> {
         let ipc = arguments.ipc(descriptor)?;
-        let open = || arguments.builder(&ipc, descriptor);
+        let report = progress::of_copy();
+        let open = || arguments.builder(&ipc, descriptor, &report);
         let home =
             || ipc.devices().map(|devices| devices.iter().find(|one| one.identity == descriptor.home()));
         let device = match arguments.device {
@@ -140,7 +147,8 @@ impl OpenTensor {
     /// Opens one tensor of a bundle; the library opens the bundle as a whole.
     pub(crate) fn open_in_bundle(bundle: &Descriptor, name: &str, arguments: &OpenArguments) -> Result<Self> {
         let ipc = arguments.ipc(bundle)?;
-        let open = arguments.builder(&ipc, bundle);
+        let report = progress::of_copy();
+        let open = arguments.builder(&ipc, bundle, &report);
         let mapping = match arguments.device {
             Some(device) => {
                 check_device(&ipc, "--device", device)?;
