@@ -2,9 +2,10 @@
 
 python tools/fetch_vllm.py 0.25.1 0.28.0 0.33.0
 
-Downloads each wheel with pip, about 250 MB to 500 MB, and keeps some kB of it.
+Downloads each wheel with pip, about 250 MB to 500 MB, and keeps some kB of it. `cargo xtask python` calls it.
 """
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,13 @@ def fetch(version: str) -> None:
         (wheel,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name.startswith(KEPT) and name.endswith(".py")]
-            archive.extractall(TARGET / version, names)
+            archive.extractall(Path(folder) / "kept", names)
+        TARGET.mkdir(parents=True, exist_ok=True)
+        # A download that is interrupted leaves nothing that looks like a release.
+        partial = TARGET / "partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(Path(folder) / "kept", partial)
+        partial.rename(TARGET / version)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 //! PyTorch is the wheel for CUDA, with stubs of the CUDA libraries (`python/tools/stub_cuda_libraries.py`). It is installed once,
 //! with a time limit of the download: 530 MB, and 1.5 GB on disk. Where that fails, or with `--no-torch`, its tests are skipped.
 //! So are the tests with Ray, which starts its own processes, where it cannot be installed, or with `--no-ray`: 79 MB, and 260 MB on
-//! disk.
+//! disk. The modules of vLLM with which its backend is tested are copied from the wheels of three releases, of which nothing else
+//! is kept: 1.2 GB to download, once. Where that fails, or with `--no-vllm`, stand-ins with the same signatures remain.
 //!
 //! Everything is skipped, with the reason, where there is no suitable interpreter, or where pip cannot install what the tests
 //! need, as on a machine without a network.
@@ -29,7 +30,7 @@ const PACKAGES: &[&str] = &["maturin>=1.9.4,<2", "mypy", "numpy", "pytest", "pyt
 /// PyTorch without the CUDA libraries, except for the runtime.
 const TORCH: &[&str] = &["torch==2.11.0", "nvidia-cuda-runtime==13.0.96"];
 
-/// The packages that PyTorch imports.
+/// The packages that PyTorch imports, and transformers, which needs PyTorch.
 const TORCH_NEEDS: &[&str] = &[
     "expecttest",
     "filelock",
@@ -38,6 +39,7 @@ const TORCH_NEEDS: &[&str] = &[
     "networkx",
     "setuptools<82",
     "sympy",
+    "transformers==5.24.0",
     "typing-extensions",
 ];
 
@@ -49,6 +51,12 @@ const RAY: &str = "ray==2.60.0";
 
 /// The time limit of the installation of Ray, in seconds. It takes 15 s with 18 MB/s.
 const RAY_SECONDS: &str = "120";
+
+/// Releases of vLLM: one for each family of signatures.
+const VLLM: [&str; 3] = ["0.33.0", "0.28.0", "0.25.1"];
+
+/// The time limit of the download of one release of vLLM, in seconds. It takes 30 s with 18 MB/s.
+const VLLM_SECONDS: &str = "90";
 
 /// A program that fails unless the interpreter can make the virtual environment.
 const SUITABLE: &str = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))";
@@ -68,6 +76,9 @@ pub(crate) struct Options {
     /// Do not install Ray, whose tests are skipped
     #[arg(long)]
     no_ray: bool,
+    /// Do not download vLLM, which is tested with stand-ins alone
+    #[arg(long)]
+    no_vllm: bool,
     /// Fill in the outputs of the Python programs in docs/seeds, instead of comparing them
     #[arg(long)]
     seeds: bool,
@@ -103,6 +114,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     if !options.no_ray && !options.no_torch {
         install_ray(&python)?;
+    }
+    if !options.no_vllm && !options.no_torch {
+        fetch_vllm(&interpreter);
     }
     // maturin finds the interpreter by VIRTUAL_ENV, and itself needs no activation.
     let mut maturin = python();
@@ -195,6 +209,25 @@ fn install_ray(python: &impl Fn() -> Command) -> Result<()> {
         return Ok(());
     }
     imports(false).context("Ray was installed, but cannot be imported")
+}
+
+/// Copies the modules of releases of vLLM, unless they are there. Reports which cannot be downloaded, which is not a failure.
+fn fetch_vllm(interpreter: &Path) {
+    for version in VLLM {
+        let folder = root().join("python/target/vllm").join(version);
+        if folder.is_dir() {
+            continue;
+        }
+        let mut fetch = Command::new("timeout");
+        fetch.arg(VLLM_SECONDS).arg(interpreter).args(["tools/fetch_vllm.py", version]);
+        if let Err(error) = run_command(fetch.current_dir(root().join("python"))) {
+            eprintln!(
+                "the tests with vLLM's own modules are skipped for {version} and what follows it: it cannot be downloaded within \
+                 {VLLM_SECONDS} s\n  {error}"
+            );
+            return;
+        }
+    }
 }
 
 /// Reports that nothing was tested, which is not a failure.
