@@ -19,8 +19,8 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream};
 use device_ipc::cuda::interop::CudaMappedMut;
 use device_ipc::cuda::raw::{self, RawHandle};
 use device_ipc::{
-    Buffer, Descriptor, DeviceIdentity, DeviceMap, DeviceOrdinal, DeviceRange, Dtype, Error, Export, Ipc,
-    Mapping, Message, Region, RingReadSlot, RingReader, Stream, View, cuda,
+    Buffer, CopyProgress, Descriptor, DeviceIdentity, DeviceMap, DeviceOrdinal, DeviceRange, Dtype, Error,
+    Export, Ipc, Mapping, Message, Region, RingReadSlot, RingReader, Stream, TensorLayout, View, cuda,
 };
 
 #[rustfmt::skip]
@@ -348,6 +348,18 @@ fn remote(stream: Stream, descriptor: Descriptor) -> Result<()> {
         // A private copy of the bytes at this moment: the exporter's later writes do not reach it.
     }
     // end
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn remote_into(ipc: Ipc, buffer: Arc<Buffer>, descriptor: Descriptor) -> Result<()> {
+    // begin docs/guide/remote.md
+    let mut weights = ipc.tensors();
+    weights.owned("w", Arc::clone(&buffer), Some(TensorLayout::contiguous(Dtype::F32, [4, 5])?))?;
+    let report = |progress: CopyProgress| eprintln!("{} of {} B", progress.copied_bytes, progress.total_bytes);
+    weights = ipc.open(&descriptor).on_progress(&report).pull_into(weights)?; // can be used again
+    // end
+    drop(weights);
     Ok(())
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn import(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyAny>) ->
     let dtype = from_typestr(&typestr)
         .ok_or_else(|| PyBufferError::new_err(format!("the element type {typestr:?} is not supported")))?;
     let shape: Vec<i64> = item("shape")?.extract()?;
-    let (ptr, _): (u64, bool) = item("data")?.extract()?;
+    let (ptr, is_read_only): (u64, bool) = item("data")?.extract()?;
     let element = dtype.bytes().unwrap_or(1) as i64;
     let strides = match item("strides") {
         Ok(strides) if !strides.is_none() => {
@@ -56,7 +56,8 @@ pub(crate) fn import(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyAny>) ->
     };
     // The interface names no device; the driver knows it by the address. CuPy and numba state it.
     let ordinal = device_of(object).unwrap_or(0);
-    Ok(Foreign { backend: "cuda", ordinal, ptr, dtype, shape, strides, owner: object.clone().unbind() })
+    let (is_writable, owner) = (!is_read_only, object.clone().unbind());
+    Ok(Foreign { backend: "cuda", ordinal, ptr, dtype, shape, strides, is_writable, owner })
 }
 
 fn device_of(object: &Bound<'_, PyAny>) -> Option<u32> {

@@ -182,6 +182,8 @@ pub(crate) struct Foreign {
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<i64>,
     pub(crate) strides: Vec<i64>,
+    /// Whether the framework permits writing; true if it does not say.
+    pub(crate) is_writable: bool,
     /// The object that keeps the memory allocated.
     pub(crate) owner: Py<PyAny>,
 }
@@ -205,7 +207,7 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
         other => other?,
     };
     // SAFETY: the names select the layout; the capsule is alive, and so is the tensor in it.
-    let tensor = unsafe {
+    let (tensor, is_writable) = unsafe {
         if ffi::PyCapsule_IsValid(capsule.as_ptr(), VERSIONED_NAME.as_ptr()) != 0 {
             let managed = ffi::PyCapsule_GetPointer(capsule.as_ptr(), VERSIONED_NAME.as_ptr());
             let managed = &*managed.cast::<DlVersioned>();
@@ -215,15 +217,17 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
                     managed.major, managed.minor
                 )));
             }
-            &managed.tensor
+            (&managed.tensor, managed.flags & READ_ONLY == 0)
         } else if ffi::PyCapsule_IsValid(capsule.as_ptr(), NAME.as_ptr()) != 0 {
-            &(*ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()).cast::<DlManaged>()).tensor
+            let managed = ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr());
+            (&(*managed.cast::<DlManaged>()).tensor, true)
         } else {
             return Err(PyTypeError::new_err("__dlpack__ returned something that is not a DLPack capsule"));
         }
     };
     // SAFETY: it is alive, and so are its sizes.
-    unsafe { foreign(tensor, capsule.unbind()) }
+    let found = unsafe { foreign(tensor, capsule.unbind()) };
+    found.map(|found| Foreign { is_writable, ..found })
 }
 
 /// Returns the tensor that a `DLTensor` describes.
@@ -260,6 +264,7 @@ pub(crate) unsafe fn foreign(tensor: &DlTensor, owner: Py<PyAny>) -> PyResult<Fo
         dtype,
         shape,
         strides,
+        is_writable: true,
         owner,
     })
 }

@@ -17,6 +17,7 @@ mod mapping;
 mod memory;
 mod open;
 mod owner;
+mod pull;
 mod ring;
 mod session;
 mod share;
@@ -63,6 +64,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(keeper::keep, module)?)?;
     module.add_function(wrap_pyfunction!(memory::empty, module)?)?;
     module.add_function(wrap_pyfunction!(open::open, module)?)?;
+    module.add_function(wrap_pyfunction!(pull::pull_into, module)?)?;
     module.add_function(wrap_pyfunction!(ring::join, module)?)?;
     module.add_function(wrap_pyfunction!(session::enable_remote, module)?)?;
     module.add_function(wrap_pyfunction!(share::share, module)?)?;

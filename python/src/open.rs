@@ -12,6 +12,7 @@ use crate::error::OrRaise as _;
 use crate::export::parse;
 use crate::keeper;
 use crate::mapping::{Mapping, MappingInner};
+use crate::pull;
 use crate::session::{DeviceArg, access, ipc_for_users};
 use crate::stream::StreamArg;
 use crate::wait::{self, DEFAULT};
@@ -93,11 +94,12 @@ pub(crate) fn device_map(
 /// that a keeper has under this name.
 ///
 /// `staged` and `pulled` permit copies: `None` if the memory cannot be opened, `True` always. `staged` copies through the
-/// memory of this host, `pulled` over the network, if the exporter's process has called `enable_remote`.
+/// memory of this host, `pulled` over the network, if the exporter's process has called `enable_remote`. `progress` is called with
+/// the number of bytes that have arrived and the number of all bytes, on any thread.
 #[pyfunction]
 #[pyo3(signature = (
     descriptor, *, device=None, access=None, stream=None, staged=false, pulled=false, timeout=Some(DEFAULT), allow_users=Vec::new(),
-    allow_read_only=false, grant=None
+    allow_read_only=false, grant=None, progress=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
 pub(crate) fn open(
@@ -112,6 +114,7 @@ pub(crate) fn open(
     allow_users: Vec<u32>,
     allow_read_only: bool,
     grant: Option<&[u8]>,
+    progress: Option<Py<PyAny>>,
 ) -> PyResult<Mapping> {
     let grant = grant.map(|grant| crate::grant::parse(py, grant)).transpose()?;
     let access = self::access(access)?;
@@ -137,8 +140,12 @@ pub(crate) fn open(
     let backend = ipc.backend().info().name;
     let stream = stream.map(Arc::new);
     let opened_on = stream.clone();
+    let report = progress.map(pull::report);
     let call = move |timeout| {
         let mut builder = options(source.open(&ipc), access, staged, timeout);
+        if let Some(report) = &report {
+            builder = builder.on_progress(report);
+        }
         builder = match pulled {
             None => builder.or_pulled(),
             Some(true) => builder.pulled(),

@@ -14,7 +14,8 @@ impl PyOwner {
         Self(Some(object))
     }
 
-    fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+    /// Returns another reference.
+    pub(crate) fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.0.as_ref().map(|object| object.clone_ref(py))
     }
 }

@@ -34,6 +34,8 @@ pub(crate) struct Source {
     pub(crate) device: DeviceOrdinal,
     region: DeviceRange,
     layout: TensorLayout,
+    /// Whether the framework permits writing.
+    pub(crate) is_writable: bool,
     owner: Owner,
 }
 
@@ -64,7 +66,8 @@ impl Source {
         let layout = TensorLayout::strided(data.dtype, data.shape.as_slice(), data.strides.as_slice());
         let layout = layout.map_err(Error::from).or_raise(py)?;
         let owner = Owner::Native(data.keeper.clone());
-        Ok(Self { backend: data.backend, device: data.range.device, region: data.range, layout, owner })
+        let (backend, region, is_writable) = (data.backend, data.range, data.is_writable);
+        Ok(Self { backend, device: region.device, region, layout, is_writable, owner })
     }
 
     fn foreign(py: Python<'_>, tensor: Foreign) -> PyResult<Self> {
@@ -81,7 +84,8 @@ impl Source {
         let device = device_here(tensor.backend, tensor.ordinal);
         let region = DeviceRange::new(device, DevicePtr::new(tensor.ptr), layout.span_bytes());
         let owner = Owner::Python(PyOwner::new(tensor.owner));
-        Ok(Self { backend: tensor.backend, device, region, layout, owner })
+        let (backend, is_writable) = (tensor.backend, tensor.is_writable);
+        Ok(Self { backend, device, region, layout, is_writable, owner })
     }
 
     /// Returns the memory for a ring, and what keeps it allocated for tensors in its slots.
@@ -92,7 +96,7 @@ impl Source {
         (unsafe { OwnedRegion::new(owner, Region::new(self.backend, self.region)) }, keeper)
     }
 
-    fn owned(self) -> (OwnedRegion<Owner>, TensorLayout) {
+    pub(crate) fn owned(self) -> (OwnedRegion<Owner>, TensorLayout) {
         let region = Region::new(self.backend, self.region).with_dtype(self.layout.dtype());
         // SAFETY: the owner keeps the memory allocated: a guard of this library, or a Python object by the rules of its
         // protocol.
@@ -139,6 +143,7 @@ fn torch(tensor: &Bound<'_, PyAny>) -> PyResult<Foreign> {
         dtype: dtype(&tensor.getattr("dtype")?)?,
         shape: tensor.getattr("shape")?.extract()?,
         strides: tensor.call_method0("stride")?.extract()?,
+        is_writable: true,
         owner: tensor.call_method0("untyped_storage")?.unbind(),
     })
 }
@@ -165,7 +170,7 @@ pub(crate) fn share(
             return Err(PyValueError::new_err(text));
         }
     };
-    let sources = sources(py, tensors, name)?;
+    let sources = sources(py, "share", tensors, name)?;
     let Some((_, first)) = sources.first() else {
         return Err(PyValueError::new_err("there is no tensor to share"));
     };
@@ -211,9 +216,10 @@ impl<'a> Options<'a> {
     }
 }
 
-/// Reads the tensors with their names; a single tensor without one has none.
-fn sources(
+/// Reads the tensors with their names; a single tensor without one has none. Errors name the verb of the caller.
+pub(crate) fn sources(
     py: Python<'_>,
+    verb: &str,
     tensors: &Bound<'_, PyAny>,
     name: Option<String>,
 ) -> PyResult<Vec<(Option<String>, Source)>> {
@@ -228,7 +234,7 @@ fn sources(
     if !tensors.hasattr("items")? {
         let found = tensors.get_type().name()?;
         return Err(PyTypeError::new_err(format!(
-            "cannot share {found}: expected a tensor with __dlpack__ or __cuda_array_interface__, or a mapping of names to \
+            "cannot {verb} {found}: expected a tensor with __dlpack__ or __cuda_array_interface__, or a mapping of names to \
              tensors"
         )));
     }

@@ -83,6 +83,47 @@ def test_state_dict_is_copied(start: Start, nixl: "dict[str, str]", by: str) -> 
     assert end(exporter) == "closed"
 
 
+def test_tensors_that_exist_are_written(start: Start, nixl: "dict[str, str]") -> None:
+    exporter = start(EXPORTER, DEVICE_IPC_REMOTE="127.0.0.1", **nixl)
+    importer = start(
+        """
+        weights = {name: d.empty((1000, 7), "float32", "mock:0") for name in ["a", "b.weight"]}
+        reports = []
+        for _ in range(3):
+            d.pull_into(sys.argv[1], weights, progress=lambda *report: reports.append(report))
+            for number, tensor in enumerate(weights.values()):
+                array = np.from_dlpack(tensor)
+                assert (array == np.arange(7) + number).all()
+                array[:] = 9
+        assert reports == [(56000, 56000)] * 3, reports
+        d.pull_into(sys.argv[1], {"b.weight": weights["a"]})     # some of the tensors
+        assert (np.from_dlpack(weights["a"]) == np.arange(7) + 1).all()
+        reports = []
+        d.open(sys.argv[1], pulled=True, progress=lambda *report: reports.append(report)).close()
+        assert reports and reports[-1][0] == reports[-1][1], reports
+
+        refused = [
+            ({"c": weights["a"]}, d.NoSuchTensorError, "c"),
+            ({"a": d.empty((7, 1000), "float32", "mock:0")}, d.LayoutError, "float32 [1000, 7]"),
+            ({"a": weights["a"], "b.weight": weights["a"]}, d.LayoutError, "overlap"),
+        ]
+        read_only = np.zeros((1000, 7), "float32")
+        read_only.flags.writeable = False
+        refused.append(({"a": read_only}, ValueError, "read-only"))
+        for tensors, kind, phrase in refused:
+            try:
+                d.pull_into(sys.argv[1], tensors)
+            except kind as error:
+                assert phrase in str(error), error
+                print("refused", flush=True)
+        """,
+        line(exporter),
+        **nixl,
+    )
+    assert end(importer).split() == ["refused"] * 4
+    assert end(exporter) == "closed"
+
+
 def test_exporter_without_a_network_address_is_reported(start: Start) -> None:
     exporter = start(EXPORTER)
     text = line(exporter)

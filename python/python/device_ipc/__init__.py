@@ -55,6 +55,7 @@ from ._native import (
     list_exports,
     listen,
     open,
+    pull_into,
     share,
     shutdown,
 )
@@ -106,6 +107,7 @@ __all__ = [
     "list_exports",
     "listen",
     "open",
+    "pull_into",
     "share",
     "shutdown",
 ]

@@ -113,6 +113,7 @@ _IN_PYTHON = {
     "OpenBuilder::on_device": "the argument device of device_ipc.open",
     "OpenBuilder::or_staged": "staged=True",
     "OpenBuilder::or_pulled": "pulled=None",
+    "OpenBuilder::pull_into": "device_ipc.pull_into",
     "OpenBuilder::pulled": "pulled=True",
     "OpenBuilder::staged": "staged=True",
     "Remote::listen": "device_ipc.enable_remote",

@@ -49,6 +49,7 @@ __all__ = [
     "list_exports",
     "listen",
     "open",
+    "pull_into",
     "share",
     "share_storage",
     "shutdown",
@@ -444,7 +445,16 @@ def open(
     allow_users: Sequence[int] = ...,
     allow_read_only: bool = False,
     grant: bytes | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Mapping: ...
+def pull_into(
+    descriptor: Descriptor | str | bytes,
+    tensors: _AnyTensors,
+    *,
+    timeout: float | None = ...,
+    allow_users: Sequence[int] = ...,
+    progress: Callable[[int, int], object] | None = None,
+) -> None: ...
 def share(
     tensors: _AnyTensors,
     *,

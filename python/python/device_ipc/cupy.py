@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _native
@@ -57,6 +57,7 @@ def open(
     timeout: float | None = 30.0,
     allow_users: Sequence[int] = (),
     allow_read_only: bool = False,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Arrays:
     """Opens memory of another process as CuPy arrays.
 
@@ -69,6 +70,7 @@ def open(
         "stream": stream,
         "staged": staged,
         "pulled": pulled,
+        "progress": progress,
         "timeout": timeout,
         "allow_users": allow_users,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _native
@@ -59,6 +59,7 @@ def open(
     pulled: bool | None = False,
     timeout: float | None = 30.0,
     allow_users: Sequence[int] = (),
+    progress: Callable[[int, int], object] | None = None,
 ) -> Arrays:
     """Opens memory of another process as NumPy arrays, which are read-only where the memory is."""
     return Arrays(
@@ -69,6 +70,7 @@ def open(
             stream=stream,
             staged=staged,
             pulled=pulled,
+            progress=progress,
             timeout=timeout,
             allow_users=allow_users,
         )

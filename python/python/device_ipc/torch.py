@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _native
@@ -76,6 +76,7 @@ def open(
     timeout: float | None = 30.0,
     allow_users: Sequence[int] = (),
     allow_read_only: bool = False,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Tensors:
     """Opens memory of another process as torch tensors.
 
@@ -88,6 +89,7 @@ def open(
         "stream": stream,
         "staged": staged,
         "pulled": pulled,
+        "progress": progress,
         "timeout": timeout,
         "allow_users": allow_users,
     }

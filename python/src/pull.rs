@@ -1,0 +1,69 @@
+//! Copies from other hosts into tensors that exist already.
+
+use device_ipc::CopyProgress;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::error::OrRaise as _;
+use crate::export::parse;
+use crate::owner::PyOwner;
+use crate::session::ipc_for_users;
+use crate::share::sources;
+use crate::wait;
+
+/// Copies memory of another host into tensors that exist already, such as the weights of a model: one tensor, or a mapping of names
+/// to those of the exporter's tensors that are wanted. Element types and shapes are those of the exporter's tensors.
+///
+/// The tensors must not be used until the call returns. After an error their contents are unspecified. If the exporter does not
+/// answer, their memory is kept until NIXL has finished with it. `progress` is called with the number of bytes that have
+/// arrived and the number of all bytes, on any thread.
+#[pyfunction]
+#[pyo3(signature = (descriptor, tensors, *, timeout=Some(wait::DEFAULT), allow_users=Vec::new(), progress=None))]
+pub(crate) fn pull_into(
+    py: Python<'_>,
+    descriptor: &Bound<'_, PyAny>,
+    tensors: &Bound<'_, PyAny>,
+    timeout: Option<f64>,
+    allow_users: Vec<u32>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<()> {
+    let descriptor = parse(py, descriptor)?;
+    let limit = wait::limit(timeout)?;
+    let sources = sources(py, "pull into", tensors, None)?;
+    for (name, source) in &sources {
+        if !source.is_writable {
+            let name = name.as_deref().map_or_else(|| "the tensor".to_owned(), |name| format!("{name:?}"));
+            return Err(PyValueError::new_err(format!("{name} is read-only; pull into writable tensors")));
+        }
+    }
+    let ipc = ipc_for_users(py, Some(descriptor.backend()), &allow_users)?;
+    let report = progress.map(report);
+    let call = move || -> device_ipc::Result<()> {
+        let mut set = ipc.tensors();
+        for (name, source) in sources {
+            let (owner, layout) = source.owned();
+            set.owned(name.as_deref().unwrap_or("tensor"), owner, Some(layout))?;
+        }
+        let mut builder = ipc.open(&descriptor).timeout(limit);
+        if let Some(report) = &report {
+            builder = builder.on_progress(report);
+        }
+        builder.pull_into(set)?;
+        Ok(())
+    };
+    wait::aside(py, call)?.or_raise(py)
+}
+
+/// Returns a function that calls one of Python. Exceptions of the callback are printed.
+pub(crate) fn report(callback: Py<PyAny>) -> impl Fn(CopyProgress) + Send + Sync {
+    let callback = PyOwner::new(callback);
+    move |progress| {
+        // The interpreter may have ended.
+        Python::try_attach(|py| {
+            let Some(callback) = callback.get(py) else { return };
+            if let Err(error) = callback.call1(py, (progress.copied_bytes, progress.total_bytes)) {
+                error.write_unraisable(py, Some(callback.bind(py)));
+            }
+        });
+    }
+}
