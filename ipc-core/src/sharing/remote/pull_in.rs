@@ -12,7 +12,7 @@ use device_ipc_tcp::{Key, TcpError};
 
 use super::Remote;
 use super::control::Control;
-use super::serve::MAX_TRANSFER;
+use super::serve::{GRACE, MAX_TRANSFER};
 use crate::backend::engine::{Piece, PullRequest, TransferMemory};
 use crate::backend::{Buffer, DeviceIpc, MemoryUse, with_device_context};
 use crate::model::address::DeviceRange;
@@ -112,7 +112,7 @@ impl<'a> Incoming<'a> {
         let bytes = pieces.iter().map(|piece| piece.len).fold(0, u64::saturating_add);
         let limit = transfer_limit(timeout, bytes);
         let (lease, metadata) = RemoteLease::begin(self, limit)?;
-        Ok(Granted { incoming: self, lease, metadata, limit })
+        Ok(Granted { incoming: self, lease, metadata })
     }
 }
 
@@ -121,8 +121,6 @@ struct Granted<'a> {
     incoming: &'a Incoming<'a>,
     lease: RemoteLease,
     metadata: Vec<Vec<u8>>,
-    /// The time limit of the transfer.
-    limit: Duration,
 }
 
 impl Granted<'_> {
@@ -133,8 +131,11 @@ impl Granted<'_> {
         pieces: &[Piece],
         owner: O,
     ) -> Result<O, Failed<Destination<O>>> {
-        let Self { incoming: Incoming { remote, backend, device, report, .. }, lease, metadata, limit } =
-            self;
+        let Self { incoming: Incoming { remote, backend, device, report, .. }, lease, metadata } = self;
+        if let Err(error) = lease.check() {
+            return Err(ErrorWith::new(error, Some(Destination { owner: Some(owner), lease })));
+        }
+        let limit = lease.limit;
         let memory = |range: &DeviceRange| TransferMemory {
             space: backend.transfer_space(range.device),
             address: range.ptr.get(),
@@ -147,6 +148,9 @@ impl Granted<'_> {
         // SAFETY: the owner keeps the memory, and no other code accesses it until it is returned here.
         let start = || unsafe { Pull::start(remote.engine(), &request, owner, limit) };
         let mut finished = with_device_context(&***backend, *device, start)?.wait(report)?;
+        if let Err(error) = finished.lease.check() {
+            return Err(ErrorWith::new(error, Some(finished)));
+        }
         finished.lease.release();
         Ok(finished.into_owner())
     }
@@ -206,6 +210,10 @@ impl Exporter {
 struct RemoteLease {
     control: Control,
     exporter: Exporter,
+    /// The time limit of the transfer, which the exporter knows.
+    limit: Duration,
+    /// A time before the last message that the exporter is known to have received.
+    renewed: Instant,
     /// The longest silence of the exporter.
     timeout: Duration,
     next_look: Instant,
@@ -219,7 +227,7 @@ impl RemoteLease {
     /// Requests a lease for a transfer with this time limit. Returns the metadata of the export's regions.
     fn begin(incoming: &Incoming<'_>, limit: Duration) -> Result<(Self, Vec<Vec<u8>>)> {
         let deadline = Deadline::after(incoming.timeout);
-        let (mut lease, named) = (Self::connect(incoming, deadline)?, incoming.named);
+        let (mut lease, named) = (Self::connect(incoming, limit, deadline)?, incoming.named);
         let identity = Runtime::get()?.identity;
         lease.send(&RemoteRequest::Open(RemoteOpen {
             engine: incoming.remote.engine().info().name.to_owned(),
@@ -258,7 +266,7 @@ impl RemoteLease {
     }
 
     /// Connects to the first address that accepts, and proves the token.
-    fn connect(incoming: &Incoming<'_>, deadline: Deadline) -> Result<Self> {
+    fn connect(incoming: &Incoming<'_>, limit: Duration, deadline: Deadline) -> Result<Self> {
         let NamedExport { contents, part } = incoming.named;
         let (exporter, export, network) = (&contents.exporter, part.export, &contents.network);
         let mut failed = None;
@@ -285,6 +293,8 @@ impl RemoteLease {
             return Ok(Self {
                 control: Control::new(connection),
                 exporter,
+                limit,
+                renewed: now,
                 timeout: incoming.timeout,
                 next_look: now + LOOK,
                 next_ping: now + PING,
@@ -307,7 +317,21 @@ impl RemoteLease {
     /// Returns the error of a failed connection.
     fn lost(&mut self, error: TcpError) -> Error {
         self.is_over = true;
-        self.exporter.failed("the exporter", error, self.timeout)
+        self.check().err().unwrap_or_else(|| self.exporter.failed("the exporter", error, self.timeout))
+    }
+
+    /// Fails if the exporter may have ended the lease, and freed the memory, because it has received no message for too long: if this
+    /// process was suspended. Bytes that have arrived are then not known to be those of the export.
+    fn check(&self) -> Result<()> {
+        let after = self.limit + GRACE;
+        if self.renewed.elapsed() < after {
+            return Ok(());
+        }
+        Err(self.exporter.error(Error::Timeout {
+            what: "the copy to end while the exporter keeps the memory".into(),
+            after,
+            detail: ", because this process was suspended; open the descriptor again".into(),
+        }))
     }
 
     /// Receives a message if one arrives within `wait`.
@@ -356,7 +380,9 @@ impl RemoteLease {
             if reply != RemoteReply::Pong {
                 return Err(self.exporter.protocol("it sent another reply to a ping"));
             }
-            self.unanswered = None;
+            if let Some(sent) = self.unanswered.take() {
+                self.renewed = sent;
+            }
         }
         let timeout = self.timeout;
         if self.unanswered.is_some_and(|since| since.elapsed() > timeout) {

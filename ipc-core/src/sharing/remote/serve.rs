@@ -35,7 +35,7 @@ const MAX_READY_WAIT: Duration = Duration::from_secs(600);
 pub(super) const MAX_TRANSFER: Duration = Duration::from_secs(24 * 3600);
 
 /// The lease of a silent importer ends this much later than the time limit of its transfer.
-const GRACE: Duration = Duration::from_secs(10);
+pub(super) const GRACE: Duration = Duration::from_secs(10);
 
 /// The interval at which silence is counted. Counting intervals instead of time, the silence does not include the time for which this
 /// process itself was suspended, after which the importer's messages are still to be read.
