@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{mem, process, slice};
 
+use device_ipc_core::backend::environment;
 use device_ipc_core::{Error, Result, Unavailable, VendorError};
 
 use crate::bindings::{
@@ -33,6 +34,12 @@ use crate::peers::Peers;
 
 /// The plugin that transfers the bytes.
 const PLUGIN: &CStr = c"UCX";
+
+/// A setting of UCX's TCP transport, unless [`TIMEOUT_VARIABLE`] is set: a connection on which the peer takes no bytes for this time
+/// is closed. UCX reads the memory that a peer has requested as the peer takes the bytes, also after its deregistration. So the time has to be
+/// shorter than the 10 s for which the library keeps the memory at least, after the last message of an importer that is suspended or cannot be reached.
+const TIMEOUT: (&CStr, &CStr) = (c"engine_config", c"TCP_USER_TIMEOUT=5s");
+const TIMEOUT_VARIABLE: &str = "UCX_TCP_USER_TIMEOUT";
 
 /// The longest sleep of the progress thread in µs. UCX's events end a sleep early.
 const PROGRESS_DELAY_US: u64 = 10_000;
@@ -134,6 +141,13 @@ impl Agent {
             );
             check("get_plugin_params", status)?;
             (api.destroy_mem_list)(memories);
+            if environment::variable(TIMEOUT_VARIABLE).is_none() {
+                let (name, value) = TIMEOUT;
+                let status = (api.params_add)(parameters, name.as_ptr(), value.as_ptr());
+                check("params_add", status).inspect_err(|_| {
+                    (api.destroy_params)(parameters);
+                })?;
+            }
             let status =
                 (api.create_backend)(self.raw.as_ptr(), PLUGIN.as_ptr(), parameters, &raw mut backend);
             (api.destroy_params)(parameters);

@@ -79,6 +79,7 @@ functions! {
     destroy_agent(*mut RawAgent);
     get_plugin_params(*mut RawAgent, *const c_char, *mut *mut MemoryList, *mut *mut Params);
     destroy_mem_list(*mut MemoryList);
+    params_add(*mut Params, *const c_char, *const c_char);
     destroy_params(*mut Params);
     create_backend(*mut RawAgent, *const c_char, *mut Params, *mut *mut Backend);
     destroy_backend(*mut Backend);
