@@ -4,7 +4,8 @@
 //! the number of the visit at which the process kills itself: `importer:granted` or `importer:granted=3`. With the suffix
 //! `!stop` the process stops itself there instead, until it is continued.
 
-/// All points: first those of a hand-over in the order of visits, then those of rings, staging and channels.
+/// All points: first those of a hand-over in the order of visits, then those of rings, staging, channels
+/// and copies between hosts.
 #[cfg(feature = "kill-points")]
 #[doc(hidden)]
 pub const KILL_POINTS: &[&str] = &[
@@ -63,6 +64,18 @@ pub const KILL_POINTS: &[&str] = &[
     "receiver:channel-discarding",
     "closer:channel-ending",
     "closer:channel-ended",
+    "importer:remote-connected",
+    "exporter:remote-accepted",
+    "exporter:remote-proved",
+    "importer:remote-proved",
+    "importer:remote-asked",
+    "exporter:remote-leased",
+    "exporter:remote-granted",
+    "importer:remote-granted",
+    "importer:remote-pulling",
+    "importer:remote-pulled",
+    "importer:remote-released",
+    "exporter:remote-released",
 ];
 
 #[cfg(feature = "kill-points")]
@@ -91,6 +104,8 @@ pub(crate) fn visit(point: &'static str) {
         let own = rustix::process::getpid();
         if *stops {
             let _ = rustix::process::kill_process(own, rustix::process::Signal::STOP);
+            // Another thread may receive the signal; it reaches this one while it sleeps.
+            std::thread::sleep(std::time::Duration::from_millis(20));
             return;
         }
         let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);

@@ -18,6 +18,7 @@ use crate::backend::{Buffer, DeviceIpc, MemoryUse, with_device_context};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
+use crate::os::kill::kill_point;
 use crate::os::log;
 use crate::sharing::pull::{Failed, Pull, PullOwner};
 use crate::sharing::staging::CopyLayout;
@@ -147,11 +148,15 @@ impl Granted<'_> {
         let owner = Destination { owner: Some(owner), lease };
         // SAFETY: the owner keeps the memory, and no other code accesses it until it is returned here.
         let start = || unsafe { Pull::start(remote.engine(), &request, owner, limit) };
-        let mut finished = with_device_context(&***backend, *device, start)?.wait(report)?;
+        let pull = with_device_context(&***backend, *device, start)?;
+        kill_point!("importer:remote-pulling");
+        let mut finished = pull.wait(report)?;
         if let Err(error) = finished.lease.check() {
             return Err(ErrorWith::new(error, Some(finished)));
         }
+        kill_point!("importer:remote-pulled");
         finished.lease.release();
+        kill_point!("importer:remote-released");
         Ok(finished.into_owner())
     }
 }
@@ -228,6 +233,7 @@ impl RemoteLease {
     fn begin(incoming: &Incoming<'_>, limit: Duration) -> Result<(Self, Vec<Vec<u8>>)> {
         let deadline = Deadline::after(incoming.timeout);
         let (mut lease, named) = (Self::connect(incoming, limit, deadline)?, incoming.named);
+        kill_point!("importer:remote-proved");
         let identity = Runtime::get()?.identity;
         lease.send(&RemoteRequest::Open(RemoteOpen {
             engine: incoming.remote.engine().info().name.to_owned(),
@@ -238,6 +244,7 @@ impl RemoteLease {
             pid: identity.pid,
             program: program_name(),
         }))?;
+        kill_point!("importer:remote-asked");
         let regions = match lease.receive_until(deadline)? {
             RemoteReply::Granted { regions } => regions as usize,
             RemoteReply::Refused(refusal) => return Err(lease.refused(refusal)),
@@ -262,6 +269,7 @@ impl RemoteLease {
                 return Err(lease.exporter.protocol("it sent more metadata than it has regions"));
             }
         }
+        kill_point!("importer:remote-granted");
         Ok((lease, metadata))
     }
 
@@ -285,6 +293,7 @@ impl RemoteLease {
                     continue;
                 }
             };
+            kill_point!("importer:remote-connected");
             let key = Key::new(&part.token.to_bytes());
             let connection = device_ipc_tcp::connect(stream, export.0, &key, deadline.at)
                 .map_err(|error| exporter.failed("the exporter's proof", error, incoming.timeout))?;

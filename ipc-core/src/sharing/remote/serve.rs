@@ -9,6 +9,7 @@ use device_ipc_tcp::Key;
 use super::control::Control;
 use crate::model::error::Error;
 use crate::model::lease::LeaseId;
+use crate::os::kill::kill_point;
 use crate::os::log::{self, Throttle};
 use crate::sharing::Runtime;
 use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, Shared};
@@ -63,6 +64,7 @@ pub(super) fn serve(served: &Served, unproved: Unproved, stream: TcpStream) {
 fn try_serve(served: &Served, unproved: Unproved, stream: TcpStream) -> Result<(), String> {
     // In a forked child there is no such thread.
     let runtime = Runtime::existing().ok_or("the process has no exports")?;
+    kill_point!("exporter:remote-accepted");
     let mut export = ExportId(0);
     let key_of = |id: u64| {
         export = ExportId(id);
@@ -71,6 +73,7 @@ fn try_serve(served: &Served, unproved: Unproved, stream: TcpStream) -> Result<(
     };
     let connection = device_ipc_tcp::accept(stream, key_of, Instant::now() + HANDSHAKE).map_err(text)?;
     drop(unproved);
+    kill_point!("exporter:remote-proved");
     let mut control = Control::new(connection);
     let mut wait = HANDSHAKE;
     // The importer closes the connection, or leaves it idle, when it needs it no longer.
@@ -110,6 +113,7 @@ fn lease(
             for batch in batches(metadata) {
                 send(control, &RemoteReply::Regions { metadata: batch })?;
             }
+            kill_point!("exporter:remote-granted");
             keep(lease, open, control)
         }
         Err(refusal) => send(control, &RemoteReply::Refused(refusal)),
@@ -128,7 +132,10 @@ fn keep(lease: Lease, open: &RemoteOpen, control: &mut Control) -> Result<(), St
         silent = Duration::ZERO;
         match RemoteRequest::decode(&request)? {
             RemoteRequest::Ping => send(control, &RemoteReply::Pong)?,
-            RemoteRequest::Release => return Ok(()),
+            RemoteRequest::Release => {
+                kill_point!("exporter:remote-released");
+                return Ok(());
+            }
             RemoteRequest::Open(_) => return Err("the importer requested a second lease".into()),
         }
     }
@@ -184,6 +191,7 @@ impl Lease {
             _ => RemoteRefusal::Dropped,
         })?;
         let lease = Self { runtime, export, lease, shared: Some(shared) };
+        kill_point!("exporter:remote-leased");
         let shared = lease.shared.as_ref().expect("taken by drop alone");
         if let Some(Err(detail)) = borrowed.as_ref().map(BorrowedMemory::check) {
             return Err(RemoteRefusal::Stale { detail });
