@@ -63,5 +63,5 @@ cases! {
     lease_ends_when_the_importer_is_killed,
     dropped_export_is_kept_until_the_pull_has_finished,
     lease_of_a_silent_importer_ends,
-    repeated_pulls_leave_nothing_over(2000),
+    repeated_pulls_leave_nothing_over(10_000),
 }

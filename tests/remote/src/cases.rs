@@ -4,13 +4,15 @@ use std::time::{Duration, Instant};
 
 use device_ipc_test_process::Process;
 
-use crate::{elsewhere, eventually, eventually_starts, resume, suspend, with_wrong_token};
+use crate::{
+    Host, Hosts, LOOPBACK, elsewhere, eventually, eventually_starts, resume, suspend, with_wrong_token,
+};
 
 /// Timeout of calls that are to succeed, in ms.
-const LONG_MS: u32 = 60_000;
+pub(crate) const LONG_MS: u32 = 60_000;
 
 /// Timeout of calls that fail by it, in ms.
-const SHORT_MS: u32 = 1_000;
+pub(crate) const SHORT_MS: u32 = 1_000;
 
 /// The length of a region whose copy takes a while.
 const MANY: usize = 96 << 20;
@@ -18,39 +20,109 @@ const MANY: usize = 96 << 20;
 /// Starts a process with the engine, by the name of its test, and loads the engine. `None` if there is none on this machine.
 pub type Start = fn(role: &str, arguments: &str) -> Option<Process>;
 
+/// As [`Start`], with the conditions under which the process runs.
+pub type StartUnder = fn(conditions: &Conditions<'_>, role: &str, arguments: &str) -> Option<Process>;
+
+/// The conditions under which a process runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Conditions<'a> {
+    /// The host of the process, if it is not this one.
+    pub host: Option<&'a Host>,
+    /// The point at which the process kills or stops itself, as the variable `DEVICE_IPC_KILL_POINT` states it.
+    pub kill_point: &'a str,
+}
+
+impl Conditions<'_> {
+    /// Starts an ignored test of this program; see [`Process::of_test`].
+    #[track_caller]
+    pub fn process(&self, path: &str, variables: &[(&str, &str)]) -> Process {
+        let mut variables = variables.to_vec();
+        if !self.kill_point.is_empty() {
+            variables.push(("DEVICE_IPC_KILL_POINT", self.kill_point));
+        }
+        self.host.map_or_else(|| Process::of_test(path, &variables), |host| host.process(path, &variables))
+    }
+}
+
 /// The processes of a case.
 #[derive(Debug)]
 pub struct Pair {
-    exporter: Process,
-    importer: Process,
+    pub(crate) exporter: Process,
+    pub(crate) importer: Process,
+    /// Dropped after the processes.
+    pub(crate) hosts: Option<Hosts>,
 }
 
 impl Pair {
     /// Starts an exporter and an importer.
     pub fn start(start: Start) -> Option<Self> {
-        Some(Self { exporter: start("exporter", "")?, importer: start("importer", "")? })
+        Some(Self { exporter: start("exporter", "")?, importer: start("importer", "")?, hosts: None })
     }
 
-    fn open(&mut self, mode: &str, seed: u8, timeout: u32, descriptor: &str) -> String {
+    /// Starts an exporter and an importer on two hosts. `None` if this machine does not permit that; prints the reason then.
+    pub fn between_hosts(start: StartUnder) -> Option<Self> {
+        let hosts = Hosts::create().inspect_err(|reason| eprintln!("skipped: {reason}")).ok()?;
+        let on = |host| Conditions { host: Some(host), kill_point: "" };
+        let exporter = start(&on(&hosts.exporter), "exporter", "")?;
+        let importer = start(&on(&hosts.importer), "importer", "")?;
+        Some(Self { exporter, importer, hosts: Some(hosts) })
+    }
+
+    /// Returns the address of the exporter, and that of the importer.
+    fn addresses(&self) -> [&'static str; 2] {
+        self.hosts.as_ref().map_or([LOOPBACK; 2], |hosts| [hosts.exporter.address, hosts.importer.address])
+    }
+
+    pub(crate) fn open(&mut self, mode: &str, seed: u8, timeout: u32, descriptor: &str) -> String {
         self.importer.ask(&format!("open {mode} {seed} {timeout} {descriptor}"))
     }
 
     /// Starts a pull on another thread of the importer; returns when the first bytes have arrived.
-    fn begin(&mut self, length: usize, timeout: u32) -> String {
+    pub(crate) fn begin(&mut self, length: usize, timeout: u32) -> String {
         const FIRST_KIB: u64 = 4096;
         let descriptor = self.exporter.ask(&format!("share x {length} 1"));
         let before = number(&mut self.importer, "memory");
         self.importer.ask(&format!("begin open pulled 1 {timeout} {descriptor}"));
         let deadline = Instant::now() + crate::LONG;
         while number(&mut self.importer, "memory") < before + FIRST_KIB {
-            assert!(Instant::now() < deadline, "no bytes arrive");
+            assert!(Instant::now() < deadline, "no bytes arrive: {}", self.importer.ask("end"));
         }
         descriptor
     }
 
-    fn finish(self) {
+    pub(crate) fn finish(self) {
         self.importer.finish();
         self.exporter.finish();
+    }
+}
+
+/// The open files of a process, and its resident memory in KiB.
+#[derive(Debug)]
+pub(crate) struct Resources {
+    files: u64,
+    memory: u64,
+}
+
+impl Resources {
+    pub(crate) fn of(process: &mut Process) -> Self {
+        Self { files: number(process, "files"), memory: number(process, "memory") }
+    }
+
+    /// Waits until the process has hardly more of them than these: UCX keeps a connection when it makes another one to the same peer.
+    #[track_caller]
+    pub(crate) fn eventually_left_by(&self, process: &mut Process) {
+        const UNRELATED_FILES: u64 = 4;
+        const UNRELATED_KIB: u64 = 8192;
+        let deadline = Instant::now() + crate::LONG;
+        loop {
+            let now = Self::of(process);
+            if now.files <= self.files + UNRELATED_FILES && now.memory <= self.memory + UNRELATED_KIB {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{self:?}, then {now:?}");
+            // Other threads close connections and free memory.
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 
@@ -154,6 +226,17 @@ pub fn memory_of_another_host_is_pulled(mut pair: Pair) {
     pair.finish();
 }
 
+/// An unaltered descriptor of another host opens as a copy, on request.
+pub fn descriptor_of_another_host_opens_as_a_copy(mut pair: Pair) {
+    let descriptor = pair.exporter.ask("share x 5000 3");
+    for mode in ["or-pulled", "staged-or-pulled", "pulled"] {
+        assert_eq!(pair.open(mode, 3, LONG_MS, &descriptor), "5000 B right, copied", "{mode}");
+    }
+    let error = pair.open("plain", 3, LONG_MS, &descriptor);
+    assert!(error.starts_with("OtherHost") && error.contains("OpenBuilder::or_pulled"), "{error}");
+    pair.finish();
+}
+
 /// A missing setting of either side is named by the error.
 pub fn missing_settings_are_named(start: Start) {
     let (Some(mut deaf), Some(mut exporter)) = (start("exporter", "deaf"), start("exporter", "")) else {
@@ -189,7 +272,8 @@ pub fn stale_descriptors_are_refused(mut pair: Pair) {
     let error = pair.open("pulled", 1, LONG_MS, &descriptor);
     assert!(error.starts_with("ExportDropped of InPull"), "{error}");
     assert!(
-        error.contains(&format!("process {exporter} of host ")) && error.contains("127.0.0.1:"),
+        error.contains(&format!("process {exporter} of host "))
+            && error.contains(&format!("{}:", pair.addresses()[0])),
         "{error}"
     );
     pair.exporter.kill();
@@ -226,7 +310,7 @@ pub fn pull_fails_when_the_exporter_is_killed(mut pair: Pair) {
     let error = pair.importer.ask("end");
     assert!(error.starts_with("ExporterGone of InPull"), "{error}");
     assert!(
-        error.contains(&format!("process {} of", pair.exporter.id())) && error.contains("127.0.0.1"),
+        error.contains(&format!("process {} of", pair.exporter.id())) && error.contains(pair.addresses()[0]),
         "{error}"
     );
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
@@ -255,7 +339,7 @@ pub fn lease_ends_when_the_importer_is_killed(mut pair: Pair) {
     suspend(&pair.importer);
     let holders = pair.exporter.ask("holders x");
     assert!(holders.starts_with(&format!("{} ", pair.importer.id())), "{holders}");
-    assert!(holders.ends_with(" on 127.0.0.1"), "{holders}");
+    assert!(holders.ends_with(&format!(" on {}", pair.addresses()[1])), "{holders}");
     pair.importer.kill();
     eventually(&mut pair.exporter, "holders x", "");
     assert_eq!(pair.exporter.ask("close x 60000"), "closed");
@@ -296,23 +380,10 @@ pub fn repeated_pulls_leave_nothing_over(mut pair: Pair, count: usize) {
         eventually(&mut pair.exporter, "holders x", "");
     };
     pulls(&mut pair, 50);
-    let measure = |process: &mut Process| ["files", "memory"].map(|what| number(process, what));
-    let before = [measure(&mut pair.exporter), measure(&mut pair.importer)];
+    let before = [&mut pair.exporter, &mut pair.importer].map(Resources::of);
     pulls(&mut pair, count);
-    let deadline = Instant::now() + crate::LONG;
-    loop {
-        let after = [measure(&mut pair.exporter), measure(&mut pair.importer)];
-        let has_grown = before
-            .iter()
-            .zip(&after)
-            .any(|(before, after)| after[0] > before[0] || after[1] > before[1] + 8192);
-        if !has_grown {
-            break;
-        }
-        assert!(Instant::now() < deadline, "files and KiB of both processes: {before:?}, then {after:?}");
-        // The last connections are closed by other threads.
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    before[0].eventually_left_by(&mut pair.exporter);
+    before[1].eventually_left_by(&mut pair.importer);
     assert_eq!(pair.exporter.ask("close x 60000"), "closed");
     pair.finish();
 }
@@ -320,6 +391,15 @@ pub fn repeated_pulls_leave_nothing_over(mut pair: Pair, count: usize) {
 /// Lists the cases as tests, with a function that starts processes.
 #[macro_export]
 macro_rules! cases {
+    (between hosts: $start:expr; $($case:ident $(($($argument:expr),+))?),+ $(,)?) => {
+        $(
+            #[test]
+            fn $case() {
+                let Some(pair) = $crate::Pair::between_hosts($start) else { return };
+                $crate::$case(pair $($(, $argument)+)?);
+            }
+        )+
+    };
     ($start:expr; $($case:ident $(($($argument:expr),+))?),+ $(,)?) => {
         $(
             #[test]

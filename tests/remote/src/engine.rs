@@ -21,7 +21,7 @@ use device_ipc_core::{Error, Result, VendorError, VendorStatus};
 /// The registered bytes of this process.
 static REGISTERED: AtomicU64 = AtomicU64::new(0);
 
-/// The engine. Its process listens on the loopback interface.
+/// The engine. Its process listens at [`own_address`](crate::own_address).
 #[derive(Debug)]
 pub struct SocketEngine {
     info: BackendInfo,
@@ -33,7 +33,7 @@ pub struct SocketEngine {
 impl SocketEngine {
     /// Starts an engine of this name.
     pub fn start(name: &'static str) -> io::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let listener = TcpListener::bind((crate::own_address(), 0))?;
         let address = listener.local_addr()?;
         let memory = Arc::<Mutex<Vec<TransferMemory>>>::default();
         let served = Arc::clone(&memory);

@@ -8,7 +8,9 @@ use device_ipc_core::{Dtype, Export, HolderPolicy, Ipc, Remote, Result, Stream, 
 use device_ipc_mock::MockBackend;
 use device_ipc_test_process::serve;
 
-use crate::{Load, MACHINE, SocketEngine, argument, contents, open_files, report, resident_memory};
+use crate::{
+    Load, MACHINE, SocketEngine, argument, contents, open_files, own_address, report, resident_memory,
+};
 
 /// Shares memory as the test requests, line by line.
 pub fn exporter(load: Load) {
@@ -44,7 +46,7 @@ fn start(load: Load, words: &[&str]) -> Result<Exporter, String> {
     let backend = MockBackend::from_spec(MACHINE).expect("a valid machine");
     let start = || {
         let remote = Remote::new(engine);
-        let remote = if words == ["deaf"] { remote } else { remote.listen("127.0.0.1")? };
+        let remote = if words == ["deaf"] { remote } else { remote.listen(&own_address())? };
         let address = remote.address();
         let ipc = Ipc::builder().remote(remote).with_backend(backend);
         let stream = ipc.create_stream(0)?;

@@ -1,12 +1,16 @@
 //! Tests of copies between hosts, with any transfer engine.
 //!
-//! The two hosts are two processes of one host. The importer copies although it could open the memory, or its descriptor names
-//! another host ([`elsewhere`]). A test program has two ignored tests that run [`exporter`] and [`importer`] with its engine.
+//! The two hosts are two network namespaces ([`Hosts`]), or two processes of one host. These copy although they could open the
+//! memory, or their descriptor names another host ([`elsewhere`]). A test program has two ignored tests that run [`exporter`] and
+//! [`importer`] with its engine.
 
 mod cases;
 mod engine;
 mod exporter;
+mod hosts;
 mod importer;
+mod link;
+mod steps;
 
 use std::fs;
 use std::net::SocketAddrV4;
@@ -22,7 +26,10 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 pub use cases::*;
 pub use engine::SocketEngine;
 pub use exporter::exporter;
+pub use hosts::{DEVICE, Host, Hosts};
 pub use importer::importer;
+pub use link::*;
+pub use steps::*;
 
 /// Time limit of everything that is to happen.
 const LONG: Duration = Duration::from_secs(60);
@@ -32,6 +39,17 @@ pub type Load = fn() -> Result<Arc<dyn TransferEngine>, String>;
 
 /// The specification of the mock's machine, whose memory an exporter can revoke.
 const MACHINE: &str = "devices=1;lifetime=revoking";
+
+/// The variable with the address of a process's host, if that is not the loopback interface.
+const ADDRESS_VARIABLE: &str = "DEVICE_IPC_TEST_ADDRESS";
+
+/// Returns the address of this process's host.
+fn own_address() -> String {
+    std::env::var(ADDRESS_VARIABLE).unwrap_or_else(|_| LOOPBACK.to_owned())
+}
+
+/// The address of a host without one of its own.
+const LOOPBACK: &str = "127.0.0.1";
 
 /// Returns the contents of a region.
 fn contents(length: usize, seed: u8) -> Vec<u8> {

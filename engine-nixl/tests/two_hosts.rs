@@ -1,0 +1,63 @@
+//! Copies by the real NIXL over TCP between two network namespaces, which differ in their host ids and boot ids.
+//!
+//! The tests are skipped if no NIXL is installed, unless `DEVICE_IPC_NIXL` names one (`cargo xtask nixl` provides it), and where
+//! the system does not permit namespaces.
+
+use std::env;
+use std::sync::Arc;
+
+use device_ipc_core::backend::engine::TransferEngine;
+use device_ipc_nixl::{LIBRARY_VARIABLE, NixlEngine};
+use device_ipc_remote_tests::{Conditions, DEVICE, Place, cases, steps};
+use device_ipc_test_process::Process;
+
+/// The smallest region, a tensor, pages, some of many packets, and the memory of the mock's device, 1 GiB with the bytes around it.
+const LENGTHS: [usize; 7] = [1, 64, 4096, 1_000_003, 64 << 20, 256 << 20, (1 << 30) - 8192];
+
+/// UCX on the network between the hosts, by TCP alone. NIXL logs the errors that the tests provoke.
+const ENVIRONMENT: [(&str, &str); 3] =
+    [("UCX_TLS", "tcp"), ("UCX_NET_DEVICES", DEVICE), ("NIXL_LOG_LEVEL", "FATAL")];
+
+fn engine() -> Result<Arc<dyn TransferEngine>, String> {
+    match NixlEngine::load() {
+        Ok(engine) => Ok(Arc::new(engine)),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[test]
+#[ignore = "a process of the other tests"]
+fn exporter() {
+    device_ipc_remote_tests::exporter(engine);
+}
+
+#[test]
+#[ignore = "a process of the other tests"]
+fn importer() {
+    device_ipc_remote_tests::importer(engine);
+}
+
+/// Starts a process, unless no NIXL is installed; prints the reason then.
+fn start(conditions: &Conditions<'_>, role: &str, arguments: &str) -> Option<Process> {
+    let mut process = conditions.process(&format!("{}::{role}", module_path!()), &ENVIRONMENT);
+    let loaded = process.ask(&format!("load {arguments}"));
+    if loaded.starts_with("library not found") && env::var_os(LIBRARY_VARIABLE).is_none() {
+        eprintln!("skipped: {loaded}; `cargo xtask nixl` downloads it");
+        return None;
+    }
+    assert!(loaded.starts_with("loaded"), "{loaded}");
+    Some(process)
+}
+
+cases! {
+    between hosts: start;
+    descriptor_of_another_host_opens_as_a_copy,
+    pulled_bytes_are_those_of_the_exporter(&LENGTHS),
+    state_dict_is_pulled,
+    pull_over_a_lost_link_times_out,
+    lease_ends_while_the_link_is_lost,
+}
+
+// An importer that continues after its lease has ended still sends its request, and UCX reads the address in it by TCP: the exporter
+// would be killed by a page fault.
+steps!(start, Place::TwoHosts, frees_early: false);

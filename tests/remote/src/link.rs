@@ -1,0 +1,79 @@
+//! Cases of two hosts whose network fails during a copy.
+
+use std::time::{Duration, Instant};
+
+use crate::cases::{LONG_MS, Pair, Resources, SHORT_MS};
+use crate::{Host, eventually};
+
+/// The length of a region whose copy takes longer than the network needs to fail.
+const MANY: usize = 256 << 20;
+
+/// The time limit of a copy of [`MANY`] bytes in s, and the grace period of its lease: `docs/spec/remote.md`.
+const LEASE_SECONDS: u64 = 1 + (MANY as u64 >> 24) + 10;
+
+/// The latest time after a failure of the network at which the importer reports it: a ping each second, and the timeout.
+const REPORTED: Duration = Duration::from_secs(4);
+
+fn of_exporter(pair: &Pair) -> &Host {
+    &pair.hosts.as_ref().expect("the case needs two hosts").exporter
+}
+
+fn of_importer(pair: &Pair) -> &Host {
+    &pair.hosts.as_ref().expect("the case needs two hosts").importer
+}
+
+/// Starts a copy, disconnects a host while bytes arrive, and waits for the importer's error. Returns the resources of both processes
+/// before it, and the time of the disconnection.
+fn lose(pair: &mut Pair, side: fn(&Pair) -> &Host) -> ([Resources; 2], Instant) {
+    // The processes of later copies have these files, too.
+    let descriptor = pair.exporter.ask("share warm 64 1");
+    assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
+    assert_eq!(pair.exporter.ask("close warm 60000"), "closed");
+    let before = [&mut pair.exporter, &mut pair.importer].map(Resources::of);
+    pair.begin(MANY, SHORT_MS);
+    side(pair).set_link(false);
+    let lost = Instant::now();
+    let error = pair.importer.ask("end");
+    assert!(error.starts_with("Timeout of InPull") && error.contains("cannot be reached"), "{error}");
+    assert!(lost.elapsed() < REPORTED, "{:?}: {error}", lost.elapsed());
+    (before, lost)
+}
+
+/// Another copy succeeds, and both processes have no more than before the failure.
+fn check_recovery(pair: &mut Pair, before: &[Resources; 2]) {
+    let descriptor = pair.exporter.ask("share y 4096 2");
+    assert_eq!(pair.open("pulled", 2, LONG_MS, &descriptor), "4096 B right, copied");
+    assert_eq!(pair.exporter.ask("close y 60000"), "closed");
+    before[0].eventually_left_by(&mut pair.exporter);
+    before[1].eventually_left_by(&mut pair.importer);
+}
+
+/// A copy whose network fails ends by its timeout. When the network is back, the lease ends, and copies succeed.
+pub fn pull_over_a_lost_link_times_out(mut pair: Pair) {
+    for side in [of_exporter, of_importer] {
+        let (before, _) = lose(&mut pair, side);
+        assert_ne!(pair.exporter.ask("holders x"), "", "the importer may still read");
+        side(&pair).set_link(true);
+        // The engine finishes with the destination, and the importer releases the lease.
+        eventually(&mut pair.exporter, "holders x", "");
+        assert_eq!(pair.exporter.ask("close x 60000"), "closed");
+        check_recovery(&mut pair, &before);
+    }
+    pair.finish();
+}
+
+/// The lease of an importer that cannot be reached ends after the time limit of its transfer and a grace period. The exporter can
+/// free the memory then.
+pub fn lease_ends_while_the_link_is_lost(mut pair: Pair) {
+    let (before, lost) = lose(&mut pair, of_importer);
+    eventually(&mut pair.exporter, "holders x", "");
+    let (after, expected) = (lost.elapsed(), Duration::from_secs(LEASE_SECONDS));
+    assert!(
+        after + Duration::from_secs(2) > expected && after < expected + Duration::from_secs(8),
+        "{after:?}"
+    );
+    assert_eq!(pair.exporter.ask("close x 60000"), "closed");
+    of_importer(&pair).set_link(true);
+    check_recovery(&mut pair, &before);
+    pair.finish();
+}

@@ -1,0 +1,45 @@
+//! Copies between two network namespaces, and processes that end at each step of a copy, by an engine of sockets.
+
+use std::sync::Arc;
+
+use device_ipc_remote_tests::{Conditions, Place, SocketEngine, cases, steps};
+use device_ipc_test_process::Process;
+
+/// The smallest region, a tensor, a page, and one of many packets.
+const LENGTHS: [usize; 4] = [1, 64, 4096, 64 << 20];
+
+fn engine() -> Result<Arc<dyn device_ipc_core::backend::engine::TransferEngine>, String> {
+    SocketEngine::start("sockets").map(|engine| Arc::new(engine) as _).map_err(|error| error.to_string())
+}
+
+#[test]
+#[ignore = "a process of the other tests"]
+fn exporter() {
+    device_ipc_remote_tests::exporter(engine);
+}
+
+#[test]
+#[ignore = "a process of the other tests"]
+fn importer() {
+    device_ipc_remote_tests::importer(engine);
+}
+
+fn start(conditions: &Conditions<'_>, role: &str, arguments: &str) -> Option<Process> {
+    let mut process = conditions.process(&format!("{}::{role}", module_path!()), &[]);
+    let loaded = process.ask(&format!("load {arguments}"));
+    assert!(loaded.starts_with("loaded"), "{loaded}");
+    Some(process)
+}
+
+cases! {
+    between hosts: start;
+    descriptor_of_another_host_opens_as_a_copy,
+    pulled_bytes_are_those_of_the_exporter(&LENGTHS),
+    state_dict_is_pulled,
+    pull_fails_when_the_exporter_is_killed,
+    pull_over_a_lost_link_times_out,
+    lease_ends_while_the_link_is_lost,
+}
+
+// On this host, where no permission is needed.
+steps!(start, Place::Here, frees_early: true);
