@@ -1,5 +1,6 @@
 //! Messages between the two processes of a row, one line of JSON each.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -51,6 +52,9 @@ pub(crate) enum Command {
     HostWaits,
     /// Leaves the ring.
     LeaveRing,
+    /// Shares a block of this size for importers of other hosts; registers other memory of this size with the transfer engine, and
+    /// sends it by a plain TCP socket.
+    ShareRemotely { bytes: u64 },
     /// Opens each tensor that arrives over a channel, and acknowledges it.
     ReceiveByChannel { spins: bool },
     /// Copies each tensor that arrives over a channel to memory of its device and sends that back; opens the tensor, or a staged
@@ -76,13 +80,31 @@ pub(crate) enum RingUser {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
     Done,
-    Shared { descriptors: Vec<String> },
-    Handles { handles: Vec<RawHandle> },
-    Listening { name: String },
+    Shared {
+        descriptors: Vec<String>,
+    },
+    Handles {
+        handles: Vec<RawHandle>,
+    },
+    Listening {
+        name: String,
+    },
     Footprint(Footprint),
-    StartUp { nanoseconds: f64 },
-    Waits { count: u64 },
-    Failed { reason: String },
+    StartUp {
+        nanoseconds: f64,
+    },
+    Waits {
+        count: u64,
+    },
+    /// The descriptor of the block, the engine's metadata of the other memory, and the address of the socket.
+    SharedRemotely {
+        descriptor: String,
+        metadata: Vec<u8>,
+        socket: SocketAddr,
+    },
+    Failed {
+        reason: String,
+    },
 }
 
 /// Memory and threads of the library in a process.

@@ -5,6 +5,7 @@ mod channels;
 mod echo;
 mod footprint;
 pub(crate) mod message;
+mod network;
 mod rings;
 mod serve;
 mod words;
@@ -23,6 +24,7 @@ use crate::raw::RawHandle;
 use crate::wait::TIMEOUT;
 use device_ipc_cli::child::ChildProcess;
 use message::{Command, Reply};
+pub(crate) use network::engine;
 
 /// A handle of the peer process.
 pub(super) struct Remote {

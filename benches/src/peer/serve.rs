@@ -14,6 +14,7 @@ use super::channels;
 use super::echo::{self, Socket};
 use super::footprint;
 use super::message::{Command, Reply, WordLocation};
+use super::network::Served;
 use super::rings::{self, RingMember};
 use super::words::{Page, REQUEST, RESPONSE};
 use crate::raw::{self, RawExport, RawSide};
@@ -58,6 +59,8 @@ struct Server {
     /// Mapped pages, and the address of each for the device.
     pages: HashMap<PathBuf, (Page, u64)>,
     ring: Option<RingMember>,
+    /// Memory for importers of other hosts.
+    served: Option<Served>,
 }
 
 impl Server {
@@ -82,6 +85,7 @@ impl Server {
             raw_blocks: Vec::new(),
             pages: HashMap::new(),
             ring: None,
+            served: None,
         })
     }
 
@@ -167,6 +171,13 @@ impl Server {
             }
             Command::CopyOwnBuckets { buckets } => {
                 self.member()?.copy_own_buckets(*buckets).map(|()| Reply::Done)
+            }
+            Command::ShareRemotely { bytes } => {
+                // Frees the memory of the last call before.
+                self.served = None;
+                let (served, reply) = Served::start(self.ipc.backend().info().name, self.device, *bytes)?;
+                self.served = Some(served);
+                Ok(reply)
             }
             Command::HostWaits => Ok(Reply::Waits { count: device_ipc::counters().ring_host_waits_total }),
             Command::LeaveRing => {

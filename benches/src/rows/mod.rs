@@ -8,6 +8,7 @@ mod footprint;
 mod hand_over;
 mod many;
 mod open_again;
+mod pull;
 mod ready_acknowledge;
 mod ring;
 mod state_dict;
@@ -29,4 +30,5 @@ pub(super) const ROWS: &[Row] = &[
     state_dict::ROW,
     ring::ROW,
     weights::ROW,
+    pull::ROW,
 ];

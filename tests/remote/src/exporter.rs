@@ -96,7 +96,7 @@ impl Exporter {
                         set.tensor(format!("t{tensor}"), memory, (index * stride) as u64, layout)?;
                     }
                 }
-                self.keep(name, self.ipc.share_all(set).start()?)
+                self.keep(name, self.ipc.share_all(set).ready_on(&self.stream).start()?)
             }
             "holders" => {
                 let holders = self.exports[&name].holders();

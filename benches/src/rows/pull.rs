@@ -1,0 +1,176 @@
+//! A copy from another process as if it were on another host, beside the transfer engine's own read of the same bytes, and beside a
+//! plain TCP socket.
+
+#![allow(unsafe_code, reason = "the bare read writes to memory by its address")]
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use device_ipc::backend::engine::{MemorySpace, Piece, PullRequest, TransferEngine, TransferMemory};
+use device_ipc::{Descriptor, Dtype, Ipc, Remote, TensorLayout, TensorSet};
+
+use crate::frame::{Bench, Row};
+use crate::line::{Line, Subject, Target, Unit};
+use crate::peer::engine;
+use crate::peer::message::{Command, Reply};
+use crate::wait::{TIMEOUT, settle};
+
+pub(super) const ROW: Row = Row { name: "pull", title: "copy over the network, by NIXL", run };
+
+const MIB: u64 = 1 << 20;
+
+/// The sizes, and the names of their cases.
+const SIZES: [(u64, &str); 5] =
+    [(64, "64 B"), (MIB, "1 MiB"), (64 * MIB, "64 MiB"), (256 * MIB, "256 MiB"), (1024 * MIB, "1 GiB")];
+
+/// From this size on, the speed is measured instead of the time.
+const LARGE: u64 = MIB;
+
+/// The number of calls of a round, if they take little time.
+const CALLS: u64 = 16;
+
+struct State {
+    ipc: Ipc,
+    device: u32,
+    engine: Arc<dyn TransferEngine>,
+    descriptor: Descriptor,
+    /// Existing memory for our copies.
+    destination: Option<TensorSet>,
+    metadata: Vec<u8>,
+    /// The destination of the bare sides.
+    memory: Vec<u8>,
+    socket: TcpStream,
+    bytes: u64,
+}
+
+fn run(bench: &Bench) -> Result<Vec<Line>> {
+    let engine = match engine() {
+        Ok(engine) => engine,
+        Err(reason) => return Ok(vec![bench.skipped("", format!("requires NIXL: {reason:#}"))]),
+    };
+    let mut lines = Vec::new();
+    for (bytes, size) in SIZES {
+        lines.extend(measure(bench, &engine, bytes, size)?);
+    }
+    Ok(lines)
+}
+
+fn measure(bench: &Bench, engine: &Arc<dyn TransferEngine>, bytes: u64, size: &str) -> Result<Vec<Line>> {
+    let mut exporter = bench.remote(bench.device)?;
+    let Reply::SharedRemotely { descriptor, metadata, socket } =
+        exporter.request(&Command::ShareRemotely { bytes })?
+    else {
+        bail!("protocol violation: the peer process did not reply with a descriptor");
+    };
+    let ipc = Ipc::builder().remote(Remote::new(Arc::clone(engine))).named(bench.backend())?;
+    let socket = TcpStream::connect(socket)?;
+    socket.set_nodelay(true)?;
+    let mut state = State {
+        descriptor: descriptor.parse()?,
+        destination: None,
+        memory: vec![1; usize::try_from(bytes)?],
+        engine: Arc::clone(engine),
+        device: bench.device,
+        ipc,
+        metadata,
+        socket,
+        bytes,
+    };
+    let (unit, target) = match bytes {
+        ..LARGE => (Unit::Nanoseconds, Target::times(3.0)),
+        LARGE => (Unit::BytesPerSecond, Target::None),
+        _ => (Unit::BytesPerSecond, Target::Speed { least: 0.95 }),
+    };
+    let subject = |how: &str, against: &str, target| Subject {
+        case: format!("{size}{how}"),
+        against: against.into(),
+        unit,
+        target,
+        needs_hardware: false,
+        note: None,
+    };
+    let bare = "NIXL: a read with known metadata";
+    let line = subject(" to new memory", bare, target);
+    let new = bench.compare(line, &mut state, pulled, |state| read(state).map(Some))?;
+    // The memory of a mock's device is for one of them.
+    settle()?;
+    state.destination = Some(destination(&state.ipc, bench.device, bytes)?);
+    let line = subject(" to existing memory", bare, target);
+    let existing = bench.compare(line, &mut state, pulled_into, |state| read(state).map(Some))?;
+    let line = subject(" to existing memory, socket", "a plain TCP socket", Target::None);
+    let socket = bench.compare(line, &mut state, pulled_into, |state| by_socket(state).map(Some))?;
+    drop(state);
+    settle()?;
+    exporter.finish()?;
+    Ok(vec![new, existing, socket])
+}
+
+fn destination(ipc: &Ipc, device: u32, bytes: u64) -> Result<TensorSet> {
+    let mut set = ipc.tensors();
+    let memory = set.memory(ipc.allocate(device, bytes)?);
+    set.tensor("all", memory, 0, TensorLayout::contiguous(Dtype::U8, [bytes])?)?;
+    Ok(set)
+}
+
+/// Returns the time of a copy in nanoseconds, or the speed of large ones in bytes a second.
+fn sample(state: &mut State, mut copy: impl FnMut(&mut State) -> Result<()>) -> Result<f64> {
+    let calls = if state.bytes < LARGE { CALLS } else { 1 };
+    let begin = Instant::now();
+    for _ in 0..calls {
+        copy(state)?;
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    Ok(if state.bytes < LARGE { seconds * 1e9 / calls as f64 } else { state.bytes as f64 / seconds })
+}
+
+fn pulled(state: &mut State) -> Result<f64> {
+    let sample = sample(state, |state| {
+        state.ipc.open(&state.descriptor).timeout(TIMEOUT).pulled().on_device(state.device)?;
+        Ok(())
+    })?;
+    settle()?;
+    Ok(sample)
+}
+
+fn pulled_into(state: &mut State) -> Result<f64> {
+    sample(state, |state| {
+        let set = state.destination.take().context("an earlier copy has failed")?;
+        let set = state.ipc.open(&state.descriptor).timeout(TIMEOUT).pull_into(set);
+        state.destination = Some(set.map_err(device_ipc::Error::from)?);
+        Ok(())
+    })
+}
+
+fn read(state: &mut State) -> Result<f64> {
+    sample(state, |state| {
+        let address = state.memory.as_mut_ptr() as u64;
+        let request = PullRequest {
+            sources: &[&state.metadata],
+            destinations: &[TransferMemory { space: MemorySpace::Host, address, len: state.bytes }],
+            pieces: &[Piece {
+                source: 0,
+                source_offset: 0,
+                destination: 0,
+                destination_offset: 0,
+                len: state.bytes,
+            }],
+        };
+        // SAFETY: nothing else accesses the memory, which stays allocated, until the transfer is over. After an error the transfer
+        // is over, too.
+        let transfer = unsafe { state.engine.pull(&request) }?;
+        while !transfer.is_finished()? {
+            std::thread::yield_now();
+        }
+        Ok(())
+    })
+}
+
+fn by_socket(state: &mut State) -> Result<f64> {
+    sample(state, |state| {
+        state.socket.write_all(&[1])?;
+        Ok(state.socket.read_exact(&mut state.memory)?)
+    })
+}
