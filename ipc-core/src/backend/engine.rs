@@ -25,7 +25,7 @@
 //! Mooncake's C API (`transfer_engine_c.h`) corresponds as follows: `register` to `registerLocalMemory` with
 //! the location `cpu:N` or `npu:N`; the metadata to the segment name (`host:port` with `P2PHANDSHAKE`), the address and the
 //! length; `pull` to `openSegment`, `allocateBatchID` for all pieces and `submitTransfer` with `OPCODE_READ`; `is_finished` to
-//! `getTransferStatus`, and then `freeBatchID`.
+//! `getTransferStatus`, and then `freeBatchID`. The page `docs/internals/mooncake.md` has the details.
 
 #![allow(unsafe_code, reason = "declares the vendor boundary; plain addresses keep no memory alive")]
 
