@@ -71,6 +71,9 @@ impl Exporter {
                 writable.view_mut::<u8>(&self.stream)?.copy_from(&bytes)?;
                 if words.len() > 3 {
                     self.stream.delay(Duration::from_millis(argument(words, 3)))?;
+                } else {
+                    // Short timeouts of importers begin after this.
+                    self.stream.synchronize()?;
                 }
                 let part = owned.slice(around as u64, length as u64)?;
                 let share = self.ipc.share(part).ready_on(&self.stream);
