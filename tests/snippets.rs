@@ -364,6 +364,25 @@ fn remote_into(ipc: Ipc, buffer: Arc<Buffer>, descriptor: Descriptor) -> Result<
 }
 
 #[rustfmt::skip]
+fn remote_ring(
+    ipc: &Ipc, buffer: Buffer, stream: Stream, descriptor: Descriptor, compute: fn(View<'_, f32>) -> Result<()>,
+) -> Result<()> {
+    // begin docs/guide/remote.md
+    // The writer: as for readers on its own host.
+    let ring = ipc.ring(buffer).slots(4).start()?;
+    ring.wait_readers(1, Duration::from_secs(30))?;
+
+    // A reader, on another host.
+    let mut reader = ipc.open_ring(&descriptor).or_pulled().on(&stream)?;
+    while let Some(slot) = reader.next(Duration::from_secs(30))? { // copied completely
+        compute(slot.view::<f32, _>(&stream)?)?;
+        slot.release(&stream)?;
+    }
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
 fn cuda_kinds(descriptor: Descriptor) -> Result<()> {
     // begin docs/guide/cuda.md
     use std::sync::Arc;

@@ -15,7 +15,7 @@ use crate::wire::descriptor::{
     TEXT_PREFIX, Tensors,
 };
 use crate::wire::protocol::encode;
-use crate::wire::remote::{RemoteOpen, RemoteRefusal, RemoteReply, RemoteRequest};
+use crate::wire::remote::{RemoteOpen, RemoteRefusal, RemoteReply, RemoteRequest, RingEnd};
 use crate::wire::ring::RingSlots;
 use crate::wire::{BrokerAddress, Grant, Token};
 
@@ -143,17 +143,25 @@ pub fn remote_seeds() -> Vec<Seed> {
     };
     let refused = |refusal| message(&RemoteReply::Refused(refusal));
     vec![
-        ("open", message(&RemoteRequest::Open(open))),
+        ("open", message(&RemoteRequest::Open(open.clone()))),
+        ("join", message(&RemoteRequest::Join(open))),
+        ("acknowledge", message(&RemoteRequest::Acknowledge { sequence: 70_000 })),
         ("ping", message(&RemoteRequest::Ping)),
         ("release", message(&RemoteRequest::Release)),
         ("granted", message(&RemoteReply::Granted { regions: 3 })),
         ("regions", message(&RemoteReply::Regions { metadata: vec![vec![1; 40], vec![], vec![2; 200]] })),
         ("pong", message(&RemoteReply::Pong)),
+        ("joined", message(&RemoteReply::Joined { sequence: 70_000 })),
+        ("published", message(&RemoteReply::Published { sequence: 70_000 })),
+        ("confirmed", message(&RemoteReply::Confirmed { sequence: 70_000 })),
+        ("closed", message(&RemoteReply::Ended(RingEnd::Closed))),
+        ("dismissed", message(&RemoteReply::Ended(RingEnd::Dismissed))),
         ("dropped", refused(RemoteRefusal::Dropped)),
         ("other-engine", refused(RemoteRefusal::OtherEngine { engine: "mooncake".into() })),
         ("not-ready", refused(RemoteRefusal::NotReady)),
         ("stale", refused(RemoteRefusal::Stale { detail: "number 2, not 1".into() })),
         ("failed", refused(RemoteRefusal::Failed { detail: "out of memory".into() })),
+        ("no-ring", refused(RemoteRefusal::NoRing)),
     ]
 }
 

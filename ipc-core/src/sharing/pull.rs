@@ -116,36 +116,48 @@ impl<T: PullOwner> Pull<T> {
     /// [`Error::Forked`] in a forked child.
     pub(crate) fn wait(mut self, mut report: impl FnMut(u64)) -> Result<T, Failed<T>> {
         check_may_wait("a copy from another host", self.limit)
-            .and_then(|()| self.process.check())
             .map_err(|error| ErrorWith::new(error, None))?;
         let (mut pause, mut reported) = (MIN_POLL, 0);
-        let mut report_change = |arrived| {
+        loop {
+            let finished = self.try_finish()?;
+            let arrived = match &self.running {
+                Some(running) => running.transfer.arrived_bytes().min(self.bytes),
+                None => self.bytes,
+            };
             if mem::replace(&mut reported, arrived) != arrived {
                 report(arrived);
             }
-        };
-        while let Some(running) = &mut self.running {
-            match running.transfer.is_finished() {
-                Ok(true) => {
-                    report_change(self.bytes);
-                    break;
-                }
-                Ok(false) => report_change(running.transfer.arrived_bytes().min(self.bytes)),
-                Err(error) => {
-                    let error = running.owner.failed(error);
-                    return Err(ErrorWith::new(error, self.running.take().map(|running| running.owner)));
-                }
+            if let Some(owner) = finished {
+                return Ok(owner);
             }
-            running.owner.keep_alive().map_err(|error| ErrorWith::new(error, None))?;
-            let left = self.limit.saturating_sub(self.begun.elapsed());
-            if left.is_zero() {
-                let error = running.owner.blame(timeout(self.engine, self.bytes, self.limit));
-                return Err(ErrorWith::new(error, None));
-            }
-            thread::sleep(pause.min(left));
+            thread::sleep(pause.min(self.limit.saturating_sub(self.begun.elapsed())));
             pause = (pause * 2).min(MAX_POLL);
         }
-        Ok(self.running.take().expect("only this call and drop take it").owner)
+    }
+
+    /// Returns the owner of the destinations if all bytes have arrived. Does not wait. Not called again after the owner or an
+    /// error was returned.
+    ///
+    /// # Errors
+    ///
+    /// As for [`wait`](Self::wait). After an error this is to be dropped.
+    pub(crate) fn try_finish(&mut self) -> Result<Option<T>, Failed<T>> {
+        let not_finished = |error| ErrorWith::new(error, None);
+        self.process.check().map_err(not_finished)?;
+        let running = self.running.as_mut().expect("not called after the end");
+        match running.transfer.is_finished() {
+            Ok(true) => return Ok(self.running.take().map(|running| running.owner)),
+            Ok(false) => {}
+            Err(error) => {
+                let error = running.owner.failed(error);
+                return Err(ErrorWith::new(error, self.running.take().map(|running| running.owner)));
+            }
+        }
+        running.owner.keep_alive().map_err(not_finished)?;
+        if self.begun.elapsed() >= self.limit {
+            return Err(not_finished(running.owner.blame(timeout(self.engine, self.bytes, self.limit))));
+        }
+        Ok(None)
     }
 }
 

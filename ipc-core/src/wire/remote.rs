@@ -1,5 +1,5 @@
-//! The messages by which an importer of another host requests the right to pull an export's memory. `docs/spec/remote.md`
-//! specifies them; change both together.
+//! The messages by which an importer of another host requests the right to pull an export's memory, once or as a reader of a ring.
+//! `docs/spec/remote.md` specifies them; change both together.
 //!
 //! They travel over a TCP connection on which both sides have proved that they know the export's token.
 
@@ -26,6 +26,11 @@ pub(crate) enum RemoteRequest {
     Ping,
     /// Releases the lease. Has no reply.
     Release,
+    /// Requests a lease on the export as a reader of its ring.
+    Join(RemoteOpen),
+    /// States that the bytes of this sequence of the ring have arrived. Answered by [`RemoteReply::Confirmed`], unless the ring has
+    /// ended.
+    Acknowledge { sequence: u64 },
 }
 
 /// A request for a lease.
@@ -54,6 +59,23 @@ pub(crate) enum RemoteReply {
     Refused(RemoteRefusal),
     /// Answers [`RemoteRequest::Ping`].
     Pong,
+    /// The reader of the ring begins with this sequence.
+    Joined { sequence: u64 },
+    /// The ring has published this sequence.
+    Published { sequence: u64 },
+    /// Answers [`RemoteRequest::Acknowledge`]: the slot of this sequence had not been reused.
+    Confirmed { sequence: u64 },
+    /// There are no further publications for this reader.
+    Ended(RingEnd),
+}
+
+/// The reason for which a ring has no further publications for a reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum RingEnd {
+    /// The writer has closed the ring. All sequences have been announced, and can be read.
+    Closed,
+    /// The writer has dismissed the reader. Bytes that have not been confirmed may have been overwritten.
+    Dismissed,
 }
 
 /// The reason for which an exporter grants no lease.
@@ -69,13 +91,15 @@ pub(crate) enum RemoteRefusal {
     Stale { detail: String },
     /// The exporter cannot register the memory.
     Failed { detail: String },
+    /// The export is no ring.
+    NoRing,
 }
 
 impl RemoteRequest {
     /// Decodes a message. The bytes may come from any process that knows the token.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let mut decoded: Self = decode(bytes).map_err(|error| error.to_string())?;
-        if let Self::Open(open) = &mut decoded {
+        if let Self::Open(open) | Self::Join(open) = &mut decoded {
             check_engine(&open.engine)?;
             open.program = short_name(&open.program);
         }
@@ -136,18 +160,29 @@ mod tests {
         assert_eq!(bytes, expected);
         assert_eq!(encode(&RemoteRequest::Ping).unwrap(), [1]);
         assert_eq!(encode(&RemoteRequest::Release).unwrap(), [2]);
+        let joining = encode(&RemoteRequest::Join(open())).unwrap();
+        assert_eq!((joining[0], &joining[1..]), (3, &expected[1..]));
+        assert_eq!(encode(&RemoteRequest::Acknowledge { sequence: 300 }).unwrap(), [4, 0xac, 2]);
         assert_eq!(encode(&RemoteReply::Granted { regions: 2 }).unwrap(), [0, 2]);
         let regions = RemoteReply::Regions { metadata: vec![vec![9, 8], vec![7]] };
         assert_eq!(encode(&regions).unwrap(), [1, 2, 2, 9, 8, 1, 7]);
         assert_eq!(encode(&RemoteReply::Refused(RemoteRefusal::Dropped)).unwrap(), [2, 0]);
+        assert_eq!(encode(&RemoteReply::Refused(RemoteRefusal::NoRing)).unwrap(), [2, 5]);
         assert_eq!(encode(&RemoteReply::Pong).unwrap(), [3]);
+        assert_eq!(encode(&RemoteReply::Joined { sequence: 300 }).unwrap(), [4, 0xac, 2]);
+        assert_eq!(encode(&RemoteReply::Published { sequence: 1 }).unwrap(), [5, 1]);
+        assert_eq!(encode(&RemoteReply::Confirmed { sequence: 1 }).unwrap(), [6, 1]);
+        assert_eq!(encode(&RemoteReply::Ended(RingEnd::Closed)).unwrap(), [7, 0]);
+        assert_eq!(encode(&RemoteReply::Ended(RingEnd::Dismissed)).unwrap(), [7, 1]);
     }
 
     #[test]
     fn invalid_messages_are_refused() {
         for engine in ["", "a b", &"n".repeat(33)] {
-            let open = RemoteRequest::Open(RemoteOpen { engine: engine.into(), ..open() });
-            RemoteRequest::decode(&encode(&open).unwrap()).unwrap_err();
+            for request in [RemoteRequest::Open, RemoteRequest::Join] {
+                let request = request(RemoteOpen { engine: engine.into(), ..open() });
+                RemoteRequest::decode(&encode(&request).unwrap()).unwrap_err();
+            }
         }
         RemoteRequest::decode(&[1, 0]).unwrap_err();
         for regions in [0, MAX_REGIONS + 1] {
@@ -175,7 +210,7 @@ mod tests {
     #[test]
     fn seeds_are_decoded() {
         for (name, bytes) in crate::fuzzing::remote_seeds() {
-            let is_request = ["open", "ping", "release"].contains(&name);
+            let is_request = ["open", "ping", "release", "join", "acknowledge"].contains(&name);
             assert_eq!(RemoteRequest::decode(&bytes).is_ok() && is_request, is_request, "{name}");
             assert!(is_request || RemoteReply::decode(&bytes).is_ok(), "{name}");
             crate::fuzzing::remote(&bytes);
@@ -192,8 +227,22 @@ mod tests {
         ) {
             let (wait_ms, limit_ms, pid) = times;
             let open = RemoteOpen { engine, wait_ms, limit_ms, host: HostId::from_bytes(host), pid, program };
-            let message = RemoteRequest::Open(open);
+            for message in [RemoteRequest::Open(open.clone()), RemoteRequest::Join(open)] {
+                prop_assert_eq!(RemoteRequest::decode(&encode(&message).unwrap()), Ok(message));
+            }
+        }
+
+        #[test]
+        fn sequences_round_trip(sequence in any::<u64>()) {
+            let message = RemoteRequest::Acknowledge { sequence };
             prop_assert_eq!(RemoteRequest::decode(&encode(&message).unwrap()), Ok(message));
+            for message in [
+                RemoteReply::Joined { sequence },
+                RemoteReply::Published { sequence },
+                RemoteReply::Confirmed { sequence },
+            ] {
+                prop_assert_eq!(RemoteReply::decode(&encode(&message).unwrap()), Ok(message));
+            }
         }
 
         #[test]
@@ -205,6 +254,8 @@ mod tests {
                 refused(RemoteRefusal::Failed { detail }),
                 refused(RemoteRefusal::OtherEngine { engine: "other".into() }),
                 refused(RemoteRefusal::NotReady),
+                refused(RemoteRefusal::NoRing),
+                RemoteReply::Ended(RingEnd::Dismissed),
             ] {
                 prop_assert_eq!(RemoteReply::decode(&encode(&message).unwrap()), Ok(message));
             }

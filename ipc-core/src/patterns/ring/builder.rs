@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::reader::RingReader;
+use super::replica::Replication;
 use super::slots::Slots;
 use super::writer::{Ring, has_no_timelines};
 use crate::backend::interop::Region;
@@ -45,6 +46,7 @@ pub struct RingBuilder<'a, O> {
     region: Region,
     slots: u32,
     timeout: Duration,
+    first: u64,
 }
 
 impl<'a, O: Send + 'static> RingBuilder<'a, O> {
@@ -54,7 +56,7 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
         region: Region,
         timeout: Duration,
     ) -> Self {
-        Self { share, backend, region, slots: DEFAULT_SLOTS, timeout }
+        Self { share, backend, region, slots: DEFAULT_SLOTS, timeout, first: 0 }
     }
 
     /// Sets the number of slots, by default 2.
@@ -63,6 +65,12 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
     /// 256 B.
     pub const fn slots(mut self, slots: u32) -> Self {
         self.slots = slots;
+        self
+    }
+
+    /// Sets the sequence of the first publication.
+    pub(super) const fn first_sequence(mut self, first: u64) -> Self {
+        self.first = first;
         self
     }
 
@@ -91,7 +99,7 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
             Err(error) => return Err(self.share.refuse(error)),
         };
         let export = self.share.start()?;
-        Ok(Ring::new(export, Arc::clone(self.backend), slots, own, self.timeout))
+        Ok(Ring::new(export, Arc::clone(self.backend), slots, own, self.timeout, self.first))
     }
 
     /// Returns the slots and the counter of the writer's own streams, which is `None` if the host waits.
@@ -173,6 +181,35 @@ impl<'a> RingOpenBuilder<'a> {
         self
     }
 
+    /// Copies each publication over the network if the writer is on another host, or the memory cannot be opened here; see
+    /// [`OpenBuilder::or_pulled`]. Needs a transfer engine on both sides ([`IpcBuilder::remote`](crate::IpcBuilder::remote)), of
+    /// which the writer's [listens](crate::Remote::listen); on [trusted networks](crate::Remote#trusted-networks-only) only.
+    ///
+    /// The reader then has private slots, as many as the ring, and a thread of the library copies each publication into the next
+    /// one as soon as this reader has released it. The writer may reuse its slot when the copy is complete, so it can be ahead of
+    /// the reader by twice the number of slots. The reader works as otherwise, with these differences:
+    ///
+    /// - Errors of the connection and of a copy are [`Error::InPull`]. As after the death of the writer, the reader first receives
+    ///   the publications that have arrived. [`Error::Timeout`] in an `InPull` means that the writer's process has been silent for
+    ///   [`timeout`](Self::timeout), because it is suspended or cannot be reached.
+    /// - The writer's [`readers_behind`](crate::Ring::readers_behind) and [`holders`](crate::Ring::holders) contain the
+    ///   process id and the program that this process states, with its network address.
+    /// - [`Ring::close`](crate::Ring::close) waits until the copies are complete, and not for this reader. A writer whose process
+    ///   exits without it ends the ring by [`Error::ExporterGone`], also if it has dropped the ring.
+    /// - A reader that does not answer, because its process is suspended or cannot be reached, delays the writer for
+    ///   [`timeout`](Self::timeout), 1 s for each 16 MiB of the ring, and 10 s. Then it is dismissed. One whose process terminates
+    ///   leaves the ring at once.
+    pub fn or_pulled(mut self) -> Self {
+        self.open = self.open.or_pulled();
+        self
+    }
+
+    /// Copies each publication over the network in any case; see [`or_pulled`](Self::or_pulled).
+    pub fn pulled(mut self) -> Self {
+        self.open = self.open.pulled();
+        self
+    }
+
     /// Opens the ring on the home device of the memory.
     ///
     /// # Errors
@@ -180,7 +217,7 @@ impl<'a> RingOpenBuilder<'a> {
     /// Those of [`OpenBuilder::at_home`]; [`DescriptorError::Kind`] for the descriptor of other memory; [`Error::Protocol`] if the writer's process does not
     /// share the memory as a ring.
     pub fn at_home(self) -> Result<RingReader> {
-        self.open(OpenBuilder::at_home)
+        self.open(|open| open.at_home())
     }
 
     /// Opens the ring on the device with this ordinal.
@@ -210,12 +247,14 @@ impl<'a> RingOpenBuilder<'a> {
         self.open(|open| open.on_mapped_devices(map))
     }
 
-    fn open(self, open: impl FnOnce(OpenBuilder<'a>) -> Result<Mapping>) -> Result<RingReader> {
+    fn open(self, open: impl FnOnce(OpenBuilder<'_>) -> Result<Mapping>) -> Result<RingReader> {
         let slots = self.slots.ok_or(DescriptorError::Kind {
             expected: "a ring",
             found: "other memory",
             remedy: "open it by Ipc::open",
         })?;
-        RingReader::open(open(self.open)?, slots, self.timeout)
+        let replication = Replication::new(slots, self.timeout);
+        let mapping = open(self.open.replicated_by(&replication))?;
+        RingReader::open(mapping, slots, self.timeout, replication.into_relay())
     }
 }

@@ -55,7 +55,8 @@ pub(super) struct Member {
 pub struct ReaderPosition {
     /// The reader's lease, for [`Ring::dismiss`](crate::Ring::dismiss).
     pub lease: LeaseId,
-    /// The reader's process id in the writer's pid namespace, as reported by the kernel; 0 for a process outside of it.
+    /// The reader's process id in the writer's pid namespace, as reported by the kernel; 0 for a process outside of it. The process
+    /// id on its own host, as the reader states it, for a reader on another host, whose program name ends with its address.
     pub pid: u32,
     /// The reader's program name, as the reader states it.
     pub program: String,
@@ -157,14 +158,15 @@ impl Member {
 }
 
 impl Members {
-    pub(super) fn new(own: Option<Arc<OwnCounter>>) -> Self {
+    /// `first` is the sequence of the first publication.
+    pub(super) fn new(own: Option<Arc<OwnCounter>>, first: u64) -> Self {
         Self {
             own,
             state: Mutex::new(MemberList {
                 members: Vec::new(),
-                next: 0,
+                next: first,
                 closed: false,
-                published: CompletionOrder::from(0),
+                published: CompletionOrder::from(first),
             }),
             changed: Condvar::new(),
             version: AtomicU64::new(1),

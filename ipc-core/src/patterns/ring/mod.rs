@@ -15,6 +15,7 @@
 //! | `releases` | signals of releases, and closing a reader |
 //! | `released` | the taken and released slots of a reader, in the order of sequences |
 //! | `order` | ordering of host work that completes out of order |
+//! | `replica` | readers of rings on other hosts: a private ring, and the thread that pulls publications into it |
 //! | `slots` | the addresses of slots |
 
 mod builder;
@@ -24,6 +25,7 @@ mod read_slot;
 mod reader;
 mod released;
 mod releases;
+mod replica;
 mod slots;
 mod writer;
 

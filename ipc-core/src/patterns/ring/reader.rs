@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use super::read_slot::RingReadSlot;
 use super::releases::Releases;
+use super::replica::{Relay, Replica};
 use super::slots::{Slots, count_host_wait};
 use super::writer::has_no_timelines;
 use crate::backend::stream::{AsStream, BorrowedStream};
-use crate::backend::{Access, DeviceIpc};
+use crate::backend::{Access, DeviceBound, DeviceIpc};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::os::kill::kill_point;
@@ -19,7 +20,7 @@ use crate::os::process::Owner;
 use crate::sharing::PolledReadiness;
 use crate::sharing::export::check_backend;
 use crate::sharing::import::Mapping;
-use crate::sharing::timeline::{RingStart, Seen, TIMELINE_END, Timeline, pause};
+use crate::sharing::timeline::{Publication, RingStart, Seen, TIMELINE_END, Timeline, pause};
 use crate::transport::check_may_wait;
 use crate::wire::ring::RingSlots;
 
@@ -105,6 +106,8 @@ pub(super) struct ReaderState {
     pub(super) slots: Slots,
     pub(super) backend: Arc<dyn DeviceIpc>,
     writer: u32,
+    /// Present if the writer is on another host: the reader then reads a private ring of this process.
+    replica: Option<Replica>,
     pub(super) on_host: bool,
     timeout: Duration,
     pub(super) releases: Mutex<Releases>,
@@ -116,8 +119,14 @@ pub(super) struct ReaderState {
 }
 
 impl RingReader {
-    /// Creates a reader of an open mapping. The first use of the lease's counters notifies the writer.
-    pub(super) fn open(mapping: Mapping, ring: RingSlots, timeout: Duration) -> Result<Self> {
+    /// Creates a reader of an open mapping. The first use of the lease's counters notifies the writer. `relay` pulls the
+    /// publications of a writer on another host.
+    pub(super) fn open(
+        mapping: Mapping,
+        ring: RingSlots,
+        timeout: Duration,
+        relay: Option<Relay>,
+    ) -> Result<Self> {
         let slots = Slots::new(mapping.range(), ring.slots(), ring.slot_bytes()).ok_or_else(|| {
             Error::InvalidRegion(format!(
                 "{} slots of {} bytes do not lie in the {} bytes that were mapped",
@@ -146,6 +155,7 @@ impl RingReader {
             timeline,
             slots,
             writer,
+            replica: relay.map(Replica::start).transpose()?,
             on_host,
             timeout,
             releases: Mutex::new(Releases::from(start)),
@@ -271,7 +281,16 @@ impl RingReader {
 
     /// Registers a callback that runs once when the writer's process has terminated; see [`Mapping::on_gone`].
     pub fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
-        self.inner.mapping().on_gone(callback);
+        let inner = &*self.inner;
+        match &inner.replica {
+            None => inner.mapping().on_gone(callback),
+            Some(replica) => replica.on_gone(DeviceBound::new(&inner.backend, self.device(), callback)),
+        }
+    }
+
+    /// Returns whether publications are copied from another host ([`RingOpenBuilder::or_pulled`](crate::RingOpenBuilder::or_pulled)).
+    pub fn is_copy(&self) -> bool {
+        self.inner.replica.is_some()
     }
 
     /// Returns an error if a slot that this reader took [ahead](Self::next_ahead), accessed and released was never published.
@@ -322,44 +341,6 @@ impl AsRawFd for RingReader {
     }
 }
 
-/// The state of one sequence from the reader's view.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Publication {
-    Published,
-    /// Not published yet.
-    Pending,
-    /// The writer closed the ring without publishing this sequence.
-    Closed,
-    /// The writer terminated without publishing this sequence.
-    WriterGone,
-    /// The counter has ended, but the reason is not visible yet.
-    Ending,
-}
-
-impl Publication {
-    fn of(sequence: u64, seen: Seen, total: Option<u64>) -> Self {
-        let (value, ended) = match seen {
-            Seen::Live(value) => (value, false),
-            Seen::Ended(value) => (value, true),
-        };
-        match total {
-            // The counter ends when everything has arrived.
-            Some(total) if value >= TIMELINE_END => {
-                if sequence < total {
-                    Self::Published
-                } else {
-                    Self::Closed
-                }
-            }
-            Some(total) if !ended && sequence >= total => Self::Closed,
-            _ if value < TIMELINE_END && value > sequence => Self::Published,
-            _ if ended => Self::WriterGone,
-            _ if value < TIMELINE_END => Self::Pending,
-            _ => Self::Ending,
-        }
-    }
-}
-
 impl ReaderState {
     pub(super) fn mapping(&self) -> &Mapping {
         self.mapping.as_ref().expect("only the drop takes the mapping")
@@ -369,24 +350,24 @@ impl ReaderState {
         self.releases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn dismissed(&self) -> Error {
-        Error::DismissedFromRing { pid: self.writer }
+    /// Returns the error at the end of a ring that has been closed: that of a writer on another host, if it has not closed it.
+    fn closed(&self) -> Error {
+        let failure = self.replica.as_ref().and_then(Replica::failure);
+        failure.unwrap_or(Error::RingClosed { pid: self.writer })
     }
 
-    pub(super) fn check_dismissed(&self) -> Result<()> {
-        if self.timeline.start() == RingStart::Dismissed { Err(self.dismissed()) } else { Ok(()) }
+    fn dismissed(&self) -> Error {
+        Error::DismissedFromRing { pid: self.writer }
     }
 
     /// Returns whether a sequence has been published. Fails if it never will be, or may have been overwritten.
     pub(super) fn is_published(&self, sequence: u64) -> Result<bool> {
         for _ in 0..MAX_TERMINATION_POLLS {
-            let seen = self.timeline.seen();
-            // Loaded after the counter: the writer marks the reader as dismissed before it ends the counter.
-            self.check_dismissed()?;
-            match Publication::of(sequence, seen, self.timeline.total()) {
+            match self.timeline.publication(sequence) {
                 Publication::Published => return Ok(true),
                 Publication::Pending => return Ok(false),
-                Publication::Closed => return Err(Error::RingClosed { pid: self.writer }),
+                Publication::Closed => return Err(self.closed()),
+                Publication::Dismissed => return Err(self.dismissed()),
                 Publication::WriterGone => {
                     self.timeline.check()?;
                     return Ok(false);
@@ -402,16 +383,14 @@ impl ReaderState {
     fn watch_publication(&self, sequence: u64) {
         self.readiness.watch(|| {
             let timeline = self.timeline.clone();
-            move || {
-                timeline.start() == RingStart::Dismissed
-                    || Publication::of(sequence, timeline.seen(), timeline.total()) != Publication::Pending
-            }
+            move || timeline.publication(sequence) != Publication::Pending
         });
     }
 
     /// Returns the error at the end of the ring, which names a sequence that was accessed and released but never published.
     fn end_of_ring(&self, end: Error) -> Error {
-        if !matches!(end, Error::RingClosed { .. } | Error::ExporterGone { .. } | Error::LeaseEnded { .. }) {
+        use Error::{ExporterGone, InPull, LeaseEnded, RingClosed};
+        if !matches!(end, RingClosed { .. } | ExporterGone { .. } | LeaseEnded { .. } | InPull { .. }) {
             return end;
         }
         let published = match (self.timeline.seen(), self.timeline.total()) {
@@ -505,6 +484,3 @@ impl fmt::Debug for ReaderState {
             .finish_non_exhaustive()
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -12,6 +12,7 @@ use super::members::{Member, Members, ReaderPosition, describe_readers};
 use super::slots::{Slots, count_host_wait};
 use crate::backend::DeviceIpc;
 use crate::backend::stream::{AsStream, BorrowedStream};
+use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::lease::{Holders, LeaseId};
@@ -117,8 +118,9 @@ impl Ring {
         slots: Slots,
         own: Option<Arc<OwnCounter>>,
         timeout: Duration,
+        first: u64,
     ) -> Self {
-        let members = Arc::new(Members::new(own.clone()));
+        let members = Arc::new(Members::new(own.clone(), first));
         let memory = export.descriptor().clone();
         if let Some(runtime) = Runtime::existing() {
             runtime.exports.observe(memory.export(), Arc::clone(&members) as _);
@@ -135,7 +137,7 @@ impl Ring {
             members,
             known: Vec::new(),
             version: 0,
-            next: 0,
+            next: first,
             last_stream: None,
             own,
             timeout,
@@ -257,6 +259,13 @@ impl Ring {
         self.take(stream).map(Some)
     }
 
+    /// Returns the slot of a sequence that has not been published, if every reader has released it.
+    pub(super) fn free_slot(&mut self, sequence: u64) -> Option<DeviceRange> {
+        self.members.update(&mut self.known, &mut self.version);
+        let is_free = self.slots.previous_in_slot(sequence).is_none_or(|previous| !self.is_in_use(previous));
+        is_free.then(|| self.slots.of(sequence))
+    }
+
     /// Checks that there is a next sequence, and that a stream can write it.
     fn check_next(&mut self, stream: BorrowedStream<'_>) -> Result<()> {
         self.owner.check()?;
@@ -353,7 +362,7 @@ impl Ring {
     }
 
     /// Publishes a sequence to every reader from the host.
-    fn publish_now(&mut self, sequence: u64) -> Result<()> {
+    pub(super) fn publish_now(&mut self, sequence: u64) -> Result<()> {
         self.owner.check()?;
         self.check_writable_now(sequence)?;
         if self.waits_on_host() {

@@ -27,7 +27,7 @@ pub use tensor::Tensor;
 pub(crate) use grant::UnusedGrant;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use link::Link;
-pub(crate) use open::Delivery;
+pub(crate) use open::{Delivery, Replicate};
 pub(crate) use own::OwnMemory;
 pub(crate) use table::ImportTable;
 pub(crate) use view_owner::ViewOwner;

@@ -16,6 +16,7 @@ use crate::model::error::{Error, Result};
 use crate::model::one_or_many::OneOrMany;
 use crate::model::placement::DeviceMap;
 use crate::sharing::export::check_backend;
+use crate::sharing::remote::Incoming;
 use crate::sharing::staging::CopyLayout;
 use crate::sharing::{Runtime, Session};
 use crate::transport::Deadline;
@@ -59,6 +60,13 @@ pub struct OpenBuilder<'a> {
     pulling: CopyPolicy,
     pub(super) progress: ProgressReport<'a>,
     pub(super) delivery: Option<&'a dyn Delivery>,
+    replicate: Option<&'a dyn Replicate>,
+}
+
+/// The replacement of a copy over the network: memory of this process in which the bytes of another host arrive repeatedly.
+pub(crate) trait Replicate: fmt::Debug {
+    /// Shares such memory on the device of `incoming`, and returns its descriptor.
+    fn replicate(&self, session: &Session, incoming: &Incoming<'_>) -> Result<Descriptor>;
 }
 
 /// The message that an export arrived in.
@@ -140,6 +148,7 @@ impl<'a> OpenBuilder<'a> {
     pub(crate) const fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
         let (access, grants, alone) = (None, Grants::Borrowed(&[]), false);
         let (staging, pulling, progress) = (CopyPolicy::Never, CopyPolicy::Never, ProgressReport::NONE);
+        let (delivery, replicate) = (None, None);
         Self {
             session,
             descriptor,
@@ -150,7 +159,8 @@ impl<'a> OpenBuilder<'a> {
             staging,
             pulling,
             progress,
-            delivery: None,
+            delivery,
+            replicate,
         }
     }
 
@@ -177,6 +187,12 @@ impl<'a> OpenBuilder<'a> {
     pub fn grant(mut self, grant: &Grant) -> Result<Self> {
         self.grants = Grants::Owned(grant.of_parts(self.descriptor, self.session.allow_list())?);
         Ok(self)
+    }
+
+    /// Opens the memory of this replacement instead of making a copy over the network.
+    pub(crate) fn replicated_by(mut self, replicate: &'a dyn Replicate) -> Self {
+        self.replicate = Some(replicate);
+        self
     }
 
     /// Requires a lease, and so a timeline, that no other mapping shares.
@@ -452,6 +468,7 @@ impl<'a> OpenBuilder<'a> {
         }
         let access = self.access.unwrap_or(named.contents.access);
         let (session, grant, alone) = (self.session, self.grants.get(index), self.alone);
+        let replicate = self.replicate;
         Ok(OpenExport {
             runtime: Runtime::get()?,
             session,
@@ -462,6 +479,7 @@ impl<'a> OpenBuilder<'a> {
             patience,
             grant,
             alone,
+            replicate,
         })
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::grant::UnusedGrant;
-use super::open::ProgressReport;
+use super::open::{ProgressReport, Replicate};
 use super::open_part::{Copied, LocalLease, MappingSource, OpenPart, Terms};
 use super::staged::{Incoming, copy_in};
 use super::table::{LeaseRef, OpenTarget};
@@ -36,6 +36,7 @@ pub(super) struct OpenExport<'a> {
     pub(super) patience: &'a Patience,
     pub(super) grant: Option<&'a UnusedGrant>,
     pub(super) alone: bool,
+    pub(super) replicate: Option<&'a dyn Replicate>,
 }
 
 impl OpenExport<'_> {
@@ -78,7 +79,7 @@ impl OpenExport<'_> {
 
     /// Opens a part that has no such lease.
     pub(super) fn open(&self, blame: &dyn Fn(usize, Error) -> Error) -> Result<MappingSource> {
-        let Self { runtime, session, named, device, home, access, patience, grant, alone } = *self;
+        let Self { runtime, session, named, device, home, access, patience, grant, alone, .. } = *self;
         let backend = session.backend();
         if !self.is_permitted() {
             return Err(Error::AccessDenied { wanted: access, granted: named.contents.access });
@@ -138,10 +139,16 @@ impl OpenExport<'_> {
         Ok(MappingSource::Copy(Box::new(Copied { buffer, layout })))
     }
 
-    /// Copies the memory to the device over the network.
+    /// Copies the memory to the device over the network, or opens its replacement.
     pub(super) fn pull(&self, layout: CopyLayout, progress: ProgressReport<'_>) -> Result<MappingSource> {
         let report = &|copied| progress.call(copied, layout.bytes());
-        let buffer = pull_in(&self.incoming("OpenBuilder::pulled", report)?, &layout)?;
+        let incoming = self.incoming("OpenBuilder::pulled", report)?;
+        if let Some(replicate) = self.replicate {
+            let descriptor = replicate.replicate(self.session, &incoming)?;
+            let local = OpenExport { named: descriptor.contents().named(0), grant: None, ..*self };
+            return Ok(local.local_source(local.granted_locally()?));
+        }
+        let buffer = pull_in(&incoming, &layout)?;
         kill_point!("importer:mapped");
         Ok(MappingSource::Copy(Box::new(Copied { buffer, layout })))
     }
@@ -164,10 +171,14 @@ impl OpenExport<'_> {
             });
         };
         if named.contents.exporter == self.runtime.identity {
+            let why = match self.replicate {
+                None => "use the address that was shared, or take a copy (OpenBuilder::staged)",
+                Some(_) => "open the ring without RingOpenBuilder::pulled",
+            };
             return Err(Error::Unsupported {
                 backend: backend.info().name,
                 what: "copy memory of the same process over the network".into(),
-                why: "use the address that was shared, or take a copy (OpenBuilder::staged)".into(),
+                why: why.into(),
             });
         }
         Ok(remote::Incoming { remote, backend, named, device, timeout, report })

@@ -21,7 +21,7 @@ use crate::os::process::Owner;
 use crate::sharing::Runtime;
 use crate::sharing::export::Shared;
 use crate::sharing::staging::CopyLayout;
-use crate::sharing::timeline::{Side, Termination, Timeline, note_own_slot, take_own_slot, timelines_of};
+use crate::sharing::timeline::{Termination, Timeline, timelines_of};
 use crate::transport::Deadline;
 use crate::wire::Token;
 use crate::wire::descriptor::{Descriptor, ExportId};
@@ -268,13 +268,7 @@ impl OpenPart {
                 if let Some(known) = &*own {
                     return Ok(known.clone());
                 }
-                let pid = std::process::id();
-                let exports = &Runtime::get()?.exports;
-                let far = exports.timeline(local.export, local.lease, true, take_own_slot)?;
-                let (far, _) = far.ok_or(Error::ExportDropped { pid })?;
-                note_own_slot(&far);
-                let place = far.endpoint().place().clone();
-                let near = Timeline::new(place, Side::Importer, Arc::clone(&local.backend), pid);
+                let near = Runtime::get()?.exports.timeline_within(local.export, local.lease)?;
                 Ok(own.insert(near).clone())
             }
             MappingSource::Copy(_) => Err(Error::Unsupported {

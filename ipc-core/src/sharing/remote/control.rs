@@ -1,6 +1,6 @@
 //! The authenticated connection between an importer and an exporter of two hosts.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use device_ipc_tcp::{AuthenticatedConnection, TcpError};
@@ -30,7 +30,7 @@ impl Control {
 
     /// Receives a message, if one arrives within `wait`.
     pub(super) fn receive(&mut self, wait: Duration) -> Result<Option<Vec<u8>>, TcpError> {
-        if !self.is_readable(wait) {
+        if !self.wait(wait, None) {
             return Ok(None);
         }
         match self.connection.receive(Some(Instant::now() + REST_OF_MESSAGE)) {
@@ -39,11 +39,14 @@ impl Control {
         }
     }
 
-    /// Waits until there are bytes, or the connection is closed.
-    fn is_readable(&self, wait: Duration) -> bool {
-        let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
-        let mut files = [PollFd::new(self.connection.socket(), PollFlags::IN)];
+    /// Waits until there are bytes, the connection is closed, or another descriptor is readable. Returns whether one of these has
+    /// occurred.
+    pub(super) fn wait(&self, time: Duration, or: Option<BorrowedFd<'_>>) -> bool {
+        let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
+        let socket = self.connection.socket().as_fd();
+        let mut files =
+            [socket, or.unwrap_or(socket)].map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN));
         // After an error the read reports it.
-        poll(&mut files, Some(&wait)) != Ok(0)
+        poll(&mut files[..1 + usize::from(or.is_some())], Some(&time)) != Ok(0)
     }
 }

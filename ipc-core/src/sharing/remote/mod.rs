@@ -4,10 +4,14 @@
 //! [transfer engine](crate::backend::engine) does. The library decides who may copy, and keeps memory allocated as long as an
 //! engine uses it. The importer connects by TCP to an address of the descriptor; both sides prove that they know the export's token. The
 //! exporter grants a lease and sends the engine's metadata of its regions. The importer pulls the bytes into a buffer of its own, states meanwhile
-//! that it still reads, and releases the lease. `docs/spec/remote.md` specifies the messages.
+//! that it still reads, and releases the lease. A reader of a ring keeps its lease, and pulls each publication.
+//! `docs/spec/remote.md` specifies the messages.
 
 mod control;
+mod lease;
 mod pull_in;
+mod ring_in;
+mod ring_out;
 mod serve;
 
 use std::net::SocketAddr;
@@ -21,6 +25,7 @@ use crate::transport::TcpServer;
 use crate::wire::descriptor::is_reachable;
 
 pub(crate) use pull_in::{Incoming, pull_in, pull_into};
+pub(crate) use ring_in::{RemoteRing, RingMessage, SlotPull};
 
 /// The settings of copies between hosts, for [`IpcBuilder::remote`](crate::IpcBuilder::remote).
 ///

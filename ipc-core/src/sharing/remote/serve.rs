@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use device_ipc_tcp::Key;
 
 use super::control::Control;
+use super::ring_out::RingLease;
 use crate::model::error::Error;
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
@@ -40,7 +41,7 @@ pub(super) const GRACE: Duration = Duration::from_secs(10);
 
 /// The interval at which silence is counted. Counting intervals instead of time, the silence does not include the time for which this
 /// process itself was suspended, after which the importer's messages are still to be read.
-const TICK: Duration = Duration::from_secs(1);
+pub(super) const TICK: Duration = Duration::from_secs(1);
 
 /// The server and the client of a connection.
 #[derive(Debug)]
@@ -86,16 +87,21 @@ fn try_serve(served: &Served, unproved: Unproved, stream: TcpStream) -> Result<(
             // The importer may have sent them before it read a refusal.
             RemoteRequest::Ping => send(&mut control, &RemoteReply::Pong)?,
             RemoteRequest::Release => {}
+            RemoteRequest::Join(open) => {
+                read_ring(served, runtime, export, &open, &mut control)?;
+                wait = IDLE;
+            }
+            RemoteRequest::Acknowledge { .. } => return Err("the importer reads no ring".into()),
         }
     }
     Ok(())
 }
 
-fn text(error: impl ToString) -> String {
+pub(super) fn text(error: impl ToString) -> String {
     error.to_string()
 }
 
-fn send(control: &mut Control, reply: &RemoteReply) -> Result<(), String> {
+pub(super) fn send(control: &mut Control, reply: &RemoteReply) -> Result<(), String> {
     control.send(&encode(reply).map_err(text)?, Instant::now() + SEND).map_err(text)
 }
 
@@ -109,10 +115,7 @@ fn lease(
 ) -> Result<(), String> {
     match Lease::begin(served, runtime, export, open) {
         Ok((lease, metadata)) => {
-            send(control, &RemoteReply::Granted { regions: metadata.len() as u32 })?;
-            for batch in batches(metadata) {
-                send(control, &RemoteReply::Regions { metadata: batch })?;
-            }
+            send_metadata(metadata, control)?;
             kill_point!("exporter:remote-granted");
             keep(lease, open, control)
         }
@@ -120,9 +123,41 @@ fn lease(
     }
 }
 
+/// Grants a lease on a ring and serves its reader; or refuses it.
+fn read_ring(
+    served: &Served,
+    runtime: &'static Runtime,
+    export: ExportId,
+    open: &RemoteOpen,
+    control: &mut Control,
+) -> Result<(), String> {
+    let joined = Lease::begin(served, runtime, export, open).and_then(|(lease, metadata)| {
+        let ring = RingLease::join(lease).map_err(failed)?.ok_or(RemoteRefusal::NoRing)?;
+        Ok((ring, metadata))
+    });
+    match joined {
+        Ok((ring, metadata)) => {
+            send_metadata(metadata, control)?;
+            send(control, &RemoteReply::Joined { sequence: ring.start() })?;
+            ring.serve(silence_limit(open), control)
+        }
+        Err(refusal) => send(control, &RemoteReply::Refused(refusal)),
+    }
+}
+
+fn send_metadata(metadata: Vec<Vec<u8>>, control: &mut Control) -> Result<(), String> {
+    send(control, &RemoteReply::Granted { regions: metadata.len() as u32 })?;
+    batches(metadata).into_iter().try_for_each(|metadata| send(control, &RemoteReply::Regions { metadata }))
+}
+
+/// Returns the time after which the lease of a silent importer ends.
+fn silence_limit(open: &RemoteOpen) -> Duration {
+    Duration::from_millis(open.limit_ms.into()).min(MAX_TRANSFER) + GRACE
+}
+
 /// Waits for the end of the lease.
 fn keep(lease: Lease, open: &RemoteOpen, control: &mut Control) -> Result<(), String> {
-    let limit = Duration::from_millis(open.limit_ms.into()).min(MAX_TRANSFER) + GRACE;
+    let limit = silence_limit(open);
     let mut silent = Duration::ZERO;
     while silent < limit {
         let Some(request) = control.receive(TICK).map_err(text)? else {
@@ -136,7 +171,10 @@ fn keep(lease: Lease, open: &RemoteOpen, control: &mut Control) -> Result<(), St
                 kill_point!("exporter:remote-released");
                 return Ok(());
             }
-            RemoteRequest::Open(_) => return Err("the importer requested a second lease".into()),
+            RemoteRequest::Open(_) | RemoteRequest::Join(_) => {
+                return Err("the importer requested a second lease".into());
+            }
+            RemoteRequest::Acknowledge { .. } => return Err("the importer reads no ring".into()),
         }
     }
     drop(lease);
@@ -161,10 +199,10 @@ fn batches(metadata: Vec<Vec<u8>>) -> Vec<Vec<Vec<u8>>> {
 }
 
 /// A lease of an importer of another host. Dropping it ends it.
-struct Lease {
-    runtime: &'static Runtime,
-    export: ExportId,
-    lease: LeaseId,
+pub(super) struct Lease {
+    pub(super) runtime: &'static Runtime,
+    pub(super) export: ExportId,
+    pub(super) lease: LeaseId,
     /// Dropped before the lease ends, as the worker waits for the last reference.
     shared: Option<Arc<Shared>>,
 }
@@ -200,18 +238,18 @@ impl Lease {
             let wait = Duration::from_millis(open.wait_ms.into()).min(MAX_READY_WAIT);
             ready.event.synchronize(wait).map_err(not_ready)?;
         }
-        let metadata =
-            shared.register().map_err(|error| RemoteRefusal::Failed { detail: error.to_string() })?;
+        let metadata = shared.register().map_err(failed)?;
         tracing::debug!(target: log::EXPORT, %export, peer = %served.peer, pid = open.pid, "an importer of another host pulls");
         Ok((lease, metadata))
     }
 }
 
-fn not_ready(error: Error) -> RemoteRefusal {
-    if error.is_timeout() {
-        return RemoteRefusal::NotReady;
-    }
+fn failed(error: Error) -> RemoteRefusal {
     RemoteRefusal::Failed { detail: error.to_string() }
+}
+
+fn not_ready(error: Error) -> RemoteRefusal {
+    if error.is_timeout() { RemoteRefusal::NotReady } else { failed(error) }
 }
 
 impl Drop for Lease {

@@ -29,7 +29,7 @@ use crate::model::error::{Error, Result};
 use crate::sharing::host_pages::timeline_begun;
 use crate::transport::check_may_wait;
 pub(crate) use page::timelines_of;
-pub(crate) use ring::{RingStart, Seen};
+pub(crate) use ring::{Publication, RingStart, Seen};
 
 use endpoint::READY;
 

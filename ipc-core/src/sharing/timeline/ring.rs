@@ -32,6 +32,46 @@ pub(crate) enum Seen {
     Ended(u64),
 }
 
+/// The state of one sequence from the reader's view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Publication {
+    Published,
+    /// Not published yet.
+    Pending,
+    /// The writer closed the ring without publishing this sequence.
+    Closed,
+    /// The writer terminated without publishing this sequence.
+    WriterGone,
+    /// The writer has dismissed the reader: the slot may have been overwritten.
+    Dismissed,
+    /// The counter has ended, but the reason is not visible yet.
+    Ending,
+}
+
+impl Publication {
+    fn of(sequence: u64, seen: Seen, total: Option<u64>) -> Self {
+        let (value, ended) = match seen {
+            Seen::Live(value) => (value, false),
+            Seen::Ended(value) => (value, true),
+        };
+        match total {
+            // The counter ends when everything has arrived.
+            Some(total) if value >= TIMELINE_END => {
+                if sequence < total {
+                    Self::Published
+                } else {
+                    Self::Closed
+                }
+            }
+            Some(total) if !ended && sequence >= total => Self::Closed,
+            _ if value < TIMELINE_END && value > sequence => Self::Published,
+            _ if ended => Self::WriterGone,
+            _ if value < TIMELINE_END => Self::Pending,
+            _ => Self::Ending,
+        }
+    }
+}
+
 /// In the writer.
 impl Timeline {
     /// Publishes the sequence at which the reader begins.
@@ -77,6 +117,16 @@ impl Timeline {
             DISMISSED.. => RingStart::Dismissed,
             published => RingStart::At(published - 1),
         }
+    }
+
+    /// Returns the state of a sequence.
+    pub(crate) fn publication(&self, sequence: u64) -> Publication {
+        let seen = self.seen();
+        // Loaded after the counter: the writer marks the reader as dismissed before it ends the counter.
+        if self.start() == RingStart::Dismissed {
+            return Publication::Dismissed;
+        }
+        Publication::of(sequence, seen, self.total())
     }
 
     /// Returns the total number of publications, once the writer has closed the ring.
@@ -131,3 +181,6 @@ impl Timeline {
         endpoint.wait_on(endpoint.outgoing(), value, stream)
     }
 }
+
+#[cfg(test)]
+mod tests;

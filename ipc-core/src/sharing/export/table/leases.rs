@@ -7,12 +7,12 @@ use super::super::BorrowedMemory;
 use super::super::shared::{Allocation, Shared};
 use super::{Entry, ExportTable, State, metrics};
 use crate::backend::Access;
-use crate::model::error::Result;
+use crate::model::error::{Error, Result};
 use crate::model::lease::{Holder, LeaseId, LeaseState};
 use crate::os::log::Throttle;
 use crate::sharing::Runtime;
 use crate::sharing::lease_page::LeaseWord;
-use crate::sharing::timeline::{Place, Poison, Side, Termination, Timeline};
+use crate::sharing::timeline::{Place, Poison, Side, Termination, Timeline, note_own_slot, take_own_slot};
 use crate::transport::{ConnectionId, PeerCredentials, ServerId};
 use crate::wire::descriptor::ExportId;
 use crate::wire::{Refusal, Reply, Token};
@@ -231,6 +231,16 @@ impl ExportTable {
         }
         self.changed.notify_all();
         Ok(Some((timeline, shared)))
+    }
+
+    /// Takes the timeline of a lease within this process, and returns the importer's side of it.
+    pub(crate) fn timeline_within(&self, export: ExportId, lease: LeaseId) -> Result<Timeline> {
+        let pid = std::process::id();
+        let (far, shared) =
+            self.timeline(export, lease, true, take_own_slot)?.ok_or(Error::ExportDropped { pid })?;
+        note_own_slot(&far);
+        let (place, backend) = (far.endpoint().place().clone(), shared.allocations[0].backend());
+        Ok(Timeline::new(place, Side::Importer, Arc::clone(backend), pid))
     }
 
     /// Passes the timelines that importers take to the observer, from now on.
