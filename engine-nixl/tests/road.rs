@@ -7,11 +7,14 @@ use std::sync::Arc;
 
 use device_ipc_core::backend::engine::TransferEngine;
 use device_ipc_nixl::{LIBRARY_VARIABLE, NixlEngine};
-use device_ipc_remote_tests::cases;
+use device_ipc_remote_tests::{RingShape, cases};
 use device_ipc_test_process::Process;
 
 /// The smallest region, a tensor, pages, and some of many packets.
 const LENGTHS: [usize; 6] = [1, 64, 4096, 1_000_003, 64 << 20, 256 << 20];
+
+/// A ring of few slots, one of a single slot, and one whose slots take a while.
+const RINGS: [RingShape; 3] = [(3, 8192, 300), (1, 256, 200), (2, 3 << 20, 20)];
 
 /// UCX on the loopback interface, by TCP alone. NIXL logs the errors that the tests provoke.
 const ENVIRONMENT: [(&str, &str); 3] =
@@ -64,4 +67,19 @@ cases! {
     dropped_export_is_kept_until_the_pull_has_finished,
     lease_of_a_silent_importer_ends,
     repeated_pulls_leave_nothing_over(10_000),
+    ring_publications_arrive_in_order(&RINGS),
+    ring_of_another_host_is_pulled,
+    ring_writer_waits_for_a_slow_reader,
+    ring_reader_reports_the_death_of_the_writer,
+    ring_reader_reports_the_death_of_the_writer_in_a_copy,
+    ring_reader_reports_a_suspended_writer,
+    ring_writer_continues_when_the_reader_is_killed,
+    ring_reader_that_is_suspended_is_dismissed,
+    ring_reader_is_dismissed,
+    ring_leaves_nothing_over(10_000),
+}
+
+#[test]
+fn ring_has_readers_of_several_hosts() {
+    device_ipc_remote_tests::ring_has_readers_of_several_hosts(start);
 }

@@ -90,6 +90,18 @@ impl Pair {
         descriptor
     }
 
+    /// Returns the open files and the memory of both processes.
+    pub(crate) fn resources(&mut self) -> [Resources; 2] {
+        [&mut self.exporter, &mut self.importer].map(Resources::of)
+    }
+
+    /// Waits until the processes have hardly more than these.
+    #[track_caller]
+    pub(crate) fn check_resources(&mut self, before: &[Resources; 2]) {
+        before[0].eventually_left_by(&mut self.exporter);
+        before[1].eventually_left_by(&mut self.importer);
+    }
+
     pub(crate) fn finish(self) {
         self.importer.finish();
         self.exporter.finish();
@@ -380,10 +392,9 @@ pub fn repeated_pulls_leave_nothing_over(mut pair: Pair, count: usize) {
         eventually(&mut pair.exporter, "holders x", "");
     };
     pulls(&mut pair, 50);
-    let before = [&mut pair.exporter, &mut pair.importer].map(Resources::of);
+    let before = pair.resources();
     pulls(&mut pair, count);
-    before[0].eventually_left_by(&mut pair.exporter);
-    before[1].eventually_left_by(&mut pair.importer);
+    pair.check_resources(&before);
     assert_eq!(pair.exporter.ask("close x 60000"), "closed");
     pair.finish();
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::{Dtype, Export, HolderPolicy, Ipc, Remote, Result, Stream, TensorLayout};
+use device_ipc_core::{Dtype, Export, HolderPolicy, Ipc, Remote, Result, Ring, Stream, TensorLayout};
 use device_ipc_mock::MockBackend;
 use device_ipc_test_process::serve;
 
@@ -38,6 +38,7 @@ struct Exporter {
     address: Option<std::net::SocketAddr>,
     stream: Stream,
     exports: HashMap<String, Export>,
+    rings: HashMap<String, Ring>,
 }
 
 /// Listens, or does not with the argument `deaf`.
@@ -50,7 +51,7 @@ fn start(load: Load, words: &[&str]) -> Result<Exporter, String> {
         let address = remote.address();
         let ipc = Ipc::builder().remote(remote).with_backend(backend);
         let stream = ipc.create_stream(0)?;
-        Ok(Exporter { ipc, address, stream, exports: HashMap::new() })
+        Ok(Exporter { ipc, address, stream, exports: HashMap::new(), rings: HashMap::new() })
     };
     start().map_err(|error| report(&error))
 }
@@ -101,8 +102,48 @@ impl Exporter {
                 }
                 self.keep(name, self.ipc.share_all(set).ready_on(&self.stream).start()?)
             }
+            // ring NAME SLOTS SLOT_BYTES
+            "ring" => {
+                let (slots, bytes) = (argument::<u32>(words, 1), argument::<u64>(words, 2));
+                let memory = self.ipc.allocate(0, u64::from(slots) * bytes)?;
+                let ring = self.ipc.ring(memory).slots(slots).start()?;
+                let descriptor = ring.descriptor().to_string();
+                self.rings.insert(name, ring);
+                descriptor
+            }
+            // publish NAME COUNT TIMEOUT_MS: each slot has the seed of its sequence.
+            "publish" => {
+                let ring = self.rings.get_mut(&name).expect("there is a ring");
+                let (count, timeout) = (argument::<u64>(words, 1), Duration::from_millis(argument(words, 2)));
+                for published in 0..count {
+                    if let Err(error) = ring.wait_writable(timeout) {
+                        return Ok(format!("{published} published, {}", report(&error)));
+                    }
+                    let mut slot = ring.write(&self.stream)?;
+                    let bytes = contents(slot.range().len as usize, slot.sequence() as u8);
+                    slot.view_mut::<u8, _>(&self.stream)?.copy_from(&bytes)?;
+                    slot.publish(&self.stream)?;
+                }
+                format!("{count} published")
+            }
+            "readers" => self.rings[&name].readers().to_string(),
+            "dismiss" => {
+                let ring = &self.rings[&name];
+                let behind = ring.readers_behind();
+                behind.iter().filter(|reader| ring.dismiss(reader.lease)).count().to_string()
+            }
+            "close-ring" => {
+                let ring = self.rings.remove(&name).expect("there is a ring");
+                match ring.close(Duration::from_millis(argument(words, 1))) {
+                    Ok(()) => "closed".into(),
+                    Err(error) => report(&error),
+                }
+            }
             "holders" => {
-                let holders = self.exports[&name].holders();
+                let holders = match self.rings.get(&name) {
+                    Some(ring) => ring.holders(),
+                    None => self.exports[&name].holders(),
+                };
                 holders
                     .iter()
                     .map(|holder| format!("{} {}", holder.pid, holder.program))

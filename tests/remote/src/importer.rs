@@ -1,11 +1,14 @@
 //! The importer's process.
 
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use device_ipc_core::{
-    Buffer, CopyProgress, Descriptor, Dtype, Error, Ipc, Mapping, Remote, Result, Stream, TensorLayout,
+    Buffer, CopyProgress, Descriptor, Dtype, Error, Ipc, Mapping, Remote, Result, RingReader, Stream,
+    TensorLayout,
 };
 use device_ipc_mock::MockBackend;
 use device_ipc_test_process::serve;
@@ -45,6 +48,9 @@ struct Importer {
     stream: Stream,
     /// The destination of the last copy to existing memory.
     last: Mutex<Weak<Buffer>>,
+    readers: Mutex<HashMap<String, RingReader>>,
+    /// Whether a reader was notified of the termination of its writer.
+    is_writer_gone: Arc<AtomicBool>,
 }
 
 /// The bytes before and after a destination, which no copy may write.
@@ -59,7 +65,8 @@ fn start(load: Load, words: &str) -> Result<Importer, String> {
         _ => Ipc::builder().remote(Remote::new(engine)).with_backend(backend),
     };
     let stream = ipc.create_stream(0).map_err(|error| report(&error))?;
-    Ok(Importer { ipc, stream, last: Mutex::default() })
+    let (last, readers, is_writer_gone) = Default::default();
+    Ok(Importer { ipc, stream, last, readers, is_writer_gone })
 }
 
 impl Importer {
@@ -85,6 +92,15 @@ impl Importer {
             "kept" => Ok(self.last.lock().expect("no panic").upgrade().is_some().to_string()),
             // progress TIMEOUT_MS DESCRIPTOR: the number of reports, whether they rise, and the last one.
             "progress" => self.progress(&words),
+            // join NAME MODE TIMEOUT_MS DESCRIPTOR: opens a ring.
+            "join" => self.join(&words),
+            // read NAME COUNT TIMEOUT_MS: checks publications, and states the first one and the last error.
+            "read" => Ok(self.read(&words)),
+            "gone" => Ok(self.is_writer_gone.load(Ordering::SeqCst).to_string()),
+            "leave" => {
+                drop(self.readers.lock().expect("no panic").remove(words[0]));
+                Ok("left".into())
+            }
             // time COUNT TIMEOUT_MS DESCRIPTOR: the median time of an open, in µs.
             "time" => self.time(&words),
             other => unreachable!("{other}"),
@@ -103,6 +119,52 @@ impl Importer {
             other => unreachable!("{other}"),
         }
         .on_device(0)
+    }
+
+    fn join(&self, words: &[&str]) -> Result<String> {
+        let descriptor: Descriptor = argument(words, 3);
+        let open = self.ipc.open_ring(&descriptor).timeout(Duration::from_millis(argument(words, 2)));
+        let reader = match words[1] {
+            "plain" => open,
+            "or-pulled" => open.or_pulled(),
+            "pulled" => open.pulled(),
+            other => unreachable!("{other}"),
+        }
+        .on_device(0)?;
+        let kind = if reader.is_copy() { "copied" } else { "opened" };
+        let joined = format!("{kind} from {}", reader.sequence());
+        let is_writer_gone = Arc::clone(&self.is_writer_gone);
+        reader.on_gone(move |_| is_writer_gone.store(true, Ordering::SeqCst));
+        self.readers.lock().expect("no panic").insert(words[0].to_owned(), reader);
+        Ok(joined)
+    }
+
+    fn with_reader(&self, name: &str, read: impl FnOnce(&mut RingReader) -> String) -> String {
+        let taken = self.readers.lock().expect("no panic").remove(name);
+        let mut reader = taken.expect("it has joined");
+        let answer = read(&mut reader);
+        self.readers.lock().expect("no panic").insert(name.to_owned(), reader);
+        answer
+    }
+
+    fn read(&self, words: &[&str]) -> String {
+        let (count, timeout) = (argument::<u64>(words, 1), Duration::from_millis(argument(words, 2)));
+        self.with_reader(words[0], |reader| {
+            for read in 0..count {
+                let slot = match reader.next(timeout) {
+                    Ok(Some(slot)) => slot,
+                    Ok(None) => return format!("{read} right, closed"),
+                    Err(error) => return format!("{read} right, {}", report(&error)),
+                };
+                let sequence = slot.sequence();
+                let found = slot.to_host::<u8, _>(&self.stream).expect("it is published");
+                if found != contents(found.len(), sequence as u8) {
+                    return format!("sequence {sequence} is wrong");
+                }
+                slot.release(&self.stream).map_err(|error| error.to_string()).expect("it is published");
+            }
+            format!("{count} right")
+        })
     }
 
     fn check(&self, mapping: &Mapping, seed: u8) -> Result<String> {

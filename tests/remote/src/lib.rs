@@ -10,6 +10,7 @@ mod exporter;
 mod hosts;
 mod importer;
 mod link;
+mod rings;
 mod steps;
 
 use std::fs;
@@ -29,6 +30,7 @@ pub use exporter::exporter;
 pub use hosts::{DEVICE, Host, Hosts};
 pub use importer::importer;
 pub use link::*;
+pub use rings::*;
 pub use steps::*;
 
 /// Time limit of everything that is to happen.

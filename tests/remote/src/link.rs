@@ -29,7 +29,7 @@ fn lose(pair: &mut Pair, side: fn(&Pair) -> &Host) -> ([Resources; 2], Instant) 
     let descriptor = pair.exporter.ask("share warm 64 1");
     assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
     assert_eq!(pair.exporter.ask("close warm 60000"), "closed");
-    let before = [&mut pair.exporter, &mut pair.importer].map(Resources::of);
+    let before = pair.resources();
     pair.begin(MANY, SHORT_MS);
     side(pair).set_link(false);
     let lost = Instant::now();
@@ -44,8 +44,7 @@ fn check_recovery(pair: &mut Pair, before: &[Resources; 2]) {
     let descriptor = pair.exporter.ask("share y 4096 2");
     assert_eq!(pair.open("pulled", 2, LONG_MS, &descriptor), "4096 B right, copied");
     assert_eq!(pair.exporter.ask("close y 60000"), "closed");
-    before[0].eventually_left_by(&mut pair.exporter);
-    before[1].eventually_left_by(&mut pair.importer);
+    pair.check_resources(before);
 }
 
 /// A copy whose network fails ends by its timeout. When the network is back, the lease ends, and copies succeed.

@@ -2,10 +2,13 @@
 
 #[path = "hostile/network.rs"]
 mod network;
+#[path = "hostile/rings.rs"]
+mod rings;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use device_ipc_core::backend::engine::TransferEngine;
@@ -172,25 +175,32 @@ fn connection_serves_several_leases_one_after_the_other() {
 /// connection.
 fn error_after(replies: &[&[u8]], closes: bool) -> String {
     let (_exporter, _, descriptor) = exporter_of_one();
+    let begun = impostor(&descriptor, OPEN[0], replies, closes);
+    let error = open_at(&descriptor, begun.0);
+    begun.1.join().unwrap();
+    error
+}
+
+/// Starts an exporter that knows the token, answers the first request, of this kind, with these messages, and then is silent or
+/// closes the connection.
+fn impostor(descriptor: &str, kind: u8, replies: &[&[u8]], closes: bool) -> (SocketAddrV4, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let SocketAddr::V4(address) = listener.local_addr().unwrap() else { panic!("an IPv4 address") };
-    let (_, token) = key_of(&descriptor);
+    let (_, token) = key_of(descriptor);
     let replies: Vec<_> = replies.iter().map(|reply| reply.to_vec()).collect();
     let exporter = std::thread::spawn(move || {
         let stream = listener.accept().unwrap().0;
         let mut connection = accept(stream, |_| Some(Key::new(&token)), Instant::now() + LONG).unwrap();
         let until = Some(Instant::now() + LONG);
         let open = connection.receive(until).unwrap();
-        assert_eq!(open[..9], OPEN[..9], "{open:?}");
+        assert_eq!((open[0], &open[1..9]), (kind, &OPEN[1..9]), "{open:?}");
         for reply in replies {
             // The importer may have closed the connection.
             let _ = connection.send(&reply, until);
         }
         while !closes && connection.receive(until).is_ok() {}
     });
-    let error = open_at(&descriptor, address);
-    exporter.join().unwrap();
-    error
+    (address, exporter)
 }
 
 fn open_at(descriptor: &str, address: SocketAddrV4) -> String {

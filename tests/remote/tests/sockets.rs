@@ -3,11 +3,18 @@
 use std::sync::Arc;
 
 use device_ipc_core::backend::engine::TransferEngine;
-use device_ipc_remote_tests::{SocketEngine, cases, missing_settings_are_named, other_engine_is_refused};
+use device_ipc_core::{Ipc, Remote};
+use device_ipc_mock::MockBackend;
+use device_ipc_remote_tests::{
+    RingShape, SocketEngine, cases, missing_settings_are_named, other_engine_is_refused,
+};
 use device_ipc_test_process::Process;
 
 /// The smallest region, a tensor, a page, and one of many packets.
 const LENGTHS: [usize; 4] = [1, 64, 4096, 64 << 20];
+
+/// A ring of few slots, one of a single slot, and one whose slots take a while.
+const RINGS: [RingShape; 3] = [(3, 8192, 300), (1, 256, 200), (2, 3 << 20, 20)];
 
 fn engine(name: &'static str) -> Result<Arc<dyn TransferEngine>, String> {
     match SocketEngine::start(name) {
@@ -57,6 +64,33 @@ cases! {
     dropped_export_is_kept_until_the_pull_has_finished,
     lease_of_a_silent_importer_ends,
     repeated_pulls_leave_nothing_over(500),
+    ring_publications_arrive_in_order(&RINGS),
+    ring_of_another_host_is_pulled,
+    ring_writer_waits_for_a_slow_reader,
+    ring_reader_reports_the_death_of_the_writer,
+    ring_reader_reports_the_death_of_the_writer_in_a_copy,
+    ring_reader_reports_a_suspended_writer,
+    ring_writer_continues_when_the_reader_is_killed,
+    ring_reader_that_is_suspended_is_dismissed,
+    ring_reader_is_dismissed,
+    ring_leaves_nothing_over(2_000),
+}
+
+#[test]
+fn ring_of_the_same_process_is_opened_and_not_pulled() {
+    let backend = MockBackend::from_spec("devices=1").unwrap();
+    let ipc = Ipc::builder().remote(Remote::new(engine("sockets").unwrap())).with_backend(backend);
+    let ring = ipc.ring(ipc.allocate(0, 512).unwrap()).start().unwrap();
+    let reader = ipc.open_ring(ring.descriptor()).or_pulled().at_home().unwrap();
+    assert!(!reader.is_copy());
+    let error = ipc.open_ring(ring.descriptor()).pulled().at_home().unwrap_err().to_string();
+    assert!(error.contains("without RingOpenBuilder::pulled"), "{error}");
+    assert_eq!(ring.readers(), 1);
+}
+
+#[test]
+fn ring_has_readers_of_several_hosts() {
+    device_ipc_remote_tests::ring_has_readers_of_several_hosts(start);
 }
 
 #[test]
