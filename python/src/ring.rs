@@ -563,13 +563,17 @@ impl RingReadSlot {
 }
 
 /// Opens a ring of another process as a reader.
+///
+/// `pulled` permits copies over the network, of each publication: `None` if the ring cannot be opened, `True` always. The writer's
+/// process has to have called `enable_remote`. `timeout` is then also the longest silence of the writer's process, and of this one.
 #[pyfunction]
-#[pyo3(signature = (descriptor, *, device=None, access=None, timeout=Some(DEFAULT)))]
+#[pyo3(signature = (descriptor, *, device=None, access=None, pulled=false, timeout=Some(DEFAULT)))]
 pub(crate) fn join(
     py: Python<'_>,
     descriptor: &Bound<'_, PyAny>,
     device: Option<&Bound<'_, PyAny>>,
     access: Option<&str>,
+    pulled: Option<bool>,
     timeout: Option<f64>,
 ) -> PyResult<RingReader> {
     let access = self::access(access)?;
@@ -583,13 +587,23 @@ pub(crate) fn join(
         if let Some(access) = access {
             builder = builder.access(access);
         }
+        builder = match pulled {
+            None => builder.or_pulled(),
+            Some(true) => builder.pulled(),
+            Some(false) => builder,
+        };
         match &place {
             Place::Home => builder.at_home(),
             Place::On(device) => builder.on_device(*device),
             Place::Mapped(map) => builder.on_mapped_devices(map),
         }
     };
-    let reader = wait::once(py, wait::limit(timeout)?, call)?;
+    let limit = wait::limit(timeout)?;
+    let reader = match pulled {
+        Some(false) => wait::once(py, limit, call)?,
+        // The limit is also that of the later silence of the writer, and not divided.
+        _ => wait::aside(py, move || call(limit))?.or_raise(py)?,
+    };
     let is_writable = reader.access() == Access::ReadWrite;
     let inner =
         ReaderInner { reader: Mutex::new(reader), waiting: Waiting::default(), ipc, backend, is_writable };

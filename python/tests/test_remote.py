@@ -124,6 +124,69 @@ def test_tensors_that_exist_are_written(start: Start, nixl: "dict[str, str]") ->
     assert end(exporter) == "closed"
 
 
+def test_publications_of_a_ring_are_copied(start: Start, nixl: "dict[str, str]") -> None:
+    writer = start(
+        """
+        ring = d.Ring(d.empty((2, 1024), "uint8", "mock:0"), slots=2)
+        print(ring, flush=True)
+        ring.wait_readers(2, timeout=30)
+        for number in range(100):
+            with ring.write(timeout=30) as slot:
+                np.from_dlpack(slot)[:] = number
+        ring.close(timeout=30)
+        print("closed", flush=True)
+        sys.stdin.read()
+        """,
+        DEVICE_IPC_REMOTE="127.0.0.1",
+        **nixl,
+    )
+    text = line(writer)
+    reader = """
+        pulled = None if sys.argv[2] == "opened" else True
+        with d.join(sys.argv[1], pulled=pulled, timeout=10) as reader:
+            for number, slot in enumerate(reader):
+                with slot:
+                    assert slot.sequence == number and (np.from_dlpack(slot) == number).all(), number
+        print(number)
+    """
+    readers = [start(reader, text, how, **nixl) for how in ["opened", "copied"]]
+    assert [end(process) for process in readers] == ["99", "99"]
+    assert line(writer) == "closed"
+    end(writer)
+
+
+def test_ring_of_a_killed_writer_ends(start: Start, nixl: "dict[str, str]") -> None:
+    writer = start(
+        """
+        ring = d.Ring(d.empty((512,), "uint8", "mock:0"), slots=2)
+        print(ring, flush=True)
+        ring.wait_readers(1, timeout=30)
+        with ring.write(timeout=30):
+            pass
+        sys.stdin.read()
+        """,
+        DEVICE_IPC_REMOTE="127.0.0.1",
+        **nixl,
+    )
+    reader = start(
+        """
+        with d.join(sys.argv[1], pulled=True) as reader:
+            next(reader).release()
+            print("first", flush=True)
+            try:
+                next(reader)
+            except d.GoneError as error:
+                print("gone", error)
+        """,
+        line(writer),
+        **nixl,
+    )
+    assert line(reader) == "first"
+    writer.kill()
+    answer = end(reader)
+    assert answer.startswith("gone") and f"process {writer.pid} of host" in answer, answer
+
+
 def test_exporter_without_a_network_address_is_reported(start: Start) -> None:
     exporter = start(EXPORTER)
     text = line(exporter)

@@ -118,6 +118,7 @@ _IN_PYTHON = {
     "OpenBuilder::staged": "staged=True",
     "Remote::listen": "device_ipc.enable_remote",
     "Ring::wait_writable": "Ring.write",
+    "RingOpenBuilder::pulled": "pulled=True",
     "ShareBuilder::access": "the argument access of device_ipc.share",
     "ShareBuilder::exposure(ExposurePolicy::Copy)": 'exposure="copy"',
 }

@@ -422,6 +422,7 @@ def join(
     *,
     device: _Device | dict[str, _Device] | None = None,
     access: _Access | None = None,
+    pulled: bool | None = False,
     timeout: float | None = ...,
 ) -> RingReader: ...
 def keep(name: str, export: Export, *, version: int = 1, allow_users: Sequence[int] = ...) -> Keeper: ...
