@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::net::TcpStream;
+use std::sync::Arc;
 
 use hmac::Mac;
 
@@ -52,28 +53,43 @@ impl Role {
     }
 }
 
-/// The messages of one connection: the session key, and the state of both directions.
+/// The messages of one connection.
 pub(crate) struct Session {
+    sending: Sending,
+    receiving: Receiving,
+}
+
+/// The state of the direction in which this side sends.
+struct Sending {
     key: Key,
     role: Role,
     sent: u64,
+    /// Whether a send has failed, after which the peer may wait for the rest of a message.
+    has_failed: bool,
+}
+
+/// The state of the direction in which this side receives.
+struct Receiving {
+    key: Key,
+    /// The role of the peer.
+    from: Role,
     received: u64,
     /// The part of the next message that has arrived.
     partial: Vec<u8>,
-    /// Whether a send has failed, after which the peer may wait for the rest of a message.
-    cannot_send: bool,
     /// Whether a receive has failed for another reason than its deadline.
-    cannot_receive: bool,
+    has_failed: bool,
+}
+
+/// Returns the HMAC of a message, not finalized.
+fn mac(key: &Key, from: Role, number: u64, bytes: &[u8]) -> impl Mac {
+    key.mac(&[from.label(), &number.to_be_bytes(), bytes])
 }
 
 impl Session {
     pub(crate) fn new(key: Key, role: Role) -> Self {
-        let partial = Vec::new();
-        Self { key, role, sent: 0, received: 0, partial, cannot_send: false, cannot_receive: false }
-    }
-
-    fn mac(&self, from: Role, number: u64, bytes: &[u8]) -> impl Mac {
-        self.key.mac(&[from.label(), &number.to_be_bytes(), bytes])
+        let sending = Sending { key: key.clone(), role, sent: 0, has_failed: false };
+        let (from, partial) = (role.other(), Vec::new());
+        Self { sending, receiving: Receiving { key, from, received: 0, partial, has_failed: false } }
     }
 
     pub(crate) fn send(
@@ -82,27 +98,40 @@ impl Session {
         bytes: &[u8],
         deadline: Deadline,
     ) -> Result<(), TcpError> {
-        if self.cannot_send {
+        self.sending.send(wire, bytes, deadline)
+    }
+
+    pub(crate) fn receive(&mut self, wire: &mut impl Wire, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
+        self.receiving.receive(wire, deadline)
+    }
+}
+
+impl Sending {
+    fn send(&mut self, wire: &mut impl Wire, bytes: &[u8], deadline: Deadline) -> Result<(), TcpError> {
+        if self.has_failed {
             return Err(TcpError::Unusable { step: SEND });
         }
         if bytes.len() > MAX_MESSAGE_BYTES {
             return Err(TcpError::TooLong { bytes: bytes.len() });
         }
-        let mut message = (bytes.len() as u32).to_be_bytes().to_vec();
+        let mut message = Vec::with_capacity(LENGTH_BYTES + bytes.len() + CODE_BYTES);
+        message.extend_from_slice(&(bytes.len() as u32).to_be_bytes());
         message.extend_from_slice(bytes);
-        message.extend_from_slice(&self.mac(self.role, self.sent, bytes).finalize().into_bytes());
+        message.extend_from_slice(&mac(&self.key, self.role, self.sent, bytes).finalize().into_bytes());
         self.sent += 1;
         let sent = write(wire, &message, deadline, SEND);
-        self.cannot_send = sent.is_err();
+        self.has_failed = sent.is_err();
         sent
     }
+}
 
-    pub(crate) fn receive(&mut self, wire: &mut impl Wire, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
-        if self.cannot_receive {
+impl Receiving {
+    fn receive(&mut self, wire: &mut impl Wire, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
+        if self.has_failed {
             return Err(TcpError::Unusable { step: RECEIVE });
         }
         let received = self.continue_message(wire, deadline);
-        self.cannot_receive = !matches!(received, Ok(_) | Err(TcpError::TimedOut { .. }));
+        self.has_failed = !matches!(received, Ok(_) | Err(TcpError::TimedOut { .. }));
         received
     }
 
@@ -118,7 +147,7 @@ impl Session {
         let mut message = std::mem::take(&mut self.partial);
         let code = message.split_off(LENGTH_BYTES + length);
         message.drain(..LENGTH_BYTES);
-        if self.mac(self.role.other(), self.received, &message).verify_slice(&code).is_err() {
+        if mac(&self.key, self.from, self.received, &message).verify_slice(&code).is_err() {
             return Err(TcpError::Modified);
         }
         self.received += 1;
@@ -148,7 +177,7 @@ pub struct AuthenticatedConnection {
 
 impl fmt::Debug for AuthenticatedConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AuthenticatedConnection({:?})", self.session.role)
+        write!(f, "AuthenticatedConnection({:?})", self.session.sending.role)
     }
 }
 
@@ -190,6 +219,71 @@ impl AuthenticatedConnection {
     /// Reads and writes of the socket, and changes of its mode or timeouts, break the connection.
     pub fn socket(&self) -> &TcpStream {
         &self.stream
+    }
+
+    /// Splits the connection into its two directions, which two threads can own. The connection is closed when both are
+    /// dropped.
+    pub fn split(self) -> (AuthenticatedSender, AuthenticatedReceiver) {
+        let Session { sending, receiving } = self.session;
+        let stream = Arc::new(self.stream);
+        let sender = AuthenticatedSender { stream: Arc::clone(&stream), sending };
+        (sender, AuthenticatedReceiver { stream, receiving })
+    }
+}
+
+/// The sending direction of an [`AuthenticatedConnection`]; see [`AuthenticatedConnection::split`].
+pub struct AuthenticatedSender {
+    stream: Arc<TcpStream>,
+    sending: Sending,
+}
+
+impl AuthenticatedSender {
+    /// Sends a message, as [`AuthenticatedConnection::send`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`AuthenticatedConnection::send`].
+    pub fn send(&mut self, bytes: &[u8], deadline: Deadline) -> Result<(), TcpError> {
+        self.sending.send(&mut &*self.stream, bytes, deadline)
+    }
+
+    /// Returns the socket; see [`AuthenticatedConnection::socket`].
+    pub fn socket(&self) -> &TcpStream {
+        &self.stream
+    }
+}
+
+impl fmt::Debug for AuthenticatedSender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AuthenticatedSender({:?})", self.sending.role)
+    }
+}
+
+/// The receiving direction of an [`AuthenticatedConnection`]; see [`AuthenticatedConnection::split`].
+pub struct AuthenticatedReceiver {
+    stream: Arc<TcpStream>,
+    receiving: Receiving,
+}
+
+impl AuthenticatedReceiver {
+    /// Receives the next message, as [`AuthenticatedConnection::receive`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`AuthenticatedConnection::receive`].
+    pub fn receive(&mut self, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
+        self.receiving.receive(&mut &*self.stream, deadline)
+    }
+
+    /// Returns the socket; see [`AuthenticatedConnection::socket`].
+    pub fn socket(&self) -> &TcpStream {
+        &self.stream
+    }
+}
+
+impl fmt::Debug for AuthenticatedReceiver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AuthenticatedReceiver({:?})", self.receiving.from.other())
     }
 }
 
@@ -335,6 +429,22 @@ mod tests {
         let closed = client.receive(soon()).unwrap_err();
         assert!(matches!(closed, TcpError::Closed { .. } | TcpError::Io { .. }), "{closed}");
         assert!(matches!(client.receive(soon()), Err(TcpError::Unusable { .. })));
+    }
+
+    #[test]
+    fn split_connection_sends_while_it_receives() {
+        let (near, far) = pair();
+        let (mut sender, mut receiver) = authenticated(near, Role::Client).split();
+        let (mut back, mut forth) = authenticated(far, Role::Server).split();
+        std::thread::scope(|scope| {
+            let received = scope.spawn(|| receiver.receive(soon()).unwrap());
+            sender.send(b"one", soon()).unwrap();
+            assert_eq!(forth.receive(soon()).unwrap(), b"one");
+            back.send(b"two", soon()).unwrap();
+            assert_eq!(received.join().unwrap(), b"two");
+        });
+        drop((sender, receiver));
+        assert!(matches!(forth.receive(soon()), Err(TcpError::Closed { .. })));
     }
 
     #[test]
