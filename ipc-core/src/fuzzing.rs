@@ -15,6 +15,7 @@ use crate::wire::descriptor::{
     TEXT_PREFIX, Tensors,
 };
 use crate::wire::protocol::encode;
+use crate::wire::relay::{Relayed, RelayedState};
 use crate::wire::remote::{RemoteOpen, RemoteRefusal, RemoteReply, RemoteRequest, RingEnd};
 use crate::wire::ring::RingSlots;
 use crate::wire::{BrokerAddress, Grant, Token};
@@ -110,10 +111,32 @@ pub(crate) fn show(read: &Descriptor) {
     let _ = (contents.broker.to_socket_address(), read.view());
 }
 
-/// Decodes the data that an end of a channel receives: the peer's hello, and its messages.
+/// Decodes the data that an end of a channel receives: the peer's hello, and its messages, also from another host.
 pub fn channel(bytes: &[u8]) {
     crate::patterns::channel::fuzzing::greeting(bytes);
     crate::patterns::channel::fuzzing::packet(bytes);
+    relay(bytes);
+}
+
+/// Decodes the messages by which a channel passes between two hosts.
+pub(crate) fn relay(bytes: &[u8]) {
+    if let Ok(read) = Relayed::decode(bytes) {
+        let written = encode(&read).expect("it was decoded");
+        assert_eq!(Relayed::decode(&written).as_ref(), Ok(&read));
+    }
+}
+
+/// Returns seeds of [`relay`].
+pub(crate) fn relay_seeds() -> Vec<Seed> {
+    let state = RelayedState { received: 300, discarded: 1, settled: 2, closed: 1, seen: 3 };
+    let grants = vec![(ExportId(1), Token::from_bytes([1; 16])), (ExportId(2), Token::from_bytes([2; 16]))];
+    let seeds = [
+        ("relayed-part", Relayed::Part(b"a part")),
+        ("relayed-last", Relayed::Last(b"the last part")),
+        ("relayed-state", Relayed::State(state)),
+        ("relayed-ended", Relayed::Ended(grants)),
+    ];
+    seeds.into_iter().map(|(name, seed)| (name, encode(&seed).expect("a seed is encodable"))).collect()
 }
 
 /// Decodes the messages of copies between hosts, in both directions.
@@ -167,7 +190,9 @@ pub fn remote_seeds() -> Vec<Seed> {
 
 /// Returns the seeds of [`channel`].
 pub fn channel_seeds() -> Vec<Seed> {
-    crate::patterns::channel::fuzzing::seeds()
+    let mut seeds = crate::patterns::channel::fuzzing::seeds();
+    seeds.extend(relay_seeds());
+    seeds
 }
 
 /// Returns the seeds of [`descriptor`].

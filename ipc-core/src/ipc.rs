@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use device_ipc_tcp::Key;
+
 #[cfg(doc)]
 use crate::backend::HandleKind;
 use crate::backend::interop::{DeviceOwner, Region};
@@ -183,9 +185,45 @@ impl Ipc {
         ListenBuilder::new(&self.session, name)
     }
 
+    /// Listens for channels of processes of other hosts that know the key, at a TCP address of this host such as
+    /// `10.0.0.1:29531`; port 0 takes a free port ([`Listener::address`](crate::Listener::address)).
+    ///
+    /// Messages are authenticated and not encrypted. The memory of their exports is copied by a transfer engine, on
+    /// [trusted networks](crate::Remote#trusted-networks-only) only.
+    ///
+    /// # Examples
+    ///
+    /// Two processes of two hosts use the same calls:
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
+    /// # let timeout = std::time::Duration::from_secs(10);
+    /// use device_ipc_core::{Key, Message};
+    ///
+    /// let key = Key::new(b"at least 16 random bytes");
+    /// let listener = ipc.listen_tcp("127.0.0.1:0", &key).start()?;
+    /// # let (address, other, other_key) = (listener.address(), ipc.clone(), key.clone());
+    /// # let connecting = std::thread::spawn(move || other.connect_tcp(&address, &other_key).start());
+    /// let channel = listener.accept(timeout)?;
+    /// channel.send(Message::new().bytes(b"weights"), timeout)?;
+    /// # assert_eq!(connecting.join().expect("no panic")?.receive(timeout)?.bytes(), b"weights");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn listen_tcp<'a>(&'a self, address: &'a str, key: &'a Key) -> ListenBuilder<'a> {
+        ListenBuilder::new(&self.session, address).with_key(key)
+    }
+
     /// Connects to the process that listens under a name; see [`Channel`](crate::Channel).
     pub fn connect<'a>(&'a self, name: &'a str) -> ConnectBuilder<'a> {
         ConnectBuilder::new(&self.session, name, self.session.patience())
+    }
+
+    /// Connects to the process that listens at a TCP address, `HOST:PORT`, and knows the key; see
+    /// [`listen_tcp`](Self::listen_tcp).
+    pub fn connect_tcp<'a>(&'a self, address: &'a str, key: &'a Key) -> ConnectBuilder<'a> {
+        ConnectBuilder::new(&self.session, address, self.session.patience()).with_key(key)
     }
 
     /// Lets other processes find an export by a name, as the given version of it; see [`Keeper`]. Accepts `Export` or

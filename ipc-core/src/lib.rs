@@ -39,6 +39,8 @@ pub use float8;
 #[cfg(feature = "half")]
 pub use half;
 
+pub use device_ipc_tcp::Key;
+
 pub use backend::buffer::{Buffer, BufferSlice, Stream, View, ViewMut};
 pub use backend::interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTypes};
 pub use backend::memory_use::MemoryUse;

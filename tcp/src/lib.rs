@@ -55,7 +55,9 @@ mod handshake;
 mod key;
 mod wire;
 
-pub use authenticated::{AuthenticatedConnection, AuthenticatedReceiver, AuthenticatedSender, MAX_MESSAGE_BYTES};
+pub use authenticated::{
+    AuthenticatedConnection, AuthenticatedReceiver, AuthenticatedSender, MAX_MESSAGE_BYTES,
+};
 pub use error::TcpError;
 pub use handshake::{VERSION, accept, connect};
 pub use key::Key;

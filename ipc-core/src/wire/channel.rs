@@ -25,7 +25,7 @@ pub const MAX_MESSAGE_TENSORS: usize = 1024;
 /// Maximum size of a packet in bytes. A longer message is sent in a memory file.
 pub(crate) const MAX_PACKET_BYTES: usize = 64 * 1024;
 
-/// Maximum number of ended grants that wait to be reported to one exporter.
+/// Maximum number of ended grants that wait to be reported to one exporter, and that one message reports.
 pub(crate) const MAX_ENDED_GRANTS: usize = 64;
 
 /// The file descriptors that arrive with a packet. Unclaimed ones are closed on drop.
@@ -108,7 +108,7 @@ impl<'de> Deserialize<'de> for Grants {
 /// A list whose length is checked while it is decoded.
 macro_rules! bounded {
     ($name:ident, $most:expr) => {
-        mod $name {
+        pub(crate) mod $name {
             use super::*;
 
             pub(crate) fn serialize<S: Serializer, T: Serialize>(
@@ -211,8 +211,18 @@ impl Outgoing {
     }
 }
 
-#[cfg(any(test, feature = "fuzzing"))]
 impl Outgoing {
+    /// Encodes a message of a relay, whose header and bytes these are. A message above `most` bytes is sent in a memory file.
+    pub(crate) fn relayed(message: &[u8], most: usize) -> Result<Self> {
+        if message.len() > most {
+            return Self::raw_file(message);
+        }
+        let mut packet = encoded(&Frame::Whole)?;
+        let start = packet.len();
+        packet.extend_from_slice(message);
+        Ok(Self { packet, file: None, start })
+    }
+
     /// Returns a packet with these bytes in a memory file.
     pub(crate) fn raw_file(bytes: &[u8]) -> Result<Self> {
         let file =
@@ -233,6 +243,37 @@ fn write_file(head: &[u8], bytes: &[u8]) -> io::Result<OwnedFd> {
 
 /// The seals that keep a memory file unchanged while it is read.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE);
+
+/// The message of a packet of this process, for a relay.
+#[derive(Debug)]
+pub(crate) enum Contents<'a> {
+    Whole(&'a [u8]),
+    InFile(std::fs::File, u64),
+    /// The packet is a wake-up.
+    None,
+}
+
+/// Returns the message of a packet of this process.
+///
+/// # Errors
+///
+/// [`Error::Io`] if the file was not received because this process has no file descriptors left.
+pub(crate) fn contents_of(packet: &[u8], fds: impl PacketFiles) -> Result<Contents<'_>> {
+    let (frame, rest) = postcard::take_from_bytes::<Frame>(packet).map_err(unwritten)?;
+    Ok(match frame {
+        Frame::Whole => Contents::Whole(rest),
+        Frame::InFile { bytes } => Contents::InFile(file_of(fds)?.into(), bytes),
+        Frame::End | Frame::Look => Contents::None,
+    })
+}
+
+fn file_of(fds: impl PacketFiles) -> Result<OwnedFd> {
+    fds.take_first().ok_or_else(|| {
+        let what = "receiving a message's memory file (the message is lost; this process may have no file descriptors \
+                    left: raise its limit, ulimit -n)";
+        Error::io(what, rustix::io::Errno::MFILE)
+    })
+}
 
 /// A decoded packet.
 #[derive(Debug)]
@@ -294,11 +335,7 @@ fn read_file(fds: impl PacketFiles, bytes: u64) -> Result<Vec<u8>> {
     {
         return Err(Error::Protocol(format!("the size of its memory file is not the stated {bytes} B")));
     }
-    let file = fds.take_first().ok_or_else(|| {
-        let what = "receiving a message's memory file (the message is lost; this process may have no file descriptors \
-                    left: raise its limit, ulimit -n)";
-        Error::io(what, rustix::io::Errno::MFILE)
-    })?;
+    let file = file_of(fds)?;
     let failed = |error: io::Error| Error::io("reading a message's memory file", error);
     let size = usize::try_from(bytes).map_err(|error| failed(io::Error::other(error)))?;
     let mut read = vec![0; size];

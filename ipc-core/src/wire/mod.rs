@@ -9,6 +9,7 @@ mod grant;
 #[cfg(test)]
 mod properties;
 pub(crate) mod protocol;
+pub(crate) mod relay;
 pub(crate) mod remote;
 pub(crate) mod ring;
 mod token;

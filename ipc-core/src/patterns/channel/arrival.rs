@@ -55,6 +55,9 @@ impl Arrival {
         kill_point!("receiver:channel-opening");
         let opened = open();
         kill_point!("receiver:channel-opened");
+        if opened.is_ok() {
+            grants.iter().for_each(UnusedGrant::copied);
+        }
         let used = !grants.is_empty() && grants.iter().all(|grant| grant.token().is_none());
         if opened.is_ok() || used {
             self.settle();
@@ -76,6 +79,9 @@ impl Arrival {
     fn settle(&self) {
         if self.connection.owner.is_here() && !self.settled.swap(true, Ordering::AcqRel) {
             self.connection.own_word(Slot::Settled).fetch_add(1, Ordering::AcqRel);
+            if let Some(relay) = &self.connection.relay {
+                relay.wake();
+            }
         }
     }
 }

@@ -4,13 +4,14 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+use device_ipc_tcp::Key;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::connection::{Agreement, Connection};
 use super::handshake::{Greeting, Hello, check_identity};
 use super::limits::Limits;
-use super::{Channel, DEFAULT_MESSAGE_LIMIT, name};
+use super::{Channel, DEFAULT_MESSAGE_LIMIT, name, tcp};
 use crate::model::error::{Error, Result};
 use crate::model::placement::DeviceMap;
 use crate::os::kill::kill_point;
@@ -23,9 +24,9 @@ use crate::transport::{Deadline, PeerCredentials, UserName, socket};
 use crate::wire::{BrokerAddress, SOCKET_DIR_VARIABLE};
 
 /// The pause before the second attempt to connect, doubled for each later one. The start of a listener wakes no process.
-const FIRST_PAUSE: Duration = Duration::from_millis(1);
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
 /// Maximum pause between attempts to connect.
-const MAX_PAUSE: Duration = Duration::from_millis(32);
+pub(super) const MAX_PAUSE: Duration = Duration::from_millis(32);
 
 /// A builder for the connecting end of a [`Channel`]; see [`Ipc::connect`](crate::Ipc::connect).
 ///
@@ -49,6 +50,8 @@ const MAX_PAUSE: Duration = Duration::from_millis(32);
 pub struct ConnectBuilder<'a> {
     ipc: &'a Session,
     name: &'a str,
+    /// The key of a listener of another host, whose address is the name.
+    key: Option<&'a Key>,
     map: DeviceMap,
     limit: u64,
     limits: Limits,
@@ -61,12 +64,19 @@ impl<'a> ConnectBuilder<'a> {
         Self {
             ipc,
             name,
+            key: None,
             map: DeviceMap::new(),
             limit: DEFAULT_MESSAGE_LIMIT,
             limits: Limits::DEFAULT,
             timeout,
             user: None,
         }
+    }
+
+    /// Connects to a listener of another host, whose address is the name.
+    pub(crate) const fn with_key(mut self, key: &'a Key) -> Self {
+        self.key = Some(key);
+        self
     }
 
     /// Sets the devices on which the listener opens memory of this process.
@@ -110,7 +120,8 @@ impl<'a> ConnectBuilder<'a> {
 
     /// Sets the user of the listener's process, by default the user of this process.
     ///
-    /// Another user must be allowed with [`IpcBuilder::allow`](crate::IpcBuilder::allow).
+    /// Another user must be allowed with [`IpcBuilder::allow`](crate::IpcBuilder::allow). Without effect for another host, whose
+    /// users this host does not know.
     pub const fn user(mut self, uid: u32) -> Self {
         self.user = Some(uid);
         self
@@ -123,8 +134,13 @@ impl<'a> ConnectBuilder<'a> {
     /// [`Error::InvalidChannelName`]; [`Error::NoListener`]; [`Error::Timeout`] if a listener exists but does not
     /// accept; [`Error::NotPermitted`] if the listener belongs to another user, or does not allow this user;
     /// [`Error::InvalidDeviceMap`]; [`Error::WrongBackend`]; [`Error::Protocol`] for another protocol version;
-    /// [`Error::Forked`].
+    /// [`Error::Forked`]. Of [`Ipc::connect_tcp`](crate::Ipc::connect_tcp) also [`Error::NotPermitted`] if the two processes
+    /// have different keys, and [`Error::Io`] for an invalid address.
     pub fn start(self) -> Result<Channel> {
+        if let Some(key) = self.key {
+            let own = Hello::own(self.ipc, Runtime::get()?.identity, &self.map, self.limit)?;
+            return tcp::connect(self.ipc, self.name, key, own, self.limits, self.timeout);
+        }
         let (own, address) = self.target()?;
         let deadline = Deadline::after(self.timeout);
         let mut pause = FIRST_PAUSE;
@@ -150,8 +166,16 @@ impl<'a> ConnectBuilder<'a> {
     /// # Errors
     ///
     /// As [`start`](Self::start), except [`Error::Timeout`]. [`Error::NoListener`] if there is no listener now, or too many
-    /// processes connect to it: the start of a listener can be awaited only by trying again.
+    /// processes connect to it: the start of a listener can be awaited only by trying again. [`Error::Unsupported`] for
+    /// [`Ipc::connect_tcp`](crate::Ipc::connect_tcp): call [`start`](Self::start) on a thread.
     pub fn try_start(self) -> Result<Connecting> {
+        if self.key.is_some() {
+            return Err(Error::Unsupported {
+                backend: self.ipc.backend().info().name,
+                what: format!("connect to {} without waiting", self.name),
+                why: "the handshake by TCP waits; call ConnectBuilder::start on another thread".into(),
+            });
+        }
         let (own, address) = self.target()?;
         self.begin(&own, &address)?.ok_or_else(|| no_listener(self.name, &address, Duration::ZERO))
     }
@@ -305,8 +329,16 @@ impl Connecting {
         socket::check_seqpacket(control.fd())?;
         let page = WordPage::open(page)?;
         kill_point!("connector:channel-welcomed");
-        let agreement =
-            Agreement { own: self.own, peer, maps, page, side: Side::Importer, control, limits: self.limits };
+        let agreement = Agreement {
+            own: self.own,
+            peer,
+            maps,
+            page,
+            side: Side::Importer,
+            control,
+            limits: self.limits,
+            relay: None,
+        };
         let connection = Connection::begin(&self.ipc, self.socket, self.listener.pid, agreement)?;
         Ok(Channel::new(connection))
     }

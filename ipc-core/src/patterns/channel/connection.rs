@@ -13,6 +13,7 @@ use super::limits::Limits;
 use super::maps::Maps;
 use super::readiness::SocketReadiness;
 use super::receive::ReceiveState;
+use super::relay::Relay;
 use super::room::Room;
 use super::send::SendState;
 use crate::backend::stream::BorrowedStream;
@@ -99,6 +100,8 @@ pub(super) struct Agreement {
     pub(super) side: Side,
     pub(super) control: PeerSocket,
     pub(super) limits: Limits,
+    /// The relay of a channel to another host.
+    pub(super) relay: Option<Arc<Relay>>,
 }
 
 /// One end of a channel. The guard and unopened received memory keep it alive.
@@ -109,6 +112,8 @@ pub(super) struct Connection {
     pub(super) socket: PeerSocket,
     /// Carries wake-ups of a sender that waits for room. It is open as long as the peer's process may use memory of this end.
     pub(super) control: PeerSocket,
+    /// The relay of a channel to another host, which is the peer of the sockets.
+    pub(super) relay: Option<Arc<Relay>>,
     pub(super) peer: Peer,
     /// The peer as the bearer of grants in the export table.
     pub(super) bearer: Bearer,
@@ -154,7 +159,7 @@ impl Connection {
         agreement: Agreement,
     ) -> Result<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let Agreement { own, peer, maps, page, side, control, limits } = agreement;
+        let Agreement { own, peer, maps, page, side, control, limits, relay } = agreement;
         let id = ChannelId(NEXT.fetch_add(1, Ordering::Relaxed));
         let pid_here = if pid == 0 { peer.process.pid } else { pid };
         let connection = Arc::new(Self {
@@ -162,6 +167,9 @@ impl Connection {
             ipc: ipc.clone(),
             socket,
             control,
+            // The threads of a relay need the processor.
+            may_spin: AtomicBool::new(relay.is_none()),
+            relay,
             bearer: Bearer { channel: id, pid: pid_here, program: peer.program.as_str().into() },
             peer: Peer { process: peer.process, pid: pid_here, program: peer.program },
             devices: own.devices,
@@ -173,7 +181,6 @@ impl Connection {
             receiver_readiness: OnceLock::new(),
             sender_readiness: OnceLock::new(),
             has_descriptor: AtomicBool::new(false),
-            may_spin: AtomicBool::new(true),
             has_woken: AtomicBool::new(false),
             side,
             page,

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use device_ipc_tcp::Key;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
@@ -12,7 +13,8 @@ use super::handshake::{Greeting, Hello, check_identity};
 use super::limits::Limits;
 use super::name::{self, ListeningSocket};
 use super::readiness::PollSet;
-use super::{Channel, DEFAULT_MESSAGE_LIMIT};
+use super::tcp::TcpListening;
+use super::{Channel, DEFAULT_MESSAGE_LIMIT, tcp};
 use crate::model::error::{Error, Result};
 use crate::model::placement::DeviceMap;
 use crate::os::kill::kill_point;
@@ -61,6 +63,8 @@ const MAX_CONTENTION: Duration = Duration::from_millis(10);
 pub struct ListenBuilder<'a> {
     ipc: &'a Session,
     name: &'a str,
+    /// The key of the peers of other hosts, for a listener at an address, which is the name.
+    key: Option<&'a Key>,
     map: DeviceMap,
     limit: u64,
     limits: Limits,
@@ -68,7 +72,14 @@ pub struct ListenBuilder<'a> {
 
 impl<'a> ListenBuilder<'a> {
     pub(crate) const fn new(ipc: &'a Session, name: &'a str) -> Self {
-        Self { ipc, name, map: DeviceMap::new(), limit: DEFAULT_MESSAGE_LIMIT, limits: Limits::DEFAULT }
+        let limit = DEFAULT_MESSAGE_LIMIT;
+        Self { ipc, name, key: None, map: DeviceMap::new(), limit, limits: Limits::DEFAULT }
+    }
+
+    /// Listens for peers of other hosts, at an address, which is the name.
+    pub(crate) const fn with_key(mut self, key: &'a Key) -> Self {
+        self.key = Some(key);
+        self
     }
 
     /// Sets the devices on which a peer opens memory of this process.
@@ -108,35 +119,44 @@ impl<'a> ListenBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidChannelName`]; [`Error::ChannelNameInUse`], which names the process that listens; [`Error::Forked`].
+    /// [`Error::InvalidChannelName`]; [`Error::ChannelNameInUse`], which names the process that listens; [`Error::Forked`]. Of
+    /// [`Ipc::listen_tcp`](crate::Ipc::listen_tcp) also [`Error::Io`] for an address that is not one of this host, or is in use.
     pub fn start(self) -> Result<Listener> {
         let runtime = Runtime::get()?;
         let own = Hello::own(self.ipc, runtime.identity, &self.map, self.limit)?;
-        let directory = self.ipc.socket_directory();
-        let uid = rustix::process::geteuid().as_raw();
-        let address = name::address(self.name, uid, directory.as_deref())?;
-        let (listening, file) = name::listen(self.name, &address)?;
         let watched = |error: Errno| Error::io("creating an epoll instance", error);
         let readiness = PollSet::new().map_err(watched)?;
-        readiness.add(listening.socket.fd()).map_err(watched)?;
+        let source = match self.key {
+            None => {
+                let directory = self.ipc.socket_directory();
+                let uid = rustix::process::geteuid().as_raw();
+                let address = name::address(self.name, uid, directory.as_deref())?;
+                let (listening, file) = name::listen(self.name, &address)?;
+                readiness.add(listening.socket.fd()).map_err(watched)?;
+                Source::Local { address, listening, file }
+            }
+            Some(key) => {
+                let listening = TcpListening::start(self.name, key.clone())?;
+                readiness.add(listening.as_fd()).map_err(watched)?;
+                Source::Network(listening)
+            }
+        };
         Ok(Listener {
             ipc: self.ipc.clone(),
             name: self.name.to_owned(),
             own,
             limits: self.limits,
-            address,
             readiness,
-            listening,
-            file,
+            source,
             pending: TimedMutex::new(Vec::new()),
             owner: Owner::current(),
         })
     }
 }
 
-/// A listener that accepts [`Channel`]s from other processes of this machine under a name.
+/// A listener that accepts [`Channel`]s from other processes of this machine under a name, or of other hosts at an address.
 ///
-/// Dropping it frees the name; accepted channels stay open.
+/// Dropping it frees the name or the address; accepted channels stay open.
 ///
 /// # Examples
 ///
@@ -160,14 +180,21 @@ pub struct Listener {
     name: String,
     own: Hello,
     limits: Limits,
-    address: BrokerAddress,
     /// The listening socket, and the connections that have not sent hello.
     readiness: PollSet,
-    listening: ListeningSocket,
-    file: Option<SocketFile>,
+    source: Source,
     /// The connections that have not sent hello.
     pending: TimedMutex<Vec<PendingConnection>>,
     owner: Owner,
+}
+
+/// The origin of connections.
+#[derive(Debug)]
+enum Source {
+    /// A Unix socket.
+    Local { address: BrokerAddress, listening: ListeningSocket, file: Option<SocketFile> },
+    /// A TCP socket.
+    Network(TcpListening),
 }
 
 /// A connection that has not sent hello.
@@ -179,14 +206,18 @@ struct PendingConnection {
 }
 
 impl Listener {
-    /// Returns the name.
+    /// Returns the name, or the address that was passed to [`Ipc::listen_tcp`](crate::Ipc::listen_tcp).
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the socket address, for messages to users.
-    pub const fn address(&self) -> &BrokerAddress {
-        &self.address
+    /// Returns the socket address, for messages to users; of a listener for other hosts, the address with its port, to which
+    /// they connect.
+    pub fn address(&self) -> String {
+        match &self.source {
+            Source::Local { address, .. } => address.to_string(),
+            Source::Network(listening) => listening.address().to_string(),
+        }
     }
 
     /// Accepts the next process that connects.
@@ -235,13 +266,22 @@ impl Listener {
 
     /// Accepts the next process if one has connected and sent hello.
     fn accept_now(&self, pending: &mut Vec<PendingConnection>) -> Result<Option<Channel>> {
+        let listening = match &self.source {
+            Source::Local { listening, .. } => listening,
+            Source::Network(listening) => {
+                return match listening.take() {
+                    Some(greeted) => tcp::accept(&self.ipc, greeted, self.own.clone(), self.limits).map(Some),
+                    None => Ok(None),
+                };
+            }
+        };
         let now = Instant::now();
         while let Some(index) = pending.iter().position(|one| one.until <= now) {
             drop(self.take_pending(pending, index));
         }
         // Processes that connect all the time do not keep the thread here.
         for _ in 0..MAX_TURNS {
-            let has_more = self.accept_pending(pending)?;
+            let has_more = self.accept_pending(listening, pending)?;
             while let Some(index) = pending.iter().position(PendingConnection::is_readable) {
                 if let Some(channel) = self.answer_hello(self.take_pending(pending, index))? {
                     return Ok(Some(channel));
@@ -262,20 +302,24 @@ impl Listener {
     }
 
     fn timed_out(&self, deadline: Deadline) -> Error {
-        let detail = format!("; no process has connected to {:?} at {}", self.name, self.address);
+        let detail = format!("; no process has connected to {:?} at {}", self.name, self.address());
         deadline.passed("the accepting of a channel", &detail)
     }
 
     /// Accepts at most [`MAX_ACCEPTS`] connections, because further ones may arrive all the time. Returns whether there may be more.
-    fn accept_pending(&self, pending: &mut Vec<PendingConnection>) -> Result<bool> {
+    fn accept_pending(
+        &self,
+        listening: &ListeningSocket,
+        pending: &mut Vec<PendingConnection>,
+    ) -> Result<bool> {
         for _ in 0..MAX_ACCEPTS {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let accepted = match rustix::net::accept_with(self.listening.socket.fd(), flags) {
-                Ok(accepted) => PeerSocket::new(accepted, !self.listening.refuses_fds),
+            let accepted = match rustix::net::accept_with(listening.socket.fd(), flags) {
+                Ok(accepted) => PeerSocket::new(accepted, !listening.refuses_fds),
                 Err(Errno::AGAIN) => return Ok(false),
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(error) => {
-                    return Err(Error::io(format!("accepting a channel at {}", self.address), error));
+                    return Err(Error::io(format!("accepting a channel at {}", self.address()), error));
                 }
             };
             kill_point!("acceptor:channel-accepted");
@@ -351,8 +395,16 @@ impl Listener {
         }
         kill_point!("acceptor:channel-welcomed");
         let control = PeerSocket::new(control, true);
-        let agreement =
-            Agreement { own, peer, maps, page, side: Side::Exporter, control, limits: self.limits };
+        let agreement = Agreement {
+            own,
+            peer,
+            maps,
+            page,
+            side: Side::Exporter,
+            control,
+            limits: self.limits,
+            relay: None,
+        };
         let connection = Connection::begin(&self.ipc, pending.socket, pending.credentials.pid, agreement)?;
         Ok(Some(Channel::new(connection)))
     }
@@ -379,7 +431,9 @@ impl PendingConnection {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Some(file) = self.file.as_ref().filter(|_| self.owner.is_here()) {
+        if let Source::Local { file: Some(file), .. } = &self.source
+            && self.owner.is_here()
+        {
             file.remove();
         }
     }

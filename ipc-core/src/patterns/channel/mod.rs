@@ -16,6 +16,7 @@
 //! | `receive`, `received`, `arrival` | receiving and opening |
 //! | `readiness` | descriptors for event loops |
 //! | `maps` | device maps |
+//! | `tcp`, `relay` | channels between hosts: connection setup, and the two threads that act as the peer |
 //!
 //! `docs/spec/channel.md` specifies the protocol.
 
@@ -37,8 +38,10 @@ mod properties;
 mod readiness;
 mod receive;
 mod received;
+mod relay;
 mod room;
 mod send;
+mod tcp;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;

@@ -18,7 +18,7 @@ use crate::os::kill::kill_point;
 use crate::os::process::ProcessIdentity;
 use crate::os::{Pace, SPIN};
 use crate::sharing::Runtime;
-use crate::sharing::import::UnusedGrant;
+use crate::sharing::import::{GrantReturn, UnusedGrant};
 use crate::sharing::timeline::TIMELINE_END;
 use crate::transport::Deadline;
 use crate::transport::socket::{self, Packet};
@@ -353,7 +353,8 @@ impl Connection {
 
     fn take(self: &Arc<Self>, head: Head<'_>, bytes: Payload) -> Result<Received> {
         let runtime = Runtime::get()?;
-        if head.ready >= TIMELINE_END {
+        // Between hosts there is no counter that a stream could wait for.
+        if head.ready >= TIMELINE_END || (self.relay.is_some() && head.ready > 0) {
             return Err(self.reject_peer("its message waits for an invalid counter value".into()));
         }
         for (export, token) in head.ended {
@@ -398,7 +399,8 @@ impl Connection {
     }
 
     fn held(&self, named: &NamedExport<'_>, token: Token) -> UnusedGrant {
-        UnusedGrant::new(named, token, Some(self.id), self.ipc.allow_list().clone())
+        let returns = self.relay.clone().map(|relay| relay as Arc<dyn GrantReturn>);
+        UnusedGrant::new(named, token, Some(self.id), self.ipc.allow_list().clone()).returned_by(returns)
     }
 
     fn place(&self, context: &OpenContext<'_>, exporter: &ProcessIdentity, home: DeviceIdentity) -> Place {

@@ -13,6 +13,7 @@ use super::connection::{Connection, Direction, Slot, wait_until};
 use super::inbox::PutResult;
 use super::limits::InFlight;
 use super::message::{Message, Part, TrySendError};
+use super::relay;
 use crate::backend::stream::BorrowedStream;
 use crate::model::error::{Error, Result};
 use crate::model::one_or_many::OneOrMany;
@@ -32,6 +33,9 @@ const MAX_CONTENTION: Duration = Duration::from_millis(10);
 
 /// Maximum time of one sleep of a thread that waits for room.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// Both directions.
+const BOTH: u64 = Direction::Sending as u64 | Direction::Receiving as u64;
 
 /// Maximum number of wake-ups read at a time. Further ones wake the thread again.
 const MAX_WAKES_READ: u32 = 256;
@@ -202,6 +206,10 @@ impl Connection {
         let (room, received) = (self.room(), sending.in_flight.received());
         let asked = room.wanted();
         room.ask(if asked > received { asked.min(needed) } else { needed });
+        if let Some(relay) = self.relay.as_ref().filter(|_| sending.is_socket_full) {
+            // A relay takes packets out of the socket before the peer receives them.
+            relay.ask_for_socket();
+        }
     }
 
     /// Waits until the peer may have received enough messages, or the channel has ended.
@@ -245,14 +253,15 @@ impl Connection {
             // A closed peer reads no packets, although its socket may still be open.
             self.check()?;
             match socket::send(self.socket.fd(), &outgoing.packet, file.as_slice()) {
-                Ok(()) => return Ok(true),
+                Ok(()) => {
+                    sending.is_socket_full = false;
+                    return Ok(true);
+                }
                 // The peer has closed its socket with unread packets. The next attempt returns the reason.
                 Err(Errno::CONNRESET) => {}
-                Err(Errno::AGAIN) if has_asked => {
-                    sending.is_socket_full = true;
-                    return Ok(false);
-                }
+                Err(Errno::AGAIN) if has_asked => return Ok(false),
                 Err(Errno::AGAIN) => {
+                    sending.is_socket_full = true;
                     self.ask_for_room(sending, sending.in_flight.received() + 1);
                     has_asked = true;
                 }
@@ -325,7 +334,7 @@ impl Connection {
     fn signal_ready_on(&self, stream: BorrowedStream<'_>, sending: &mut SendState) -> Result<()> {
         let backend = self.ipc.backend();
         check_backend("the stream", stream.backend(), backend.info().name)?;
-        if timelines_of(&**backend, stream.device()).is_err() {
+        if self.relay.is_some() || timelines_of(&**backend, stream.device()).is_err() {
             return backend.memory().synchronize(stream);
         }
         let order = self.order()?;
@@ -376,22 +385,24 @@ impl Connection {
         if self.is_closed_both_ways() {
             return Ok(());
         }
-        let settled = self.wait_settled(Deadline::after(timeout));
-        self.close();
+        let deadline = Deadline::after(timeout);
+        let settled = self.wait_settled(deadline);
+        self.close_directions(BOTH, deadline.left().min(relay::CLOSING));
         settled
     }
 
     /// Closes both directions.
     pub(super) fn close(self: &Arc<Self>) {
-        self.close_directions(Direction::Sending as u64 | Direction::Receiving as u64);
+        self.close_directions(BOTH, relay::CLOSING);
     }
 
     /// Closes one direction.
     pub(super) fn close_direction(self: &Arc<Self>, direction: Direction) {
-        self.close_directions(direction as u64);
+        self.close_directions(direction as u64, relay::CLOSING);
     }
 
-    fn close_directions(self: &Arc<Self>, directions: u64) {
+    /// Closes directions. Waits for at most `wait` until a process of another host knows it, so that this process may exit.
+    fn close_directions(self: &Arc<Self>, directions: u64, wait: Duration) {
         let Some(runtime) = Runtime::of_guard(&self.owner) else { return };
         let closed = self.mark_closed(directions);
         if closed & Direction::Receiving as u64 != 0 {
@@ -400,6 +411,12 @@ impl Connection {
         }
         if closed & Direction::Sending as u64 != 0 {
             self.finish_sending(runtime);
+        }
+        if closed != 0
+            && let Some(relay) = &self.relay
+        {
+            relay.wake();
+            relay.wait_seen(closed, wait);
         }
     }
 

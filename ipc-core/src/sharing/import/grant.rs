@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::link::Link;
@@ -45,6 +45,12 @@ impl fmt::Debug for EndedGrant {
 /// Grants that are over, by exporter.
 pub(super) type EndedGrants = HashMap<ProcessIdentity, Vec<EndedGrant>>;
 
+/// The way of grants back to an exporter that has no broker which this process reaches.
+pub(crate) trait GrantReturn: fmt::Debug + Send + Sync {
+    /// Reports that a grant is no longer needed. Does not wait.
+    fn give_back(&self, export: ExportId, token: Token);
+}
+
 /// A grant, until it is used. Dropping one that came with a message gives it back; of one that came as bytes, the caller has the
 /// bytes, and may try again.
 pub(crate) struct UnusedGrant {
@@ -53,6 +59,8 @@ pub(crate) struct UnusedGrant {
     export: ExportId,
     token: Token,
     channel: Option<ChannelId>,
+    /// For a grant that came over the network.
+    returns: Option<Arc<dyn GrantReturn>>,
     allow: AllowList,
     held: AtomicBool,
     owner: Owner,
@@ -68,7 +76,22 @@ impl UnusedGrant {
         let (exporter, broker, export) =
             (named.contents.exporter, named.contents.broker.clone(), named.part.export);
         let (held, owner) = (AtomicBool::new(true), Owner::current());
-        Self { exporter, broker, export, token, channel, allow, held, owner }
+        Self { exporter, broker, export, token, channel, returns: None, allow, held, owner }
+    }
+
+    /// Sets the way back of a grant that came over the network.
+    pub(crate) fn returned_by(mut self, returns: Option<Arc<dyn GrantReturn>>) -> Self {
+        self.returns = returns;
+        self
+    }
+
+    /// Gives a grant back that came over the network: the memory was copied, and no lease has used the grant.
+    pub(crate) fn copied(&self) {
+        if let Some(returns) = &self.returns
+            && self.held.swap(false, Ordering::AcqRel)
+        {
+            returns.give_back(self.export, self.token);
+        }
     }
 
     /// The token that opens the export, as long as the grant has not been used.
@@ -99,6 +122,9 @@ impl Drop for UnusedGrant {
         }
         let Some(runtime) = Runtime::of_guard(&self.owner) else { return };
         let (export, token) = (self.export, self.token);
+        if let Some(returns) = &self.returns {
+            return returns.give_back(export, token);
+        }
         if self.exporter == runtime.identity && runtime.poller.listens_at(&self.broker) {
             return runtime.exports.end_grant(export, token);
         }

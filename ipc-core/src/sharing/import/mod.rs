@@ -24,7 +24,7 @@ pub use mapping::Mapping;
 pub use open::{CopyProgress, OpenBuilder};
 pub use tensor::Tensor;
 
-pub(crate) use grant::UnusedGrant;
+pub(crate) use grant::{GrantReturn, UnusedGrant};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use link::Link;
 pub(crate) use open::{Delivery, Replicate};

@@ -1,0 +1,262 @@
+//! Setup of channels between hosts: a listener at a TCP address, and a connection to it.
+//!
+//! Both processes prove that they know the same key (`docs/spec/tcp.md`), and exchange the greetings of a channel. A listener's
+//! connections are served by a [`TcpServer`] until their greeting has arrived, and then wait, without a thread, to be accepted.
+
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use device_ipc_tcp::{AuthenticatedConnection, Key, TcpError};
+
+use super::Channel;
+use super::connect::{FIRST_PAUSE, MAX_PAUSE};
+use super::connection::{Agreement, Connection};
+use super::handshake::{Greeting, Hello};
+use super::limits::Limits;
+use super::relay::{self, PeerEnds, Relay};
+use crate::model::error::{Error, Result};
+use crate::os::log::{self, Throttle};
+use crate::os::{ClosedByFork, Readiness};
+use crate::sharing::Session;
+use crate::sharing::timeline::{Side, WordPage};
+use crate::transport::socket::{self, PeerSocket};
+use crate::transport::{Deadline, TcpServer};
+
+/// The id of the key of a channel, which distinguishes it from keys of other uses.
+const KEY_ID: u64 = 1;
+
+/// The time limit of the handshake, and of the greeting after it.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// The time limit for the answer to a greeting, which the buffer of a new connection takes at once.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// Maximum number of connections that wait to be accepted. The oldest one is closed for a further one.
+const MAX_WAITING: usize = 64;
+
+/// A TCP listener, and its connections that wait to be accepted.
+#[derive(Debug)]
+pub(super) struct TcpListening {
+    server: TcpServer,
+    waiting: Arc<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    connections: Mutex<VecDeque<Greeted>>,
+    /// Readable while there are connections.
+    readiness: Readiness,
+}
+
+/// A connection whose client knows the key and has sent its greeting.
+#[derive(Debug)]
+pub(super) struct Greeted {
+    _closed_by_fork: ClosedByFork,
+    connection: AuthenticatedConnection,
+    greeting: Vec<u8>,
+}
+
+impl TcpListening {
+    /// Listens at an address of this host.
+    pub(super) fn start(address: &str, key: Key) -> Result<Self> {
+        let resolved =
+            resolve(address).map_err(|error| Error::io(format!("listening at {address:?}"), error))?;
+        let readiness = Readiness::new().map_err(|error| Error::io("creating an eventfd", error))?;
+        let waiting = Arc::new(Waiting { connections: Mutex::default(), readiness });
+        let served = Arc::clone(&waiting);
+        let server = TcpServer::start(resolved[0], move |_, unproved, stream, peer| {
+            let proved = || drop(unproved);
+            match greet(stream, &key, proved) {
+                Ok(greeted) => served.push(greeted),
+                Err(why) => {
+                    static WARNINGS: Throttle = Throttle::new();
+                    if let Some(count) = WARNINGS.count() {
+                        tracing::warn!(target: log::CHANNEL, %peer, %why, count, "a channel of another host was not begun");
+                    }
+                }
+            }
+        })?;
+        Ok(Self { server, waiting })
+    }
+
+    pub(super) const fn address(&self) -> SocketAddr {
+        self.server.address()
+    }
+
+    /// Returns the next connection that waits to be accepted.
+    pub(super) fn take(&self) -> Option<Greeted> {
+        let mut connections = self.waiting.lock();
+        let next = connections.pop_front();
+        if connections.is_empty() {
+            self.waiting.readiness.clear();
+        }
+        next
+    }
+}
+
+impl AsFd for TcpListening {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.waiting.readiness.as_fd()
+    }
+}
+
+impl Waiting {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Greeted>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, greeted: Greeted) {
+        let mut connections = self.lock();
+        let oldest = (connections.len() >= MAX_WAITING).then(|| connections.pop_front());
+        connections.push_back(greeted);
+        self.readiness.set();
+        drop(connections);
+        drop(oldest);
+    }
+}
+
+/// Returns the addresses of `HOST:PORT`, at least one.
+fn resolve(address: &str) -> std::io::Result<Vec<SocketAddr>> {
+    let resolved: Vec<_> = address.to_socket_addrs()?.collect();
+    if resolved.is_empty() {
+        return Err(std::io::Error::new(ErrorKind::NotFound, "the host has no address"));
+    }
+    Ok(resolved)
+}
+
+/// Lets a client prove that it knows the key, and receives its greeting.
+fn greet(stream: TcpStream, key: &Key, proved: impl FnOnce()) -> Result<Greeted, TcpError> {
+    let closed_by_fork = ClosedByFork::new(stream.as_fd());
+    let find = |id| (id == KEY_ID).then(|| key.clone());
+    let mut connection = device_ipc_tcp::accept(stream, find, Instant::now() + HANDSHAKE)?;
+    proved();
+    let greeting = connection.receive(Some(Instant::now() + HANDSHAKE))?;
+    Ok(Greeted { _closed_by_fork: closed_by_fork, connection, greeting })
+}
+
+/// Answers the greeting of a connection, and begins the channel.
+pub(super) fn accept(ipc: &Session, greeted: Greeted, own: Hello, limits: Limits) -> Result<Channel> {
+    let Greeted { _closed_by_fork, mut connection, greeting } = greeted;
+    // A peer of another protocol version learns this version from the answer.
+    let answer = Greeting::Hello(own.clone()).encode()?;
+    let answered = connection.send(&answer, Some(Instant::now() + ANSWER));
+    let peer = hello(&greeting)?;
+    answered.map_err(|error| {
+        Error::Protocol(format!("it closed the connection before it was accepted: {error}"))
+    })?;
+    begin(ipc, own, peer, connection, limits)
+}
+
+fn hello(greeting: &[u8]) -> Result<Hello> {
+    match Greeting::decode(greeting)? {
+        Greeting::Hello(peer) => Ok(peer),
+        Greeting::NotAllowed { .. } => Err(Error::Protocol("its first packet is not a hello".into())),
+    }
+}
+
+/// Connects to a listener, and waits until it has accepted.
+pub(super) fn connect(
+    ipc: &Session,
+    address: &str,
+    key: &Key,
+    own: Hello,
+    limits: Limits,
+    timeout: Duration,
+) -> Result<Channel> {
+    let resolved =
+        resolve(address).map_err(|error| Error::io(format!("looking up the address {address:?}"), error))?;
+    let deadline = Deadline::after(timeout);
+    let mut pause = FIRST_PAUSE;
+    let mut detail = String::new();
+    loop {
+        for target in &resolved {
+            match try_connect(*target, address, key, &own, deadline)? {
+                Ok((connection, peer)) => return begin(ipc, own, peer, connection, limits),
+                Err(why) => detail = format!("tried {target}: {why}"),
+            }
+        }
+        let left = deadline.left();
+        if left.is_zero() {
+            return Err(Error::NoListener { name: address.to_owned(), after: timeout, detail });
+        }
+        std::thread::sleep(pause.min(left));
+        pause = (pause * 2).min(MAX_PAUSE);
+    }
+}
+
+/// Tries to connect. The inner error is the reason for which another try may succeed.
+fn try_connect(
+    target: SocketAddr,
+    address: &str,
+    key: &Key,
+    own: &Hello,
+    deadline: Deadline,
+) -> Result<Result<(AuthenticatedConnection, Hello), String>> {
+    let left = deadline.left().max(Duration::from_millis(1));
+    let stream = match TcpStream::connect_timeout(&target, left) {
+        Ok(stream) => stream,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let failed = |step: &str, error: TcpError| match error {
+        // A listener that closes before it accepts may be followed by another one.
+        TcpError::Closed { .. } | TcpError::Io { .. } => Ok(Err(error.to_string())),
+        TcpError::TimedOut { .. } => {
+            Err(deadline.passed(step, &format!("; {address} listens but has not called accept")))
+        }
+        TcpError::Refused | TcpError::ServerWithoutKey => Err(Error::NotPermitted(format!(
+            "the listener at {address} has another key; use the same key in Ipc::listen_tcp and Ipc::connect_tcp"
+        ))),
+        error => Err(Error::Protocol(format!("the listener at {address}: {error}"))),
+    };
+    let mut connection = match device_ipc_tcp::connect(stream, KEY_ID, key, deadline.at) {
+        Ok(connection) => connection,
+        Err(error) => return failed("the handshake of the channel", error),
+    };
+    let until = Some(deadline.at);
+    let answer = connection
+        .send(&Greeting::Hello(own.clone()).encode()?, until)
+        .and_then(|()| connection.receive(until));
+    match answer {
+        Ok(greeting) => Ok(Ok((connection, hello(&greeting)?))),
+        Err(error) => failed("the accepting of the channel", error),
+    }
+}
+
+/// Begins the channel after both greetings.
+fn begin(
+    ipc: &Session,
+    own: Hello,
+    mut peer: Hello,
+    tcp: AuthenticatedConnection,
+    limits: Limits,
+) -> Result<Channel> {
+    let maps = own.agree_with(&peer)?;
+    if let Ok(address) = tcp.socket().peer_addr() {
+        peer.program = format!("{} on {}", peer.program, address.ip());
+    }
+    let pair = || socket::pair().map_err(|error| Error::io("creating a pair of sockets", error));
+    let ((socket, peers), (control, peers_control)) = (pair()?, pair()?);
+    let (page, _) = WordPage::create()?;
+    let [socket, control, peers, peers_control] =
+        [socket, control, peers, peers_control].map(|socket| PeerSocket::new(socket, true));
+    let ends = PeerEnds { socket: peers, control: peers_control, page: Arc::clone(&page) };
+    let relay = Relay::new()?;
+    let agreement = Agreement {
+        own,
+        peer,
+        maps,
+        page,
+        side: Side::Exporter,
+        control,
+        limits,
+        relay: Some(Arc::clone(&relay)),
+    };
+    // The peer's process id is one of its host.
+    let connection = Connection::begin(ipc, socket, 0, agreement)?;
+    relay::start(&connection, relay, ends, tcp)?;
+    Ok(Channel::new(connection))
+}
