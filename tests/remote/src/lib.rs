@@ -5,6 +5,8 @@
 //! [`importer`] with its engine.
 
 mod cases;
+mod channel;
+mod channel_cases;
 mod engine;
 mod exporter;
 mod hosts;
@@ -25,6 +27,8 @@ use device_ipc_test_process::Process;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 pub use cases::*;
+pub use channel::channel_end;
+pub use channel_cases::*;
 pub use engine::SocketEngine;
 pub use exporter::exporter;
 pub use hosts::{DEVICE, Host, Hosts};

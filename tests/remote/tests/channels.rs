@@ -1,0 +1,301 @@
+//! Channels between hosts: order, grants, the deaths of both processes, and peers that do not follow the protocol.
+
+#[path = "channels/hostile.rs"]
+mod hostile;
+
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use device_ipc_core::backend::engine::TransferEngine;
+use device_ipc_remote_tests::{
+    Ends, SocketEngine, dropped_export_of_a_message_is_pulled, eventually, resume, suspend,
+};
+use device_ipc_test_process::{Process, command_of_test};
+
+const KEY: &str = "the-key-of-these-tests";
+
+fn engine() -> Result<Arc<dyn TransferEngine>, String> {
+    SocketEngine::start("sockets").map(|engine| Arc::new(engine) as _).map_err(|error| error.to_string())
+}
+
+#[test]
+#[ignore = "a process of the other tests"]
+fn channel_end() {
+    device_ipc_remote_tests::channel_end(engine);
+}
+
+fn process() -> Process {
+    start("channel_end", "").expect("the engine needs nothing")
+}
+
+fn start(role: &str, arguments: &str) -> Option<Process> {
+    let mut process = Process::of_test(&format!("{}::{role}", module_path!()), &[]);
+    assert_eq!(process.ask(&format!("load {arguments}")), "loaded");
+    Some(process)
+}
+
+fn connected() -> (Process, Process) {
+    let Ends { near, far } = Ends::start(start).expect("the engine needs nothing");
+    (near, far)
+}
+
+/// Starts a process that has another host id and boot id, in a mount namespace. `None`, with the reason, if the system does not
+/// permit that.
+fn process_of_another_host() -> Option<Process> {
+    const OTHERS: &str = "mount --bind \"$1\" /etc/machine-id && mount --bind \"$2\" /proc/sys/kernel/random/boot_id && \
+                          shift 2 && exec \"$@\"";
+    let unshared = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]);
+        command
+    };
+    let directory = std::env::temp_dir().join(format!("device-ipc-channels-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("a directory for temporary files");
+    let files =
+        [("host", "00112233445566778899aabbccddeeff\n"), ("boot", "00112233-4455-6677-8899-aabbccddeeff\n")];
+    let files = files.map(|(name, text)| {
+        let file = directory.join(name);
+        std::fs::write(&file, text).expect("it can be written");
+        file
+    });
+    let is_permitted = unshared(OTHERS).args(&files).arg("true").output();
+    if !is_permitted.as_ref().is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: no process can have another host id here: {is_permitted:?}");
+        return None;
+    }
+    let test = command_of_test(&format!("{}::channel_end", module_path!()));
+    let mut command = unshared(OTHERS);
+    command.args(&files).arg(test.get_program()).args(test.get_args()).env("RUST_TEST_THREADS", "2");
+    let mut process = Process::start("a process of another host", &mut command);
+    assert_eq!(process.ask("load "), "loaded");
+    Some(process)
+}
+
+#[test]
+fn messages_arrive_in_order_and_unchanged_in_both_directions() {
+    let (mut near, mut far) = connected();
+    for end in [&mut near, &mut far] {
+        assert_eq!(end.ask("begin check 10000"), "begun");
+        end.send("numbered 10000 60000");
+    }
+    for end in [&mut near, &mut far] {
+        assert_eq!(end.receive(), "sent");
+        assert_eq!(end.ask("end"), "right");
+    }
+    assert_eq!(near.ask("close 60000"), "closed");
+    far.finish();
+    near.finish();
+}
+
+#[test]
+fn export_of_another_host_is_pulled_after_its_sender_dropped_it() {
+    let (Some(near), Some(far)) = (process_of_another_host(), Some(process())) else { return };
+    let mut ends = Ends::connect(near, far);
+    assert_eq!(ends.near.ask("export 64 1"), "sent");
+    assert_eq!(ends.far.ask("receive 60000"), "export");
+    let error = ends.far.ask("open plain 1");
+    assert!(error.starts_with("OtherHost"), "{error}");
+    assert_eq!(ends.far.ask("open or-pulled 1"), "64 B right, copied");
+    eventually(&mut ends.near, "exports", "0");
+    dropped_export_of_a_message_is_pulled(ends, "or-pulled");
+}
+
+#[test]
+fn export_of_the_same_host_is_opened_or_pulled() {
+    let (mut near, mut far) = connected();
+    assert_eq!(near.ask("export 5000 3"), "sent");
+    assert_eq!(far.ask("receive 60000"), "export");
+    assert_eq!(far.ask("open or-pulled 3"), "5000 B right, opened");
+    assert_eq!(far.ask("discard"), "discarded");
+    eventually(&mut near, "exports", "0");
+    dropped_export_of_a_message_is_pulled(Ends { near, far }, "pulled");
+}
+
+#[test]
+fn discarded_exports_are_freed() {
+    let (mut near, mut far) = connected();
+    // Of a message that was received.
+    assert_eq!(near.ask("export 64 1"), "sent");
+    assert_eq!(far.ask("receive 60000"), "export");
+    assert_eq!(near.ask("exports"), "1");
+    assert_eq!(far.ask("discard"), "discarded");
+    eventually(&mut near, "exports", "0");
+    // Of messages that were not, when the channel is dropped: in the socket, and behind it.
+    near.ask("begin exports-many 100");
+    assert_eq!(near.ask("end"), "sent");
+    assert_eq!(near.ask("exports"), "100");
+    assert_eq!(far.ask("drop"), "dropped");
+    eventually(&mut near, "exports", "0");
+    let error = near.ask("send late 1000");
+    assert!(error.starts_with("ChannelClosed"), "{error}");
+}
+
+#[test]
+fn close_waits_until_the_peer_has_opened_or_discarded() {
+    let (mut near, mut far) = connected();
+    assert_eq!(near.ask("export 64 1"), "sent");
+    near.ask("begin close 60000");
+    assert_eq!(far.ask("receive 60000"), "export");
+    assert_eq!(far.ask("open pulled 1"), "64 B right, copied");
+    assert_eq!(near.ask("end"), "closed");
+    let error = far.ask("receive 1000");
+    assert!(error.starts_with("ChannelClosed"), "{error}");
+    // A peer that does neither.
+    let (mut near, mut far) = connected();
+    assert_eq!(near.ask("export 64 1"), "sent");
+    assert_eq!(far.ask("receive 60000"), "export");
+    let error = near.ask("close 300");
+    assert!(error.starts_with("Timeout") && error.contains("0 of 1 tensors"), "{error}");
+}
+
+#[test]
+fn messages_of_a_process_that_exits_arrive() {
+    let (mut near, mut far) = connected();
+    assert_eq!(near.ask("numbered 60 60000"), "sent");
+    near.send("exit");
+    assert_eq!(far.ask("check 60"), "right");
+    let error = far.ask("receive 60000");
+    assert!(error.starts_with("ChannelClosed"), "{error}");
+}
+
+#[test]
+fn death_of_either_process_ends_the_channel() {
+    for listens in [true, false] {
+        let (near, far) = connected();
+        let (mut dying, mut other) = if listens { (near, far) } else { (far, near) };
+        assert_eq!(other.ask("export 64 1"), "sent");
+        assert_eq!(dying.ask("send last 1000"), "sent");
+        assert_eq!(other.ask("receive 60000"), "last");
+        assert_eq!(other.ask("exports"), "1");
+        other.ask("begin receive 60000");
+        let begun = Instant::now();
+        dying.kill();
+        let error = other.ask("end");
+        assert!(error.starts_with("PeerGone"), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        let error = other.ask("send late 1000");
+        assert!(error.starts_with("PeerGone"), "{error}");
+        eventually(&mut other, "exports", "0");
+    }
+}
+
+#[test]
+fn messages_of_a_killed_process_arrive_whole() {
+    let (mut near, mut far) = connected();
+    assert_eq!(near.ask("numbered 40 60000"), "sent");
+    // The process is killed while it sends, and the receiver has received nothing.
+    near.ask("begin numbered 10000 60000");
+    assert_eq!(far.ask("check 40"), "right");
+    near.kill();
+    let mut received = 0;
+    let error = loop {
+        let answer = far.ask("receive 60000");
+        if answer.starts_with("PeerGone") {
+            break answer;
+        }
+        assert!(!answer.starts_with("Protocol"), "{answer}");
+        received += 1;
+    };
+    assert!(received < 10_000, "{error}");
+}
+
+#[test]
+fn calls_with_a_suspended_peer_end_by_their_timeout() {
+    let (mut near, mut far) = connected();
+    suspend(&far);
+    let error = near.ask("receive 300");
+    assert!(error.starts_with("Timeout"), "{error}");
+    let error = near.ask("numbered 10000 500");
+    assert!(error.starts_with("Timeout") && error.contains("in flight"), "{error}");
+    let error = near.ask("close 300");
+    assert!(error.starts_with("Timeout"), "{error}");
+    resume(&far);
+    // It continues, receives the messages that were sent, and then the end.
+    assert_eq!(far.ask("check 60"), "right");
+    let end = loop {
+        let answer = far.ask("receive 60000");
+        if answer.starts_with("ChannelClosed") || answer.starts_with("PeerGone") {
+            break answer;
+        }
+    };
+    assert!(end.starts_with("ChannelClosed"), "{end}");
+}
+
+#[test]
+fn suspended_peer_continues_the_channel() {
+    let (mut near, mut far) = connected();
+    suspend(&far);
+    assert_eq!(near.ask("send one 1000"), "sent");
+    let error = near.ask("receive 300");
+    assert!(error.starts_with("Timeout"), "{error}");
+    resume(&far);
+    assert_eq!(far.ask("receive 60000"), "one");
+    assert_eq!(far.ask("reply two"), "replied");
+    assert_eq!(near.ask("poll 60000"), "two");
+    assert_eq!(near.ask("poll 100"), "no message, 0 readable");
+}
+
+#[test]
+fn connecting_waits_for_a_listener_and_for_its_accept() {
+    let (mut near, mut far) = (process(), process());
+    let begun = Instant::now();
+    let error = far.ask(&format!("connect 127.0.0.1:1 {KEY} 300"));
+    assert!(error.starts_with("NoListener") && error.contains("127.0.0.1:1: "), "{error}");
+    assert!(begun.elapsed() >= Duration::from_millis(300));
+    let address = near.ask(&format!("listen {KEY}"));
+    let error = far.ask(&format!("connect {address} {KEY} 300"));
+    assert!(error.starts_with("Timeout") && error.contains("has not called accept"), "{error}");
+    // The connection that was given up is accepted, and ends.
+    near.ask("accept 10000");
+    let error = near.ask("receive 10000");
+    assert!(error.starts_with("PeerGone"), "{error}");
+    let error = far.ask(&format!("connect nowhere.invalid:80 {KEY} 300"));
+    assert!(error.starts_with("Io") && error.contains("nowhere.invalid"), "{error}");
+    let error = near.ask("accept 100");
+    assert!(error.starts_with("Timeout"), "{error}");
+}
+
+#[test]
+fn many_messages_with_exports_leave_nothing_over() {
+    let (mut near, mut far) = connected();
+    let mut round = |count: usize| {
+        far.send(&format!("receive-many {count}"));
+        assert_eq!(near.ask(&format!("exports-many {count}")), "sent");
+        assert_eq!(far.receive(), "right");
+        eventually(&mut near, "exports", "0");
+        [&mut near, &mut far].map(|end| ["files", "memory"].map(|of| end.ask(of).parse::<u64>().unwrap()))
+    };
+    round(500);
+    let before = round(500);
+    let after = round(10_000);
+    for (end, ([files, memory], [files_after, memory_after])) in before.into_iter().zip(after).enumerate() {
+        // The connections of pulls stay for a while on the exporter's side.
+        assert!(files_after <= files + 70, "end {end}: {files} files became {files_after}");
+        assert!(memory_after <= memory + 8192, "end {end}: {memory} KiB became {memory_after} KiB");
+    }
+    assert_eq!(near.ask("close 60000"), "closed");
+}
+
+#[test]
+fn many_channels_leave_nothing_over() {
+    let (mut near, mut far) = (process(), process());
+    let address = near.ask(&format!("listen {KEY}"));
+    let round = |near: &mut Process, far: &mut Process, count: usize| {
+        for _ in 0..count {
+            near.ask("begin accept 60000");
+            far.ask(&format!("connect {address} {KEY} 60000"));
+            near.ask("end");
+            assert_eq!(near.ask("send one 60000"), "sent");
+            assert_eq!(far.ask("receive 60000"), "one");
+            far.ask("discard");
+            far.ask("drop");
+            near.ask("drop");
+        }
+    };
+    round(&mut near, &mut far, 5);
+    let files = [near.ask("files"), far.ask("files")];
+    round(&mut near, &mut far, 100);
+    eventually(&mut near, "files", &files[0]);
+    eventually(&mut far, "files", &files[1]);
+}
