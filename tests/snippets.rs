@@ -539,6 +539,24 @@ fn keep(ipc: &Ipc, export: Export, next: Export, timeout: Duration) -> Result<()
 }
 
 #[rustfmt::skip]
+fn remote_channel(ipc: Ipc, export: Export, key: device_ipc::Key, stream: Stream, timeout: Duration) -> Result<()> {
+    // begin docs/guide/remote.md
+    // One process listens at an address, and sends.
+    let listener = ipc.listen_tcp("10.0.0.1:29531", &key).start()?;
+    let channel = listener.accept(timeout)?;
+    channel.send(Message::new().bytes(b"weights").export(&export), timeout)?;
+    drop(export); // safe: the message keeps the memory allocated until the peer has copied or discarded it
+    channel.close(timeout)?; // waits for that; after it, the process may exit
+
+    // A process of another host connects, and receives. Both have the key, a shared secret of at least 16 random bytes.
+    let channel = ipc.connect_tcp("10.0.0.1:29531", &key).timeout(timeout).start()?;
+    let received = channel.receive(timeout)?;
+    let weights = received.exports()[0].open().or_pulled().on(&stream)?; // opened if both are on one host, else copied
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
 fn operations() -> Result<()> {
     // begin docs/guide/operations.md
     std::fs::write("/var/lib/node_exporter/device_ipc.prom", device_ipc::counters().to_prometheus())?;

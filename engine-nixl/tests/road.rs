@@ -39,6 +39,12 @@ fn importer() {
     device_ipc_remote_tests::importer(engine);
 }
 
+#[test]
+#[ignore = "a process of the other tests"]
+fn channel_end() {
+    device_ipc_remote_tests::channel_end(engine);
+}
+
 /// Starts a process, unless no NIXL is installed; prints the reason then.
 fn start(role: &str, arguments: &str) -> Option<Process> {
     let mut process = Process::of_test(&format!("{}::{role}", module_path!()), &ENVIRONMENT);
@@ -82,4 +88,10 @@ cases! {
 #[test]
 fn ring_has_readers_of_several_hosts() {
     device_ipc_remote_tests::ring_has_readers_of_several_hosts(start);
+}
+
+#[test]
+fn dropped_export_of_a_message_is_pulled() {
+    let Some(ends) = device_ipc_remote_tests::Ends::start(start) else { return };
+    device_ipc_remote_tests::dropped_export_of_a_message_is_pulled(ends, "pulled");
 }

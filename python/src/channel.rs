@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use device_ipc::{ChannelReceiver, ChannelSender, Ipc, Message, TrySendError};
+use device_ipc::{ChannelReceiver, ChannelSender, Ipc, Key, Message, TrySendError};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -40,6 +40,12 @@ impl Listener {
     #[getter]
     fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The socket address; of a listener with a key, that to which processes of other hosts connect.
+    #[getter]
+    fn address(&self) -> PyResult<String> {
+        Ok(self.get()?.address())
     }
 
     /// Waits for a process that connects.
@@ -272,7 +278,7 @@ impl Received {
     }
 
     /// Opens the only memory of the message; see `ReceivedExport.open`.
-    #[pyo3(signature = (*, device=None, access=None, stream=None, staged=false, timeout=Some(DEFAULT), allow_read_only=false))]
+    #[pyo3(signature = (*, device=None, access=None, stream=None, staged=false, pulled=false, timeout=Some(DEFAULT), allow_read_only=false))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn open(
         &self,
@@ -281,6 +287,7 @@ impl Received {
         access: Option<&str>,
         stream: Option<&Bound<'_, PyAny>>,
         staged: Option<bool>,
+        pulled: Option<bool>,
         timeout: Option<f64>,
         allow_read_only: bool,
     ) -> PyResult<Mapping> {
@@ -291,7 +298,7 @@ impl Received {
                 exports.len()
             )));
         }
-        exports.remove(0).open(py, device, access, stream, staged, timeout, allow_read_only)
+        exports.remove(0).open(py, device, access, stream, staged, pulled, timeout, allow_read_only)
     }
 
     fn __reduce__(&self) -> PyResult<()> {
@@ -334,7 +341,7 @@ impl ReceivedExport {
 
     /// Opens the memory, also if the sender has dropped it since. Without a device, it is opened where the device map of the
     /// channel says, or on its home device.
-    #[pyo3(signature = (*, device=None, access=None, stream=None, staged=false, timeout=Some(DEFAULT), allow_read_only=false))]
+    #[pyo3(signature = (*, device=None, access=None, stream=None, staged=false, pulled=false, timeout=Some(DEFAULT), allow_read_only=false))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn open(
         &self,
@@ -343,6 +350,7 @@ impl ReceivedExport {
         access: Option<&str>,
         stream: Option<&Bound<'_, PyAny>>,
         staged: Option<bool>,
+        pulled: Option<bool>,
         timeout: Option<f64>,
         allow_read_only: bool,
     ) -> PyResult<Mapping> {
@@ -365,6 +373,11 @@ impl ReceivedExport {
                 Some(true) => builder.staged(),
                 Some(false) => builder,
             };
+            builder = match pulled {
+                None => builder.or_pulled(),
+                Some(true) => builder.pulled(),
+                Some(false) => builder,
+            };
             match (&opened_on, &place) {
                 (_, Place::Mapped(map)) => builder.on_mapped_devices(map),
                 (Some(stream), _) => builder.on(&**stream),
@@ -373,7 +386,12 @@ impl ReceivedExport {
                 (None, Place::On(device)) => builder.on_device(*device),
             }
         };
-        let mapping = wait::once(py, wait::limit(timeout)?, call)?;
+        let limit = wait::limit(timeout)?;
+        let mapping = match pulled {
+            Some(false) => wait::once(py, limit, call)?,
+            // As in `open`: a copy over the network is not begun twice.
+            _ => wait::aside(py, move || call(limit))?.or_raise(py)?,
+        };
         let backend = self.ipc.backend().info().name;
         Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only }))
     }
@@ -387,32 +405,39 @@ impl ReceivedExport {
     }
 }
 
-/// Listens for channels under a name.
+/// Listens for channels under a name. With a key, the name is a TCP address of this host, and processes of other hosts that know
+/// the key connect: `listen("10.0.0.1:29531", key=secret)`.
 #[pyfunction]
-#[pyo3(signature = (name, *, backend=None, device_map=None, allow_users=Vec::new()))]
+#[pyo3(signature = (name, *, key=None, backend=None, device_map=None, allow_users=Vec::new()))]
 pub(crate) fn listen(
     py: Python<'_>,
     name: String,
+    key: Option<&[u8]>,
     backend: Option<&str>,
     device_map: Option<&Bound<'_, PyDict>>,
     allow_users: Vec<u32>,
 ) -> PyResult<Listener> {
+    let key = key.map(Key::new);
     let ipc = ipc_for_users(py, backend, &allow_users)?;
     let map = device_map.map(|pairs| self::device_map(py, &ipc, pairs, std::iter::empty())).transpose()?;
     let start = || {
-        let builder = ipc.listen(&name);
+        let builder = match &key {
+            None => ipc.listen(&name),
+            Some(key) => ipc.listen_tcp(&name, key),
+        };
         map.into_iter().fold(builder, device_ipc::ListenBuilder::device_map).start()
     };
     let listener = py.detach(start).or_raise(py)?;
     Ok(Listener { listener: Mutex::new(Some(Arc::new(listener))), name, ipc })
 }
 
-/// Connects to the process that listens under a name.
+/// Connects to the process that listens under a name, or, with a key, at a TCP address of another host.
 #[pyfunction]
-#[pyo3(signature = (name, *, backend=None, device_map=None, timeout=Some(DEFAULT), allow_users=Vec::new()))]
+#[pyo3(signature = (name, *, key=None, backend=None, device_map=None, timeout=Some(DEFAULT), allow_users=Vec::new()))]
 pub(crate) fn connect(
     py: Python<'_>,
     name: String,
+    key: Option<&[u8]>,
     backend: Option<&str>,
     device_map: Option<&Bound<'_, PyDict>>,
     timeout: Option<f64>,
@@ -420,10 +445,14 @@ pub(crate) fn connect(
 ) -> PyResult<Channel> {
     let ipc = ipc_for_users(py, backend, &allow_users)?;
     let map = device_map.map(|pairs| self::device_map(py, &ipc, pairs, std::iter::empty())).transpose()?;
-    let (session, limit) = (ipc.clone(), wait::limit(timeout)?);
+    let (session, limit, key) = (ipc.clone(), wait::limit(timeout)?, key.map(Key::new));
     // One attempt: a listener that has just accepted a connection that was given up would have a channel without a peer.
     let call = move || {
-        let builder = session.connect(&name).timeout(limit);
+        let builder = match &key {
+            None => session.connect(&name),
+            Some(key) => session.connect_tcp(&name, key),
+        };
+        let builder = builder.timeout(limit);
         map.into_iter().fold(builder, device_ipc::ConnectBuilder::device_map).start()
     };
     let channel = wait::aside(py, call)?.or_raise(py)?;

@@ -99,6 +99,8 @@ _IN_PYTHON = {
     "FindBuilder::start": "device_ipc.open",
     "Grant::to_bytes": "Export.grant",
     "Ipc::allocate_for": "device_ipc.empty",
+    "Ipc::connect_tcp": "device_ipc.connect",
+    "Ipc::listen_tcp": "device_ipc.listen",
     "Ipc::named": "DEVICE_IPC_BACKEND=",
     "Ipc::open": "device_ipc.open",
     "Ipc::open_ring": "device_ipc.join",

@@ -179,6 +179,8 @@ class Keeper:
 class Listener:
     @property
     def name(self) -> str: ...
+    @property
+    def address(self) -> str: ...
     def accept(self, timeout: float | None = None) -> Channel: ...
     def fileno(self) -> int: ...
     def close(self) -> None: ...
@@ -247,6 +249,7 @@ class Received:
         access: _Access | None = None,
         stream: _Stream | None = None,
         staged: bool | None = False,
+        pulled: bool | None = False,
         timeout: float | None = ...,
         allow_read_only: bool = False,
     ) -> Mapping: ...
@@ -265,6 +268,7 @@ class ReceivedExport:
         access: _Access | None = None,
         stream: _Stream | None = None,
         staged: bool | None = False,
+        pulled: bool | None = False,
         timeout: float | None = ...,
         allow_read_only: bool = False,
     ) -> Mapping: ...
@@ -404,6 +408,7 @@ def close_unused(timeout: float | None = ...) -> None: ...
 def connect(
     name: str,
     *,
+    key: bytes | None = None,
     backend: str | None = None,
     device_map: dict[Any, Any] | None = None,
     timeout: float | None = ...,
@@ -430,6 +435,7 @@ def list_exports(timeout: float = 5.0) -> list[Any]: ...
 def listen(
     name: str,
     *,
+    key: bytes | None = None,
     backend: str | None = None,
     device_map: dict[Any, Any] | None = None,
     allow_users: Sequence[int] = ...,

@@ -84,8 +84,10 @@ impl ChannelEnd {
     fn try_answer(&self, request: &str, words: &[&str]) -> Result<String> {
         let time = |at| Duration::from_millis(argument(words, at));
         Ok(match request {
+            // listen KEY [ADDRESS]
             "listen" => {
-                let listener = self.ipc.listen_tcp("127.0.0.1:0", &Key::new(words[0].as_bytes())).start()?;
+                let address = words.get(1).unwrap_or(&"127.0.0.1:0");
+                let listener = self.ipc.listen_tcp(address, &Key::new(words[0].as_bytes())).start()?;
                 let address = listener.address();
                 *self.listener.lock().unwrap() = Some(listener);
                 address

@@ -40,16 +40,50 @@ fn connected() -> (Process, Process) {
     (near, far)
 }
 
+/// Waits until a process has at most as many open files as before. Its earlier channels may not have been closed completely when these
+/// were counted.
+fn eventually_files(process: &mut Process, before: &str) {
+    let before: u64 = before.parse().expect("a number");
+    let until = Instant::now() + Duration::from_secs(60);
+    while process.ask("files").parse::<u64>().expect("a number") > before {
+        assert!(Instant::now() < until, "files remain open");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A shell of other namespaces that runs a script, and then the command behind the arguments.
+fn shell(namespaces: &[&str], script: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(namespaces[0]);
+    command
+        .args(&namespaces[1..])
+        .args(["sh", "-c", &format!("{script} && exec \"$@\""), "sh"])
+        .args(arguments);
+    command
+}
+
+/// Starts a process by a script in a user namespace. `None`, with the reason, if the system does not permit the script.
+fn scripted(namespaces: &[&str], script: &str, arguments: &[&str]) -> Option<Process> {
+    let tried = shell(namespaces, script, arguments).arg("true").output();
+    if !tried.as_ref().is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: {namespaces:?} is not permitted here: {tried:?}");
+        return None;
+    }
+    Some(started(shell(namespaces, script, arguments)))
+}
+
+/// Starts a process by a shell.
+fn started(mut shell: Command) -> Process {
+    let test = command_of_test(&format!("{}::channel_end", module_path!()));
+    shell.arg(test.get_program()).args(test.get_args()).env("RUST_TEST_THREADS", "2");
+    let mut process = Process::start("a process of other namespaces", &mut shell);
+    assert_eq!(process.ask("load "), "loaded");
+    process
+}
+
 /// Starts a process that has another host id and boot id, in a mount namespace. `None`, with the reason, if the system does not
 /// permit that.
 fn process_of_another_host() -> Option<Process> {
-    const OTHERS: &str = "mount --bind \"$1\" /etc/machine-id && mount --bind \"$2\" /proc/sys/kernel/random/boot_id && \
-                          shift 2 && exec \"$@\"";
-    let unshared = |script: &str| {
-        let mut command = Command::new("unshare");
-        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]);
-        command
-    };
+    const OTHERS: &str = "mount --bind \"$1\" /etc/machine-id && mount --bind \"$2\" /proc/sys/kernel/random/boot_id && shift 2";
     let directory = std::env::temp_dir().join(format!("device-ipc-channels-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("a directory for temporary files");
     let files =
@@ -59,17 +93,8 @@ fn process_of_another_host() -> Option<Process> {
         std::fs::write(&file, text).expect("it can be written");
         file
     });
-    let is_permitted = unshared(OTHERS).args(&files).arg("true").output();
-    if !is_permitted.as_ref().is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: no process can have another host id here: {is_permitted:?}");
-        return None;
-    }
-    let test = command_of_test(&format!("{}::channel_end", module_path!()));
-    let mut command = unshared(OTHERS);
-    command.args(&files).arg(test.get_program()).args(test.get_args()).env("RUST_TEST_THREADS", "2");
-    let mut process = Process::start("a process of another host", &mut command);
-    assert_eq!(process.ask("load "), "loaded");
-    Some(process)
+    let files = files.each_ref().map(|file| file.to_str().expect("a path of text"));
+    scripted(&["unshare", "--user", "--map-root-user", "--mount"], OTHERS, &files)
 }
 
 #[test]
@@ -296,6 +321,57 @@ fn many_channels_leave_nothing_over() {
     round(&mut near, &mut far, 5);
     let files = [near.ask("files"), far.ask("files")];
     round(&mut near, &mut far, 100);
-    eventually(&mut near, "files", &files[0]);
-    eventually(&mut far, "files", &files[1]);
+    eventually_files(&mut near, &files[0]);
+    eventually_files(&mut far, &files[1]);
+}
+
+#[test]
+fn vanished_host_ends_the_channel() {
+    // Two network namespaces with a cable between them, whose far end is unplugged.
+    const NEAR: &str = "ip link set lo up && ip link add near type veth peer name far && \
+                        ip addr add 10.99.0.1/24 dev near && ip link set near up";
+    const FAR: &str = "ip link set lo up && nsenter --target $1 --net ip link set far netns $$ && \
+                       ip addr add 10.99.0.2/24 dev far && ip link set far up && shift";
+    let Some(mut near) = scripted(&["unshare", "--user", "--map-root-user", "--net"], NEAR, &[]) else {
+        return;
+    };
+    let pid = near.id().to_string();
+    let entered = ["nsenter", "--target", &pid, "--user", "--preserve-credentials", "unshare", "--net"];
+    let mut far = started(shell(&entered, FAR, &[&pid]));
+    let address = near.ask(&format!("listen {KEY} 10.99.0.1:0"));
+    near.ask("begin accept 20000");
+    assert!(far.ask(&format!("connect {address} {KEY} 20000")).ends_with(" on 10.99.0.1"));
+    assert!(near.ask("end").ends_with(" on 10.99.0.2"));
+    assert_eq!(near.ask("export 64 1"), "sent");
+    assert_eq!(far.ask("receive 20000"), "export");
+
+    let pid = far.id().to_string();
+    let mut unplug = Command::new("nsenter");
+    unplug.args([
+        "--target",
+        &pid,
+        "--user",
+        "--net",
+        "--preserve-credentials",
+        "ip",
+        "link",
+        "set",
+        "far",
+        "down",
+    ]);
+    assert!(unplug.status().expect("it starts").success());
+    let begun = Instant::now();
+    let error = near.ask("receive 300");
+    assert!(error.starts_with("Timeout"), "{error}");
+    // One side has sent something that is not acknowledged, and the other one is idle.
+    assert_eq!(near.ask("send late 1000"), "sent");
+    for end in [&mut near, &mut far] {
+        end.ask("begin receive 80000");
+    }
+    for end in [&mut near, &mut far] {
+        let error = end.ask("end");
+        assert!(error.starts_with("PeerGone"), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
+    }
+    eventually(&mut near, "exports", "0");
 }

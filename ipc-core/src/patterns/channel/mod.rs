@@ -1,4 +1,4 @@
-//! Channels: ordered messages of bytes and device memory between two processes of one machine.
+//! Channels: ordered messages of bytes and device memory between two processes, of one machine or of two hosts.
 //!
 //! The sender may drop the memory of a message after sending it, the receiver may open it much later, and either process may
 //! die. A message therefore contains a *grant* for each of its exports, which keeps the memory allocated until the receiver has
@@ -66,7 +66,8 @@ use connection::Connection;
 /// Default maximum size of a message in bytes.
 const DEFAULT_MESSAGE_LIMIT: u64 = 64 * 1024 * 1024;
 
-/// One end of a channel between two processes of this machine, or within one process.
+/// One end of a channel between two processes of this machine, within one process, or between two hosts
+/// ([`Ipc::listen_tcp`](crate::Ipc::listen_tcp)).
 ///
 /// Messages arrive in the order in which they were sent, each exactly once. [`send`](Self::send) waits while the messages in
 /// flight, which are sent and not yet received by the peer, reach a limit
@@ -159,7 +160,7 @@ impl Channel {
     /// Sends a message. Waits while the messages in flight leave no room for it.
     ///
     /// When the call returns, the message is in the kernel or in memory that the receiver has mapped, and arrives even if the
-    /// channel is dropped. The memory of its tensors belongs to this process and ends with it: call [`close`](Self::close)
+    /// channel is dropped. Between hosts it is queued in this process, and a thread of the library sends it. The memory of its tensors belongs to this process and ends with it: call [`close`](Self::close)
     /// before the process exits.
     ///
     /// If both processes only send, both wait until their timeouts: receive in another thread.
@@ -229,7 +230,7 @@ impl Channel {
         self.connection.add_callback(Box::new(callback));
     }
 
-    /// Sets whether [`receive`](Self::receive) may spin before it sleeps, by default `true`.
+    /// Sets whether [`receive`](Self::receive) may spin before it sleeps, by default `true`, and `false` between hosts.
     ///
     /// It spins for 50 µs, or for 200 µs if the peer must wake up first, and rarely if spinning is not successful. Without
     /// spinning, the kernel wakes the thread, which receives the message later but leaves the processor to other threads.
@@ -242,7 +243,7 @@ impl Channel {
         &self.connection.peer.process
     }
 
-    /// Returns the peer's program name, as the peer states it.
+    /// Returns the peer's program name, as the peer states it; of another host, with the address: `trainer on 10.0.0.2`.
     pub fn program(&self) -> &str {
         &self.connection.peer.program
     }
