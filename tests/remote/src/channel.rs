@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use device_ipc_core::{Channel, Ipc, Key, Listener, Message, Received, Remote, Result, Stream, counters};
+use device_ipc_core::{
+    Channel, ChannelSender, Ipc, Key, Listener, Message, Received, Remote, Result, Stream, counters,
+};
 use device_ipc_mock::MockBackend;
 use device_ipc_test_process::serve;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -56,6 +58,8 @@ struct ChannelEnd {
     stream: Stream,
     listener: Mutex<Option<Listener>>,
     channel: Mutex<Option<Arc<Channel>>>,
+    /// What is left of a channel without its receiver.
+    sender: Mutex<Option<ChannelSender>>,
     received: Mutex<Option<Received>>,
 }
 
@@ -65,8 +69,8 @@ fn start(load: Load) -> Result<ChannelEnd, String> {
     let start = || {
         let ipc = Ipc::builder().remote(Remote::new(engine).listen("127.0.0.1")?).with_backend(backend);
         let stream = ipc.create_stream(0)?;
-        let (listener, channel, received) = Default::default();
-        Ok(ChannelEnd { ipc, stream, listener, channel, received })
+        let (listener, channel, sender, received) = Default::default();
+        Ok(ChannelEnd { ipc, stream, listener, channel, sender, received })
     };
     start().map_err(|error| report(&error))
 }
@@ -219,8 +223,23 @@ impl ChannelEnd {
                 *self.channel.lock().unwrap() = None;
                 "dropped".into()
             }
-            // exit: drops the channel, and exits at once.
+            // deafen: drops the receiving direction.
+            "deafen" => {
+                let channel = self.channel.lock().unwrap().take().and_then(Arc::into_inner);
+                let (sender, receiver) = channel.expect("no call is in progress").split();
+                *self.sender.lock().unwrap() = Some(sender);
+                drop(receiver);
+                "deaf".into()
+            }
+            "send-half" => {
+                let sender = self.sender.lock().unwrap();
+                let message = Message::new().bytes(words[0].as_bytes());
+                sender.as_ref().expect("deafen comes first").send(message, LONG)?;
+                "sent".into()
+            }
+            // exit COUNT: sends as many numbered messages, drops the channel, and exits at once.
             "exit" => {
+                self.try_answer("numbered", &[words[0], "60000"])?;
                 *self.channel.lock().unwrap() = None;
                 std::process::exit(0);
             }

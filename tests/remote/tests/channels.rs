@@ -157,6 +157,20 @@ fn discarded_exports_are_freed() {
 }
 
 #[test]
+fn exports_that_no_receiver_takes_are_freed_while_the_channel_lives() {
+    let (mut near, mut far) = connected();
+    // More than may be on the way.
+    assert_eq!(near.ask("exports-many 100"), "sent");
+    assert_eq!(near.ask("exports"), "100");
+    assert_eq!(far.ask("deafen"), "deaf");
+    eventually(&mut near, "exports", "0");
+    let error = near.ask("send late 1000");
+    assert!(error.starts_with("ChannelClosed"), "{error}");
+    assert_eq!(far.ask("send-half one"), "sent");
+    assert_eq!(near.ask("receive 60000"), "one");
+}
+
+#[test]
 fn close_waits_until_the_peer_has_opened_or_discarded() {
     let (mut near, mut far) = connected();
     assert_eq!(near.ask("export 64 1"), "sent");
@@ -176,12 +190,13 @@ fn close_waits_until_the_peer_has_opened_or_discarded() {
 
 #[test]
 fn messages_of_a_process_that_exits_arrive() {
-    let (mut near, mut far) = connected();
-    assert_eq!(near.ask("numbered 60 60000"), "sent");
-    near.send("exit");
-    assert_eq!(far.ask("check 60"), "right");
-    let error = far.ask("receive 60000");
-    assert!(error.starts_with("ChannelClosed"), "{error}");
+    for _ in 0..10 {
+        let (mut near, mut far) = connected();
+        near.send("exit 60");
+        assert_eq!(far.ask("check 60"), "right");
+        let error = far.ask("receive 60000");
+        assert!(error.starts_with("ChannelClosed"), "{error}");
+    }
 }
 
 #[test]
