@@ -15,6 +15,7 @@ ONLY_IN_RUST = {
     "Channel::try_as_fd",
     "ChannelReceiver::try_as_fd",
     "ChannelSender::try_as_fd",
+    "ConnectBuilder::start",
     "CudaContext::new",
     "DeviceMemory::allocate_as",
     "DeviceMemory::read",

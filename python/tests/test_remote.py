@@ -10,6 +10,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import device_ipc
@@ -270,3 +271,69 @@ def test_copy_ends_with_the_exporter_and_by_ctrl_c(start: Start, nixl: "dict[str
         importer.send_signal(signal.SIGINT)
         assert line(importer) == "interrupted"
     assert time.monotonic() - begun < 20
+
+
+def test_channel_of_another_host_carries_bytes_and_memory(start: Start) -> None:
+    key = "a secret of 16 bytes or more"
+    with device_ipc.listen("127.0.0.1:0", key=key.encode()) as listener:
+        other = start(
+            """
+            with d.connect(sys.argv[1], key=sys.argv[2].encode(), timeout=30) as channel:
+                received = channel.receive(timeout=30)
+                assert received.data == b"weights" and "127.0.0.1" in repr(channel), channel
+                with received.open(pulled=None) as mapping:
+                    channel.send(bytes(np.from_dlpack(mapping.tensor)), timeout=30)
+                channel.close(timeout=30)
+            try:
+                d.connect(sys.argv[1], key=b"another secret of 16 bytes", timeout=30)
+            except d.Error as error:
+                print(type(error).__name__, error)
+            """,
+            listener.address,
+            key,
+        )
+        with listener.accept(timeout=30) as channel:
+            tensor = device_ipc.empty((5,), "uint8", "mock:0")
+            np.from_dlpack(tensor)[:] = np.arange(5)
+            channel.send(b"weights", tensor, timeout=30)
+            del tensor
+            assert channel.receive(timeout=30).data == bytes(range(5))
+            with pytest.raises(device_ipc.GoneError):
+                channel.receive(timeout=30)
+        error = end(other)
+        assert "has another key; use the same key in device_ipc.listen and device_ipc.connect" in error
+
+
+@pytest.mark.parametrize("mode", [None, True])
+def test_memory_of_a_message_is_copied_after_its_sender_dropped_it(
+    start: Start, nixl: "dict[str, str]", mode: "bool | None"
+) -> None:
+    program = """
+        d.enable_remote("127.0.0.1")
+        with d.listen("127.0.0.1:0", key=b"a secret of 16 bytes or more") as listener:
+            print(listener.address, flush=True)
+            with listener.accept(timeout=60) as channel:
+                tensor = d.empty((1000,), "float32", "mock:0")
+                np.from_dlpack(tensor)[:] = np.arange(1000)
+                channel.send(b"weights", tensor, timeout=60)
+                del tensor
+                channel.close(timeout=60)        # waits until the receiver has copied it
+        print("closed")
+    """
+    sender = start(program, **nixl)
+    receiver = start(
+        """
+        with d.connect(sys.argv[1], key=b"a secret of 16 bytes or more", timeout=60) as channel:
+            received = channel.receive(timeout=60)
+            mode = {"None": None, "True": True}[sys.argv[2]]
+            with received.exports[0].open(device="mock:0", pulled=mode) as mapping:
+                assert mapping.is_copy is (mode is True)
+                assert (np.from_dlpack(mapping.tensor) == np.arange(1000)).all()
+        print("right")
+        """,
+        line(sender),
+        str(mode),
+        **nixl,
+    )
+    assert end(receiver) == "right"
+    assert end(sender) == "closed"
