@@ -74,7 +74,9 @@ struct Receiving {
     /// The role of the peer.
     from: Role,
     received: u64,
-    /// The part of the next message that has arrived.
+    /// The length of the next message, if it has arrived.
+    length: Option<usize>,
+    /// The part that has arrived of the length, or of the message and its code.
     partial: Vec<u8>,
     /// Whether a receive has failed for another reason than its deadline.
     has_failed: bool,
@@ -88,8 +90,9 @@ fn mac(key: &Key, from: Role, number: u64, bytes: &[u8]) -> impl Mac {
 impl Session {
     pub(crate) fn new(key: Key, role: Role) -> Self {
         let sending = Sending { key: key.clone(), role, sent: 0, has_failed: false };
-        let (from, partial) = (role.other(), Vec::new());
-        Self { sending, receiving: Receiving { key, from, received: 0, partial, has_failed: false } }
+        let (from, length, partial) = (role.other(), None, Vec::new());
+        let receiving = Receiving { key, from, received: 0, length, partial, has_failed: false };
+        Self { sending, receiving }
     }
 
     pub(crate) fn send(
@@ -137,16 +140,23 @@ impl Receiving {
 
     /// Receives the rest of the message of which a part has arrived.
     fn continue_message(&mut self, wire: &mut impl Wire, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
-        self.fill(wire, LENGTH_BYTES, deadline)?;
-        let length = self.partial[..LENGTH_BYTES].try_into().expect("4 bytes");
-        let length = u32::from_be_bytes(length) as usize;
-        if length > MAX_MESSAGE_BYTES {
-            return Err(TcpError::ReceivedTooLong { bytes: length });
-        }
-        self.fill(wire, LENGTH_BYTES + length + CODE_BYTES, deadline)?;
+        let length = match self.length {
+            Some(length) => length,
+            None => {
+                self.fill(wire, LENGTH_BYTES, deadline)?;
+                let length = self.partial[..].try_into().expect("4 bytes");
+                let length = u32::from_be_bytes(length) as usize;
+                if length > MAX_MESSAGE_BYTES {
+                    return Err(TcpError::ReceivedTooLong { bytes: length });
+                }
+                self.partial.clear();
+                *self.length.insert(length)
+            }
+        };
+        self.fill(wire, length + CODE_BYTES, deadline)?;
+        self.length = None;
         let mut message = std::mem::take(&mut self.partial);
-        let code = message.split_off(LENGTH_BYTES + length);
-        message.drain(..LENGTH_BYTES);
+        let code = message.split_off(length);
         if mac(&self.key, self.from, self.received, &message).verify_slice(&code).is_err() {
             return Err(TcpError::Modified);
         }

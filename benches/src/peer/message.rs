@@ -57,6 +57,10 @@ pub(crate) enum Command {
     ShareRemotely { bytes: u64 },
     /// Opens each tensor that arrives over a channel, and acknowledges it.
     ReceiveByChannel { spins: bool },
+    /// Answers messages of a channel by TCP.
+    EchoByTcpChannel,
+    /// Answers messages of a plain TCP socket.
+    EchoByTcp,
     /// Copies each tensor that arrives over a channel to memory of its device and sends that back; opens the tensor, or a staged
     /// copy of it.
     Transport { staged: bool, bytes: u64 },

@@ -8,6 +8,7 @@ pub(crate) mod message;
 mod network;
 mod rings;
 mod serve;
+mod tcp;
 mod words;
 
 pub(crate) use bundles::{keep, wait_acknowledgement};
@@ -15,6 +16,7 @@ pub(crate) use channels::Transport;
 use echo::connect;
 pub(crate) use echo::{Socket, request};
 pub(crate) use serve::{Arguments, run};
+pub(crate) use tcp::{ANSWER_BYTES, key};
 pub(crate) use words::{Page, REQUEST, RESPONSE};
 
 use anyhow::{Context, Result, bail};

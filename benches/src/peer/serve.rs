@@ -16,6 +16,7 @@ use super::footprint;
 use super::message::{Command, Reply, WordLocation};
 use super::network::Served;
 use super::rings::{self, RingMember};
+use super::tcp;
 use super::words::{Page, REQUEST, RESPONSE};
 use crate::raw::{self, RawExport, RawSide};
 use crate::wait::TIMEOUT;
@@ -114,6 +115,8 @@ impl Server {
                 let suffix = if spins { "spinning" } else { "sleeping" };
                 self.listen(suffix, move |channel| channels::receive(&channel, spins))
             }
+            Command::EchoByTcpChannel => tcp::serve_channel(&self.ipc),
+            Command::EchoByTcp => tcp::serve_plain(),
             Command::Transport { staged, bytes } => {
                 let transport = channels::Transport::new(&self.ipc, self.device, *bytes, *staged)?;
                 let suffix = if *staged { "staged" } else { "mapped" };

@@ -1,5 +1,6 @@
 //! The rows of the report, one file each.
 
+mod channel_tcp;
 mod copy_peer;
 mod device_map;
 mod export;
@@ -22,6 +23,7 @@ pub(super) const ROWS: &[Row] = &[
     first_open::ROW,
     open_again::ROW,
     hand_over::ROW,
+    channel_tcp::ROW,
     ready_acknowledge::ROW,
     copy_peer::ROW,
     device_map::ROW,

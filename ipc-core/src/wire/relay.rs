@@ -1,6 +1,6 @@
 //! The messages by which a channel passes between two hosts. `docs/spec/channel.md` specifies them; change both together.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::Token;
 use super::channel::at_most_waiting;
@@ -8,7 +8,7 @@ use super::descriptor::ExportId;
 use super::protocol::decode;
 
 /// Maximum number of bytes of a channel message in one [`Relayed::Part`] or [`Relayed::Last`].
-pub(crate) const MAX_PART_BYTES: usize = 1 << 20;
+pub(crate) const MAX_PART_BYTES: usize = 4 << 20;
 
 /// All bits of [`RelayedState::closed`].
 const CLOSED: u8 = 3;
@@ -17,13 +17,18 @@ const CLOSED: u8 = 3;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Relayed<'a> {
     /// A part of a message of the channel. Further parts follow.
-    Part(&'a [u8]),
+    Part(#[serde(borrow, serialize_with = "whole")] &'a [u8]),
     /// The last part, or a whole message.
-    Last(&'a [u8]),
+    Last(#[serde(borrow, serialize_with = "whole")] &'a [u8]),
     State(RelayedState),
     /// Grants of the receiver's exports that the sender no longer needs, at most [`MAX_ENDED_GRANTS`](super::channel::MAX_ENDED_GRANTS).
     #[serde(with = "at_most_waiting")]
     Ended(Vec<(ExportId, Token)>),
+}
+
+/// Serializes bytes by one copy. The derived code serializes a slice byte by byte, with the same result.
+fn whole<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_bytes(bytes)
 }
 
 /// The counters of a process, which the processes of one host have in shared memory.

@@ -1,0 +1,73 @@
+//! Echoes over TCP: by a channel of another host, and by plain sockets.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use anyhow::{Context, Result};
+use device_ipc::{Channel, Error, Ipc, Key, Message};
+
+use super::message::Reply;
+use crate::wait::TIMEOUT;
+
+/// Maximum number of bytes of an answer.
+pub(crate) const ANSWER_BYTES: usize = 64;
+
+/// Returns the key of the channels of this program.
+pub(crate) fn key() -> Key {
+    Key::new(b"the key of a benchmark")
+}
+
+/// Listens for a channel; a thread accepts it, and answers each message that begins with 1 with its first bytes.
+pub(super) fn serve_channel(ipc: &Ipc) -> Result<Reply> {
+    let listener = ipc.listen_tcp("127.0.0.1:0", &key()).start()?;
+    let name = listener.address();
+    std::thread::spawn(move || {
+        if let Err(error) = listener.accept(TIMEOUT).map_err(Into::into).and_then(|channel| echo(&channel)) {
+            eprintln!("error: the peer process stopped serving its channel: {error:#}");
+        }
+    });
+    Ok(Reply::Listening { name })
+}
+
+fn echo(channel: &Channel) -> Result<()> {
+    loop {
+        let received = match channel.receive(TIMEOUT) {
+            Ok(received) => received,
+            Err(Error::ChannelClosed { .. }) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let bytes = received.bytes();
+        if bytes.first() == Some(&1) {
+            received.reply(Message::new().bytes(&bytes[..bytes.len().min(ANSWER_BYTES)]), TIMEOUT)?;
+        }
+    }
+}
+
+/// As [`serve_channel`], by plain sockets: each message follows its length.
+pub(super) fn serve_plain() -> Result<Reply> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let name = listener.local_addr()?.to_string();
+    std::thread::spawn(move || {
+        let served = listener.accept().map_err(anyhow::Error::from).and_then(|(stream, _)| {
+            stream.set_nodelay(true)?;
+            echo_plain(&stream)
+        });
+        if let Err(error) = served {
+            eprintln!("error: the peer process stopped serving its socket: {error:#}");
+        }
+    });
+    Ok(Reply::Listening { name })
+}
+
+fn echo_plain(mut stream: &TcpStream) -> Result<()> {
+    let mut message = Vec::new();
+    let mut length = [0; 4];
+    while stream.read_exact(&mut length).is_ok() {
+        message.resize(u32::from_le_bytes(length) as usize, 0);
+        stream.read_exact(&mut message).context("a message was truncated")?;
+        if message.first() == Some(&1) {
+            stream.write_all(&message[..message.len().min(ANSWER_BYTES)])?;
+        }
+    }
+    Ok(())
+}
