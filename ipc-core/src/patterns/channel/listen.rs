@@ -269,10 +269,13 @@ impl Listener {
         let listening = match &self.source {
             Source::Local { listening, .. } => listening,
             Source::Network(listening) => {
-                return match listening.take() {
-                    Some(greeted) => tcp::accept(&self.ipc, greeted, self.own.clone(), self.limits).map(Some),
-                    None => Ok(None),
-                };
+                while let Some(greeted) = listening.take() {
+                    let channel = tcp::accept(&self.ipc, greeted, self.own.clone(), self.limits)?;
+                    if channel.is_some() {
+                        return Ok(channel);
+                    }
+                }
+                return Ok(None);
             }
         };
         let now = Instant::now();

@@ -138,17 +138,17 @@ fn greet(stream: TcpStream, key: &Key, proved: impl FnOnce()) -> Result<Greeted,
     Ok(Greeted { _closed_by_fork: closed_by_fork, connection, greeting })
 }
 
-/// Answers the greeting of a connection, and begins the channel.
-pub(super) fn accept(ipc: &Session, greeted: Greeted, own: Hello, limits: Limits) -> Result<Channel> {
+/// Answers the greeting of a connection, and begins the channel. `None` if the process has closed the connection.
+pub(super) fn accept(ipc: &Session, greeted: Greeted, own: Hello, limits: Limits) -> Result<Option<Channel>> {
     let Greeted { _closed_by_fork, mut connection, greeting } = greeted;
     // A peer of another protocol version learns this version from the answer.
     let answer = Greeting::Hello(own.clone()).encode()?;
     let answered = connection.send(&answer, Some(Instant::now() + ANSWER));
     let peer = hello(&greeting)?;
-    answered.map_err(|error| {
-        Error::Protocol(format!("it closed the connection before it was accepted: {error}"))
-    })?;
-    begin(ipc, own, peer, connection, limits)
+    if answered.is_err() {
+        return Ok(None);
+    }
+    begin(ipc, own, peer, connection, limits).map(Some)
 }
 
 fn hello(greeting: &[u8]) -> Result<Hello> {
