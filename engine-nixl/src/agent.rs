@@ -12,13 +12,14 @@
 //!
 //! For the metadata of peers see `peers`.
 
-use std::collections::VecDeque;
+mod read;
+mod registration;
+
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::fmt::Write as _;
-use std::ptr::{NonNull, null, null_mut};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::{mem, process, slice};
+use std::ptr::{NonNull, null_mut};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{process, slice};
 
 use device_ipc_core::backend::environment;
 use device_ipc_core::{Error, Result, Unavailable, VendorError};
@@ -28,9 +29,12 @@ use crate::bindings::{
     RegistrationList, Request, Status, THREAD_SYNC_STRICT, TransferList,
 };
 use crate::library::NixlLibrary;
-use crate::library::status::{IN_PROGRESS, INVALID_STATE, SUCCESS};
+use crate::library::status::SUCCESS;
 use crate::metadata::RegionMetadata;
 use crate::peers::Peers;
+
+pub(crate) use read::{Pieces, Read};
+pub(crate) use registration::Registration;
 
 /// The plugin that transfers the bytes.
 const PLUGIN: &CStr = c"UCX";
@@ -343,28 +347,6 @@ impl Agent {
         Ok((request, status))
     }
 
-    /// Starts requests for waiting pieces, as long as none has failed. Adds the bytes of those that are over at once.
-    fn start_waiting(&self, running: &mut Running, arrived: &mut u64) {
-        while running.failed.is_none()
-            && running.requests.len() < IN_FLIGHT
-            && let Some(batch) = running.waiting.pop_front()
-        {
-            let bytes = batch.bytes();
-            let started = self.start_request(&running.peer, &batch);
-            match started {
-                Ok((request, IN_PROGRESS)) => running.requests.push_back(Posted { request, bytes }),
-                Ok((request, status)) => {
-                    self.release(request);
-                    match NixlLibrary::check("post_xfer_req", status) {
-                        Ok(()) => *arrived += bytes,
-                        Err(error) => running.failed = Some(error),
-                    }
-                }
-                Err(error) => running.failed = Some(error),
-            }
-        }
-    }
-
     /// Releases a request that is over.
     fn release(&self, request: *mut Request) {
         let api = &self.library.api;
@@ -406,266 +388,9 @@ impl<T> Drop for List<'_, T> {
     }
 }
 
-/// Maximum number of bytes of one request: the engine reports progress by requests that are over.
-const REQUEST_BYTES: u64 = 64 << 20;
-
-/// Number of requests of one read that run at the same time: one is transferred while the end of the other is noticed.
-const IN_FLIGHT: usize = 2;
-
-/// The bytes that one request reads: as many sources as destinations, in pairs of equal length.
-#[derive(Debug, Default)]
-pub(crate) struct Pieces {
-    pub(crate) sources: Vec<NixlMemory>,
-    pub(crate) destinations: Vec<NixlMemory>,
-}
-
-impl Pieces {
-    fn bytes(&self) -> u64 {
-        self.sources.iter().map(|memory| memory.len).sum()
-    }
-
-    /// Divides the pieces into those of requests of at most [`REQUEST_BYTES`].
-    fn into_batches(self) -> VecDeque<Self> {
-        let mut batches = VecDeque::from([Self::default()]);
-        let mut room = REQUEST_BYTES;
-        for (mut source, mut destination) in self.sources.into_iter().zip(self.destinations) {
-            while source.len > 0 {
-                if room == 0 {
-                    batches.push_back(Self::default());
-                    room = REQUEST_BYTES;
-                }
-                let last = batches.back_mut().expect("there is one");
-                let len = source.len.min(room);
-                last.sources.push(source.take_front(len));
-                last.destinations.push(destination.take_front(len));
-                room -= len;
-            }
-        }
-        batches
-    }
-}
-
 /// Returns the type of the memories of a list, which is one.
 fn type_of(memories: &[NixlMemory]) -> MemoryType {
     memories.first().map_or(MEMORY_HOST, |memory| memory.memory_type)
-}
-
-/// Memories of one type that are registered with an agent until this is dropped.
-#[derive(Debug)]
-pub(crate) struct Registration {
-    agent: Arc<Agent>,
-    memories: Vec<NixlMemory>,
-}
-
-impl Registration {
-    /// Registers memories of one type.
-    ///
-    /// # Safety
-    ///
-    /// The memories stay allocated until the result is dropped.
-    pub(crate) unsafe fn new(agent: &Arc<Agent>, memories: Vec<NixlMemory>) -> Result<Self> {
-        agent.check_process()?;
-        let list = list_of(agent, &memories)?;
-        // SAFETY: agent and list exist; the memory as the caller promised.
-        let status = unsafe { (agent.library.api.register_mem)(agent.raw.as_ptr(), list.raw, null_mut()) };
-        NixlLibrary::check("register_mem", status)?;
-        Ok(Self { agent: Arc::clone(agent), memories })
-    }
-
-    /// Returns the metadata by which another process can pull from this memory, which is one range.
-    pub(crate) fn metadata(&self) -> Result<RegionMetadata> {
-        let NixlMemory { memory_type, device, address, len } = self.memories[0];
-        let mut metadata = RegionMetadata::new(memory_type, device, address, len);
-        metadata.connection = self.agent.connection.clone();
-        metadata.region = self.agent.metadata_of(&list_of(&self.agent, &self.memories)?)?;
-        Ok(metadata)
-    }
-}
-
-fn list_of<'a>(agent: &'a Agent, memories: &[NixlMemory]) -> Result<List<'a, RegistrationList>, VendorError> {
-    let list = agent.registration_list(type_of(memories))?;
-    for NixlMemory { device, address, len, .. } in memories {
-        let (address, len) = (*address as usize, *len as usize);
-        // SAFETY: the list exists; the address is not accessed.
-        let status =
-            unsafe { (agent.library.api.reg_dlist_add_desc)(list.raw, address, len, *device, null(), 0) };
-        NixlLibrary::check("reg_dlist_add_desc", status)?;
-    }
-    Ok(list)
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        if self.agent.check_process().is_err() {
-            return;
-        }
-        let deregistered = list_of(&self.agent, &self.memories).and_then(|list| {
-            let agent = self.agent.raw.as_ptr();
-            // SAFETY: agent and list exist, and the memory is registered.
-            let status = unsafe { (self.agent.library.api.deregister_mem)(agent, list.raw, null_mut()) };
-            NixlLibrary::check("deregister_mem", status)
-        });
-        if let Err(error) = deregistered {
-            tracing::warn!(target: crate::LOG, %error, "memory was not deregistered");
-        }
-    }
-}
-
-/// A read from another process's memory.
-#[derive(Debug)]
-pub(crate) struct Read {
-    agent: Arc<Agent>,
-    state: Mutex<State>,
-    /// The number of bytes of the requests that are over.
-    arrived: AtomicU64,
-}
-
-#[derive(Debug)]
-enum State {
-    Running(Running),
-    Over(Result<(), VendorError>),
-}
-
-#[derive(Debug)]
-struct Running {
-    /// The requests that may still run, in the order of their start.
-    requests: VecDeque<Posted>,
-    /// The pieces of the requests that are not started yet.
-    waiting: VecDeque<Pieces>,
-    /// The first error of a request that is over, or was not started.
-    failed: Option<VendorError>,
-    /// Deregistered at the end.
-    destination: Registration,
-    peer: CString,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Posted {
-    request: *mut Request,
-    bytes: u64,
-}
-
-// SAFETY: a request may be used on any thread; the lock of the state admits one at a time.
-unsafe impl Send for Posted {}
-
-impl Read {
-    /// Starts a read of pieces of these regions. `destinations` contain the pieces' destinations.
-    ///
-    /// # Safety
-    ///
-    /// The destinations stay allocated, and no other code accesses them, until [`is_finished`](Self::is_finished) has returned
-    /// true or an error. If the result is dropped before, they stay allocated for ever.
-    pub(crate) unsafe fn start(
-        agent: &Arc<Agent>,
-        regions: &[RegionMetadata],
-        destinations: Vec<NixlMemory>,
-        pieces: Pieces,
-    ) -> Result<Self> {
-        // SAFETY: as the caller promised.
-        let registered = unsafe { Registration::new(agent, destinations)? };
-        let mut peers = agent.peers();
-        let peer = agent.load_regions(&mut peers, regions)?;
-        peers.begin(&peer);
-        let mut running = Running {
-            requests: VecDeque::new(),
-            waiting: pieces.into_batches(),
-            failed: None,
-            destination: registered,
-            peer,
-        };
-        let mut arrived = 0;
-        agent.start_waiting(&mut running, &mut arrived);
-        if running.requests.is_empty()
-            && let Some(error) = running.failed
-        {
-            agent.end_request(&mut peers, &running.peer, true);
-            return Err(error.into());
-        }
-        drop(peers);
-        let (agent, state) = (Arc::clone(agent), Mutex::new(State::Running(running)));
-        Ok(Self { agent, state, arrived: AtomicU64::new(arrived) })
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the number of bytes of the requests that are over.
-    pub(crate) fn arrived_bytes(&self) -> u64 {
-        self.arrived.load(Ordering::Relaxed)
-    }
-
-    /// Returns whether all bytes have arrived; after an error all requests are over, too.
-    pub(crate) fn is_finished(&self) -> Result<bool> {
-        self.agent.check_process()?;
-        let mut state = self.state();
-        if let State::Running(running) = &mut *state {
-            self.update(running);
-            if running.requests.is_empty() {
-                let over = State::Over(running.failed.take().map_or(Ok(()), Err));
-                let ended = mem::replace(&mut *state, over);
-                if let (State::Running(Running { destination, peer, .. }), State::Over(result)) =
-                    (ended, &*state)
-                {
-                    drop(destination);
-                    self.agent.end_request(&mut self.agent.peers(), &peer, result.is_err());
-                }
-            }
-        }
-        match &*state {
-            State::Running(_) => Ok(false),
-            State::Over(result) => result.clone().map(|()| true).map_err(Into::into),
-        }
-    }
-
-    /// Starts no further requests. The read fails if there are any.
-    pub(crate) fn cancel_rest(&self) {
-        if let State::Running(running) = &mut *self.state()
-            && !running.waiting.is_empty()
-        {
-            running.waiting.clear();
-            running.failed.get_or_insert_with(|| NixlLibrary::error("post_xfer_req", INVALID_STATE));
-        }
-    }
-
-    /// Releases the requests that are over, as far as no earlier one runs, and starts others.
-    fn update(&self, running: &mut Running) {
-        let api = &self.agent.library.api;
-        let mut arrived = 0;
-        while let Some(Posted { request, bytes }) = running.requests.front().copied() {
-            // SAFETY: the request exists until it is over.
-            let status = unsafe { (api.get_xfer_status)(self.agent.raw.as_ptr(), request) };
-            if status == IN_PROGRESS {
-                break;
-            }
-            running.requests.pop_front();
-            self.agent.release(request);
-            match NixlLibrary::check("get_xfer_status", status) {
-                Ok(()) => arrived += bytes,
-                Err(error) => {
-                    running.failed.get_or_insert(error);
-                }
-            }
-            self.agent.start_waiting(running, &mut arrived);
-        }
-        self.arrived.fetch_add(arrived, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Read {
-    fn drop(&mut self) {
-        let over = State::Over(Ok(()));
-        if let State::Running(running) = mem::replace(&mut *self.state(), over) {
-            // UCX may write to the destination as long as the agent exists, so both stay.
-            mem::forget(running);
-            mem::forget(Arc::clone(&self.agent));
-            if self.agent.check_process().is_ok() {
-                tracing::warn!(target: crate::LOG,
-                    "a transfer was dropped before its end; the agent of NIXL stays until the process exits"
-                );
-            }
-        }
-    }
 }
 
 /// Returns a name that no other agent on any host has: NIXL identifies agents by it.
