@@ -171,6 +171,7 @@ pub fn remote_seeds() -> Vec<Seed> {
         ("acknowledge", message(&RemoteRequest::Acknowledge { sequence: 70_000 })),
         ("ping", message(&RemoteRequest::Ping)),
         ("release", message(&RemoteRequest::Release)),
+        ("leave", message(&RemoteRequest::Leave)),
         ("granted", message(&RemoteReply::Granted { regions: 3 })),
         ("regions", message(&RemoteReply::Regions { metadata: vec![vec![1; 40], vec![], vec![2; 200]] })),
         ("pong", message(&RemoteReply::Pong)),

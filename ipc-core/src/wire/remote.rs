@@ -31,6 +31,8 @@ pub(crate) enum RemoteRequest {
     /// States that the bytes of this sequence of the ring have arrived. Answered by [`RemoteReply::Confirmed`], unless the ring has
     /// ended.
     Acknowledge { sequence: u64 },
+    /// States that this reader of the ring reads no further publications, while its engine may still read the memory.
+    Leave,
 }
 
 /// A request for a lease.
@@ -163,6 +165,7 @@ mod tests {
         let joining = encode(&RemoteRequest::Join(open())).unwrap();
         assert_eq!((joining[0], &joining[1..]), (3, &expected[1..]));
         assert_eq!(encode(&RemoteRequest::Acknowledge { sequence: 300 }).unwrap(), [4, 0xac, 2]);
+        assert_eq!(encode(&RemoteRequest::Leave).unwrap(), [5]);
         assert_eq!(encode(&RemoteReply::Granted { regions: 2 }).unwrap(), [0, 2]);
         let regions = RemoteReply::Regions { metadata: vec![vec![9, 8], vec![7]] };
         assert_eq!(encode(&regions).unwrap(), [1, 2, 2, 9, 8, 1, 7]);
@@ -210,7 +213,7 @@ mod tests {
     #[test]
     fn seeds_are_decoded() {
         for (name, bytes) in crate::fuzzing::remote_seeds() {
-            let is_request = ["open", "ping", "release", "join", "acknowledge"].contains(&name);
+            let is_request = ["open", "ping", "release", "join", "acknowledge", "leave"].contains(&name);
             assert_eq!(RemoteRequest::decode(&bytes).is_ok() && is_request, is_request, "{name}");
             assert!(is_request || RemoteReply::decode(&bytes).is_ok(), "{name}");
             crate::fuzzing::remote(&bytes);

@@ -147,7 +147,12 @@ impl RemoteRing {
 
 impl Drop for RemoteRing {
     fn drop(&mut self) {
-        self.lease().is_abandoned = true;
+        let state = &mut *self.lease();
+        state.is_abandoned = true;
+        // A pull that does not end keeps the lease, but the writer must not wait for its slot.
+        if Arc::strong_count(&self.lease) > 1 && !state.lease.is_over() {
+            let _ = state.lease.send(&RemoteRequest::Leave);
+        }
     }
 }
 

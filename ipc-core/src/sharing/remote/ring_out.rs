@@ -29,7 +29,9 @@ pub(super) struct RingLease {
     /// The first sequence that has not been announced, and the first one that has not been released.
     next: u64,
     released: u64,
+    /// Whether there are no further announcements.
     has_ended: bool,
+    has_left: bool,
 }
 
 impl RingLease {
@@ -37,7 +39,7 @@ impl RingLease {
     pub(super) fn join(lease: Lease) -> Result<Option<Self>> {
         let timeline = lease.runtime.exports.timeline_within(lease.export, lease.lease)?;
         let start = timeline.start();
-        let mut ring = Self { lease, timeline, next: 0, released: 0, has_ended: false };
+        let mut ring = Self { lease, timeline, next: 0, released: 0, has_ended: false, has_left: false };
         let RingStart::At(first) = start else { return Ok(None) };
         (ring.next, ring.released) = (first, first);
         Ok(Some(ring))
@@ -71,6 +73,7 @@ impl RingLease {
                     idle = Duration::ZERO;
                     self.release(sequence, control)?;
                 }
+                RemoteRequest::Leave => self.leave(),
                 RemoteRequest::Release => return Ok(()),
                 RemoteRequest::Open(_) | RemoteRequest::Join(_) => {
                     return Err("the importer requested a second lease".into());
@@ -105,6 +108,9 @@ impl RingLease {
 
     /// Releases a slot that the importer has pulled, and confirms that the writer had not reused it.
     fn release(&mut self, sequence: u64, control: &mut Control) -> Result<(), String> {
+        if self.has_left {
+            return Ok(());
+        }
         if sequence != self.released || sequence >= self.next {
             return Err(format!("the importer acknowledged sequence {sequence}, not {}", self.released));
         }
@@ -120,6 +126,17 @@ impl RingLease {
         }
     }
 
+    /// Leaves the ring, so that the writer does not wait for this reader. The lease keeps the memory until the engine has finished.
+    fn leave(&mut self) {
+        self.has_ended = true;
+        if !std::mem::replace(&mut self.has_left, true) {
+            let Lease { runtime, export, lease, .. } = self.lease;
+            let far = runtime.exports.known_timeline(export, lease);
+            // No work of this process's devices uses the slots.
+            runtime.poller.end_once_arrived(self.timeline.clone(), far);
+        }
+    }
+
     fn end(&mut self, end: RingEnd, control: &mut Control) -> Result<(), String> {
         self.has_ended = true;
         send(control, &RemoteReply::Ended(end))
@@ -127,10 +144,8 @@ impl RingLease {
 }
 
 impl Drop for RingLease {
-    /// Ends the counters before the lease. No work of this process's devices uses the slots.
+    /// Ends the counters before the lease.
     fn drop(&mut self) {
-        let Lease { runtime, export, lease, .. } = self.lease;
-        let far = runtime.exports.known_timeline(export, lease);
-        runtime.poller.end_once_arrived(self.timeline.clone(), far);
+        self.leave();
     }
 }

@@ -91,7 +91,9 @@ fn try_serve(served: &Served, unproved: Unproved, stream: TcpStream) -> Result<(
                 read_ring(served, runtime, export, &open, &mut control)?;
                 wait = IDLE;
             }
-            RemoteRequest::Acknowledge { .. } => return Err("the importer reads no ring".into()),
+            RemoteRequest::Acknowledge { .. } | RemoteRequest::Leave => {
+                return Err("the importer reads no ring".into());
+            }
         }
     }
     Ok(())
@@ -174,7 +176,9 @@ fn keep(lease: Lease, open: &RemoteOpen, control: &mut Control) -> Result<(), St
             RemoteRequest::Open(_) | RemoteRequest::Join(_) => {
                 return Err("the importer requested a second lease".into());
             }
-            RemoteRequest::Acknowledge { .. } => return Err("the importer reads no ring".into()),
+            RemoteRequest::Acknowledge { .. } | RemoteRequest::Leave => {
+                return Err("the importer reads no ring".into());
+            }
         }
     }
     drop(lease);

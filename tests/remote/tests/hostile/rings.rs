@@ -3,6 +3,7 @@
 use super::*;
 
 const NO_RING: &[u8] = &[2, 5];
+const LEAVE: &[u8] = &[5];
 
 fn join() -> Vec<u8> {
     [&[3], &OPEN[1..]].concat()
@@ -65,6 +66,20 @@ fn dismissed_reader_is_confirmed_nothing() {
 }
 
 #[test]
+fn reader_that_has_left_keeps_its_lease_and_blocks_no_writer() {
+    let (mut writer, address, descriptor) = writer();
+    let mut connection = joined(address, &descriptor);
+    writer.ask("publish r 2 60000");
+    assert_eq!([receive(&mut connection), receive(&mut connection)], [[5, 0], [5, 1]]);
+    connection.send(LEAVE, Some(Instant::now() + LONG)).unwrap();
+    assert_eq!(writer.ask("publish r 5 60000"), "5 published", "of two slots");
+    assert_eq!(ask(&mut connection, PING).unwrap(), PONG, "nothing is announced or confirmed any longer");
+    assert_eq!(writer.ask("holders r"), "7 x on 127.0.0.1", "its engine may still read");
+    connection.send(RELEASE, Some(Instant::now() + LONG)).unwrap();
+    eventually(&mut writer, "holders r", "");
+}
+
+#[test]
 fn export_that_is_no_ring_is_not_joined() {
     let (mut exporter, address, descriptor) = exporter_of_one();
     let mut connection = authenticated(address, &descriptor);
@@ -78,7 +93,7 @@ fn export_that_is_no_ring_is_not_joined() {
 #[test]
 fn reader_that_violates_the_protocol_leaves_the_ring() {
     let (mut writer, address, descriptor) = writer();
-    for violation in [OPEN, &join(), &acknowledge(0), &acknowledge(9), &[4], b"\xff"] {
+    for violation in [OPEN, &join(), &acknowledge(0), &acknowledge(9), &[4], &[5, 0], b"\xff"] {
         let mut connection = joined(address, &descriptor);
         let error = ask(&mut connection, violation).unwrap_err();
         assert!(is_closed(&error), "{violation:?}: {error}");
