@@ -28,6 +28,7 @@ use crate::bindings::{
     AgentConfig, MEMORY_DEVICE, MEMORY_HOST, MemoryList, MemoryType, OPERATION_READ, RawAgent,
     RegistrationList, Request, Status, THREAD_SYNC_STRICT, TransferList,
 };
+use crate::exit::{self, Call};
 use crate::library::NixlLibrary;
 use crate::library::status::SUCCESS;
 use crate::metadata::RegionMetadata;
@@ -90,6 +91,8 @@ impl NixlMemory {
 impl Agent {
     /// Starts an agent. UCX listens on network ports from now on.
     pub(crate) fn start(library: NixlLibrary) -> Result<Self, Unavailable> {
+        exit::watch();
+        let _call = Call::begin();
         let name = random_name()?;
         let config = AgentConfig {
             enable_prog_thread: true,
@@ -367,6 +370,7 @@ impl Drop for Agent {
     fn drop(&mut self) {
         // In a forked child, NIXL would wait for threads that do not exist.
         if self.check_process().is_ok() {
+            let _call = Call::begin();
             // SAFETY: each registration and each request has a reference to the agent, so there are none.
             unsafe { (self.library.api.destroy_agent)(self.raw.as_ptr()) };
         }

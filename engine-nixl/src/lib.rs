@@ -34,6 +34,7 @@
 mod agent;
 mod bindings;
 mod engine;
+mod exit;
 mod library;
 mod metadata;
 mod peers;

@@ -10,6 +10,7 @@ use device_ipc_core::{Result, VendorError};
 
 use super::{Agent, NixlMemory, Registration};
 use crate::bindings::Request;
+use crate::exit::Call;
 use crate::library::NixlLibrary;
 use crate::library::status::{IN_PROGRESS, INVALID_STATE};
 use crate::metadata::RegionMetadata;
@@ -127,6 +128,7 @@ impl Read {
         destinations: Vec<NixlMemory>,
         pieces: Pieces,
     ) -> Result<Self> {
+        let _call = Call::begin();
         // SAFETY: as the caller promised.
         let registered = unsafe { Registration::new(agent, destinations)? };
         let mut peers = agent.peers();
@@ -164,6 +166,7 @@ impl Read {
     /// Returns whether all bytes have arrived; after an error all requests are over, too.
     pub(crate) fn is_finished(&self) -> Result<bool> {
         self.agent.check_process()?;
+        let _call = Call::begin();
         let mut state = self.state();
         if let State::Running(running) = &mut *state {
             self.update(running);

@@ -7,6 +7,7 @@ use device_ipc_core::{Result, VendorError};
 
 use super::{Agent, List, NixlMemory, type_of};
 use crate::bindings::RegistrationList;
+use crate::exit::Call;
 use crate::library::NixlLibrary;
 use crate::metadata::RegionMetadata;
 
@@ -25,6 +26,7 @@ impl Registration {
     /// The memories stay allocated until the result is dropped.
     pub(crate) unsafe fn new(agent: &Arc<Agent>, memories: Vec<NixlMemory>) -> Result<Self> {
         agent.check_process()?;
+        let _call = Call::begin();
         let list = list_of(agent, &memories)?;
         // SAFETY: agent and list exist; the memory as the caller promised.
         let status = unsafe { (agent.library.api.register_mem)(agent.raw.as_ptr(), list.raw, null_mut()) };
@@ -34,6 +36,7 @@ impl Registration {
 
     /// Returns the metadata by which another process can pull from this memory, which is one range.
     pub(crate) fn metadata(&self) -> Result<RegionMetadata> {
+        let _call = Call::begin();
         let NixlMemory { memory_type, device, address, len } = self.memories[0];
         let mut metadata = RegionMetadata::new(memory_type, device, address, len);
         metadata.connection = self.agent.connection.clone();
@@ -59,6 +62,7 @@ impl Drop for Registration {
         if self.agent.check_process().is_err() {
             return;
         }
+        let _call = Call::begin();
         let deregistered = list_of(&self.agent, &self.memories).and_then(|list| {
             let agent = self.agent.raw.as_ptr();
             // SAFETY: agent and list exist, and the memory is registered.
