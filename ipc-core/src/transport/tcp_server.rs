@@ -43,7 +43,7 @@ struct State {
     is_closed: bool,
     /// The number of connections that are being served.
     connections: usize,
-    /// Those whose clients have not proved themselves, with their numbers, the oldest first.
+    /// The connections whose clients have not proved themselves, with their numbers, the oldest first.
     unproved: VecDeque<(u64, TcpStream)>,
 }
 

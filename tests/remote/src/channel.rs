@@ -58,7 +58,7 @@ struct ChannelEnd {
     stream: Stream,
     listener: Mutex<Option<Listener>>,
     channel: Mutex<Option<Arc<Channel>>>,
-    /// What is left of a channel without its receiver.
+    /// The sender and its channel, after the receiver has been dropped.
     sender: Mutex<Option<ChannelSender>>,
     received: Mutex<Option<Received>>,
 }
