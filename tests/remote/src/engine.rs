@@ -21,7 +21,7 @@ use device_ipc_core::{Error, Result, VendorError, VendorStatus};
 /// The registered bytes of this process.
 static REGISTERED: AtomicU64 = AtomicU64::new(0);
 
-/// The engine. Its process listens at [`own_address`](crate::own_address).
+/// The engine. Its process listens at its own address.
 #[derive(Debug)]
 pub struct SocketEngine {
     info: BackendInfo,
