@@ -38,6 +38,8 @@ struct Library {
     package: String,
     /// The name of the library in paths.
     name: String,
+    /// The packages that it depends on.
+    dependencies: Vec<String>,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -91,7 +93,10 @@ fn published_libraries(packages: &[Value]) -> Vec<Library> {
         };
         let library = targets.iter().find(is_library)?;
         let name = library["name"].as_str()?.replace('-', "_");
-        Some(Library { package: package["name"].as_str()?.to_owned(), name })
+        // Those of tests have another kind, and can be circular.
+        let needed = package["dependencies"].as_array()?.iter().filter(|needed| needed["kind"].is_null());
+        let dependencies = needed.filter_map(|needed| Some(needed["name"].as_str()?.to_owned())).collect();
+        Some(Library { package: package["name"].as_str()?.to_owned(), name, dependencies })
     });
     libraries.collect()
 }
@@ -101,15 +106,26 @@ fn document(libraries: &[Library]) -> Result<PathBuf> {
     // The pages are in a directory of their own: `cargo doc` with other features would replace them. Cargo keeps compiled
     // dependencies in the common directory (since 1.91; earlier, they are compiled once more).
     let directory = target_directory().join("public-api");
-    let mut command = cargo(["doc", "--quiet", "--no-deps", "--lib", "--all-features"]);
-    for library in libraries {
-        command.args(["-p", &library.package]);
+    let mut left: Vec<_> = libraries.iter().collect();
+    // rustdoc links an item of another library only if that has been documented, and Cargo does not wait for it.
+    while !left.is_empty() {
+        let is_left = |package: &String| left.iter().any(|library| library.package == *package);
+        let (later, now): (Vec<_>, Vec<_>) =
+            left.iter().copied().partition(|library| library.dependencies.iter().any(is_left));
+        if now.is_empty() {
+            bail!("the libraries depend on each other in a circle");
+        }
+        let mut command = cargo(["doc", "--quiet", "--no-deps", "--lib", "--all-features"]);
+        for library in now {
+            command.args(["-p", &library.package]);
+        }
+        command.arg("--target-dir").arg(&directory).env("CARGO_BUILD_BUILD_DIR", target_directory());
+        // Another step reports lints. The flag also distinguishes these pages from those of other calls of Cargo, so that Cargo
+        // writes them although it has written others.
+        command.env("RUSTDOCFLAGS", "-A rustdoc::all --crate-version public-api");
+        run_command(&mut command)?;
+        left = later;
     }
-    command.arg("--target-dir").arg(&directory).env("CARGO_BUILD_BUILD_DIR", target_directory());
-    // Another step reports lints. The flag also distinguishes these pages from those of other calls of Cargo, so that Cargo
-    // writes them although it has written others.
-    command.env("RUSTDOCFLAGS", "-A rustdoc::all --crate-version public-api");
-    run_command(&mut command)?;
     Ok(directory.join("doc"))
 }
 
