@@ -94,7 +94,8 @@ fn published_libraries(packages: &[Value]) -> Vec<Library> {
         let library = targets.iter().find(is_library)?;
         let name = library["name"].as_str()?.replace('-', "_");
         // Those of tests have another kind, and can be circular.
-        let needed = package["dependencies"].as_array()?.iter().filter(|needed| needed["kind"].is_null());
+        let needed = package["dependencies"].as_array().into_iter().flatten();
+        let needed = needed.filter(|needed| needed["kind"].is_null());
         let dependencies = needed.filter_map(|needed| Some(needed["name"].as_str()?.to_owned())).collect();
         Some(Library { package: package["name"].as_str()?.to_owned(), name, dependencies })
     });
