@@ -4,9 +4,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_test_process::Process;
 
-use crate::{
-    Host, Hosts, LOOPBACK, elsewhere, eventually, eventually_starts, resume, suspend, with_wrong_token,
-};
+use crate::{Host, Hosts, LOOPBACK, elsewhere, eventually, resume, suspend, with_wrong_token};
 
 /// Timeout of calls that are to succeed, in ms.
 pub(crate) const LONG_MS: u32 = 60_000;
@@ -79,10 +77,15 @@ impl Pair {
 
     /// Starts a pull on another thread of the importer; returns when the first bytes have arrived.
     pub(crate) fn begin(&mut self, length: usize, timeout: u32) -> String {
+        self.begin_request("open pulled", length, timeout)
+    }
+
+    /// Starts a request for a copy on another thread of the importer; returns when the first bytes have arrived.
+    fn begin_request(&mut self, request: &str, length: usize, timeout: u32) -> String {
         const FIRST_KIB: u64 = 4096;
         let descriptor = self.exporter.ask(&format!("share x {length} 1"));
         let before = number(&mut self.importer, "memory");
-        self.importer.ask(&format!("begin open pulled 1 {timeout} {descriptor}"));
+        self.importer.ask(&format!("begin {request} 1 {timeout} {descriptor}"));
         let deadline = Instant::now() + crate::LONG;
         while number(&mut self.importer, "memory") < before + FIRST_KIB {
             assert!(Instant::now() < deadline, "no bytes arrive: {}", self.importer.ask("end"));
@@ -193,9 +196,7 @@ pub fn pull_into_existing_memory_writes_the_tensors_alone(mut pair: Pair) {
 
 /// Existing memory is kept as long as the engine may write it, and returned to its owner after an error.
 pub fn memory_of_a_failed_pull_into_is_kept_as_long_as_it_is_written(mut pair: Pair) {
-    let descriptor = pair.exporter.ask(&format!("share x {MANY} 1"));
-    pair.importer.ask(&format!("begin into 1 {SHORT_MS} {descriptor}"));
-    eventually_starts(&mut pair.exporter, "holders x", &pair.importer.id().to_string());
+    let descriptor = pair.begin_request("into", MANY, SHORT_MS);
     suspend(&pair.exporter);
     let answer = pair.importer.ask("end");
     assert!(answer.starts_with("Timeout of InPull") && answer.ends_with("the set is kept"), "{answer}");

@@ -141,21 +141,10 @@ fn repaired(mut bytes: Vec<u8>) -> String {
 /// Asks a process until it answers as expected.
 #[track_caller]
 pub fn eventually(process: &mut Process, request: &str, expected: &str) {
-    ask_until(process, request, expected, |answer| answer == expected);
-}
-
-/// Asks a process until its answer begins with these characters.
-#[track_caller]
-pub fn eventually_starts(process: &mut Process, request: &str, expected: &str) {
-    ask_until(process, request, expected, |answer| answer.starts_with(expected));
-}
-
-#[track_caller]
-fn ask_until(process: &mut Process, request: &str, expected: &str, is_it: impl Fn(&str) -> bool) {
     let deadline = Instant::now() + LONG;
     loop {
         let answer = process.ask(request);
-        if is_it(&answer) {
+        if answer == expected {
             return;
         }
         assert!(Instant::now() < deadline, "{request} remains {answer:?}, not {expected:?}");
