@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
-    listen, recvmsg, sendmsg, socket_with,
+    listen, recvmsg, sendmsg, socket_with, sockopt::socket_peercred,
 };
 
 use crate::forged::Forged;
@@ -210,9 +210,12 @@ impl FakeServer {
         Connection { socket }
     }
 
-    /// Returns whether a process has connected.
-    pub fn is_visited(&self) -> bool {
-        readable(&self.socket, Duration::ZERO)
+    /// Returns whether this process is among those that have connected. A process that lists exports connects too.
+    pub fn is_visited_by(&self, process: u32) -> bool {
+        std::iter::from_fn(|| readable(&self.socket, Duration::ZERO).then(|| self.accept())).any(|visit| {
+            let peer = socket_peercred(&visit.socket).expect("the kernel knows it");
+            peer.pid.as_raw_nonzero().get() as u32 == process
+        })
     }
 }
 

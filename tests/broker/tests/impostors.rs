@@ -162,8 +162,9 @@ fn process_at_a_dead_exporters_address_is_not_asked() {
     exporter.kill();
     let forged = Forged::of(&descriptor);
     let server = FakeServer::at(forged.address());
-    agent!(PINNING).fails(&format!("open x {descriptor}"), "ExporterGone");
-    assert!(!server.is_visited(), "it is known to be dead without asking");
+    let mut importer = agent!(PINNING);
+    importer.fails(&format!("open x {descriptor}"), "ExporterGone");
+    assert!(!server.is_visited_by(importer.id()), "it is known to be dead without asking");
 }
 
 #[test]
