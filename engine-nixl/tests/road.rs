@@ -1,12 +1,13 @@
-//! Copies between hosts with the real NIXL, over TCP on the loopback interface.
+//! Copies between hosts with the real NIXL, over TCP on the loopback interface, or over the transports in `UCX_TLS`.
+//!
+//! The memory is that of the mock, or of GPUs with `DEVICE_IPC_BACKEND=cuda` and, for example, `UCX_TLS=tcp,cuda_copy`. With a
+//! transport that does not need the exporter's process (`cuda_ipc`), a copy has ended before the process that is to be killed
+//! or suspended: `run.sh` of a bundle skips these cases.
 //!
 //! The tests are skipped if no NIXL is installed, unless `DEVICE_IPC_NIXL` names one; `cargo xtask nixl` provides it.
 
-use std::env;
-use std::sync::Arc;
+mod nixl;
 
-use device_ipc_core::backend::engine::TransferEngine;
-use device_ipc_nixl::{LIBRARY_VARIABLE, NixlEngine};
 use device_ipc_remote_tests::{RingShape, cases};
 use device_ipc_test_process::Process;
 
@@ -16,45 +17,27 @@ const LENGTHS: [usize; 6] = [1, 64, 4096, 1_000_003, 64 << 20, 256 << 20];
 /// A ring of few slots, one of a single slot, and one whose slots take a while.
 const RINGS: [RingShape; 3] = [(3, 8192, 300), (1, 256, 200), (2, 3 << 20, 20)];
 
-/// UCX on the loopback interface, by TCP alone. NIXL logs the errors that the tests provoke.
-const ENVIRONMENT: [(&str, &str); 3] =
-    [("UCX_TLS", "tcp"), ("UCX_NET_DEVICES", "lo"), ("NIXL_LOG_LEVEL", "FATAL")];
-
-fn engine() -> Result<Arc<dyn TransferEngine>, String> {
-    match NixlEngine::load() {
-        Ok(engine) => Ok(Arc::new(engine)),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
 #[test]
 #[ignore = "a process of the other tests"]
 fn exporter() {
-    device_ipc_remote_tests::exporter(engine);
+    device_ipc_remote_tests::exporter(nixl::engine);
 }
 
 #[test]
 #[ignore = "a process of the other tests"]
 fn importer() {
-    device_ipc_remote_tests::importer(engine);
+    device_ipc_remote_tests::importer(nixl::engine);
 }
 
 #[test]
 #[ignore = "a process of the other tests"]
 fn channel_end() {
-    device_ipc_remote_tests::channel_end(engine);
+    device_ipc_remote_tests::channel_end(nixl::engine);
 }
 
-/// Starts a process, unless no NIXL is installed; prints the reason then.
 fn start(role: &str, arguments: &str) -> Option<Process> {
-    let mut process = Process::of_test(&format!("{}::{role}", module_path!()), &ENVIRONMENT);
-    let loaded = process.ask(&format!("load {arguments}"));
-    if loaded.starts_with("library not found") && env::var_os(LIBRARY_VARIABLE).is_none() {
-        eprintln!("skipped: {loaded}; `cargo xtask nixl` downloads it");
-        return None;
-    }
-    assert!(loaded.starts_with("loaded"), "{loaded}");
-    Some(process)
+    let path = format!("{}::{role}", module_path!());
+    nixl::loaded(Process::of_test(&path, &nixl::environment("lo")), arguments)
 }
 
 cases! {

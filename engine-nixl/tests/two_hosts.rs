@@ -3,50 +3,29 @@
 //! The tests are skipped if no NIXL is installed, unless `DEVICE_IPC_NIXL` names one (`cargo xtask nixl` provides it), and where
 //! the system does not permit namespaces.
 
-use std::env;
-use std::sync::Arc;
+mod nixl;
 
-use device_ipc_core::backend::engine::TransferEngine;
-use device_ipc_nixl::{LIBRARY_VARIABLE, NixlEngine};
 use device_ipc_remote_tests::{Conditions, DEVICE, Place, cases, steps};
 use device_ipc_test_process::Process;
 
 /// The smallest region, a tensor, pages, some of many packets, and the memory of the mock's device, 1 GiB with the bytes around it.
 const LENGTHS: [usize; 7] = [1, 64, 4096, 1_000_003, 64 << 20, 256 << 20, (1 << 30) - 8192];
 
-/// UCX on the network between the hosts, by TCP alone. NIXL logs the errors that the tests provoke.
-const ENVIRONMENT: [(&str, &str); 3] =
-    [("UCX_TLS", "tcp"), ("UCX_NET_DEVICES", DEVICE), ("NIXL_LOG_LEVEL", "FATAL")];
-
-fn engine() -> Result<Arc<dyn TransferEngine>, String> {
-    match NixlEngine::load() {
-        Ok(engine) => Ok(Arc::new(engine)),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
 #[test]
 #[ignore = "a process of the other tests"]
 fn exporter() {
-    device_ipc_remote_tests::exporter(engine);
+    device_ipc_remote_tests::exporter(nixl::engine);
 }
 
 #[test]
 #[ignore = "a process of the other tests"]
 fn importer() {
-    device_ipc_remote_tests::importer(engine);
+    device_ipc_remote_tests::importer(nixl::engine);
 }
 
-/// Starts a process, unless no NIXL is installed; prints the reason then.
 fn start(conditions: &Conditions<'_>, role: &str, arguments: &str) -> Option<Process> {
-    let mut process = conditions.process(&format!("{}::{role}", module_path!()), &ENVIRONMENT);
-    let loaded = process.ask(&format!("load {arguments}"));
-    if loaded.starts_with("library not found") && env::var_os(LIBRARY_VARIABLE).is_none() {
-        eprintln!("skipped: {loaded}; `cargo xtask nixl` downloads it");
-        return None;
-    }
-    assert!(loaded.starts_with("loaded"), "{loaded}");
-    Some(process)
+    let path = format!("{}::{role}", module_path!());
+    nixl::loaded(conditions.process(&path, &nixl::environment(DEVICE)), arguments)
 }
 
 cases! {

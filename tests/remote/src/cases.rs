@@ -82,12 +82,10 @@ impl Pair {
 
     /// Starts a request for a copy on another thread of the importer; returns when the first bytes have arrived.
     fn begin_request(&mut self, request: &str, length: usize, timeout: u32) -> String {
-        const FIRST_KIB: u64 = 4096;
         let descriptor = self.exporter.ask(&format!("share x {length} 1"));
-        let before = number(&mut self.importer, "memory");
         self.importer.ask(&format!("begin {request} 1 {timeout} {descriptor}"));
         let deadline = Instant::now() + crate::LONG;
-        while number(&mut self.importer, "memory") < before + FIRST_KIB {
+        while self.importer.ask("arriving") != "true" {
             assert!(Instant::now() < deadline, "no bytes arrive: {}", self.importer.ask("end"));
         }
         descriptor

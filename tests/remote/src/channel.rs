@@ -6,13 +6,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use device_ipc_core::{
-    Channel, ChannelSender, Ipc, Key, Listener, Message, Received, Remote, Result, Stream, counters,
+    Channel, ChannelSender, Ipc, Key, Listener, Message, Received, Result, Stream, counters,
 };
-use device_ipc_mock::MockBackend;
 use device_ipc_test_process::serve;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::{LONG, Load, MACHINE, argument, contents, open_files, report, resident_memory};
+use crate::backend::{on_backend, remote};
+use crate::{LONG, Load, argument, contents, open_files, report, resident_memory};
 
 /// Listens, connects, sends and receives as the test requests, line by line.
 pub fn channel_end(load: Load) {
@@ -64,15 +64,11 @@ struct ChannelEnd {
 }
 
 fn start(load: Load) -> Result<ChannelEnd, String> {
-    let engine = load()?;
-    let backend = MockBackend::from_spec(MACHINE).expect("a valid machine");
-    let start = || {
-        let ipc = Ipc::builder().remote(Remote::new(engine).listen("127.0.0.1")?).with_backend(backend);
-        let stream = ipc.create_stream(0)?;
-        let (listener, channel, sender, received) = Default::default();
-        Ok(ChannelEnd { ipc, stream, listener, channel, sender, received })
-    };
-    start().map_err(|error| report(&error))
+    let remote = remote(load)?.listen("127.0.0.1").map_err(|error| report(&error))?;
+    let ipc = on_backend(Ipc::builder().remote(remote))?;
+    let stream = ipc.create_stream(0).map_err(|error| report(&error))?;
+    let (listener, channel, sender, received) = Default::default();
+    Ok(ChannelEnd { ipc, stream, listener, channel, sender, received })
 }
 
 impl ChannelEnd {

@@ -4,13 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::{Dtype, Export, HolderPolicy, Ipc, Remote, Result, Ring, Stream, TensorLayout};
-use device_ipc_mock::MockBackend;
+use device_ipc_core::{Dtype, Export, HolderPolicy, Ipc, Result, Ring, Stream, TensorLayout};
 use device_ipc_test_process::serve;
 
-use crate::{
-    Load, MACHINE, SocketEngine, argument, contents, open_files, own_address, report, resident_memory,
-};
+use crate::backend::{on_backend, remote};
+use crate::{Load, SocketEngine, argument, contents, open_files, own_address, report, resident_memory};
 
 /// Shares memory as the test requests, line by line.
 pub fn exporter(load: Load) {
@@ -43,17 +41,14 @@ struct Exporter {
 
 /// Listens, or does not with the argument `deaf`.
 fn start(load: Load, words: &[&str]) -> Result<Exporter, String> {
-    let engine = load()?;
-    let backend = MockBackend::from_spec(MACHINE).expect("a valid machine");
-    let start = || {
-        let remote = Remote::new(engine);
-        let remote = if words == ["deaf"] { remote } else { remote.listen(&own_address())? };
-        let address = remote.address();
-        let ipc = Ipc::builder().remote(remote).with_backend(backend);
-        let stream = ipc.create_stream(0)?;
-        Ok(Exporter { ipc, address, stream, exports: HashMap::new(), rings: HashMap::new() })
-    };
-    start().map_err(|error| report(&error))
+    let mut remote = remote(load)?;
+    if words != ["deaf"] {
+        remote = remote.listen(&own_address()).map_err(|error| report(&error))?;
+    }
+    let address = remote.address();
+    let ipc = on_backend(Ipc::builder().remote(remote))?;
+    let stream = ipc.create_stream(0).map_err(|error| report(&error))?;
+    Ok(Exporter { ipc, address, stream, exports: HashMap::new(), rings: HashMap::new() })
 }
 
 impl Exporter {

@@ -7,18 +7,18 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use device_ipc_core::{
-    Buffer, CopyProgress, Descriptor, Dtype, Error, Ipc, Mapping, Remote, Result, RingReader, Stream,
-    TensorLayout,
+    Buffer, CopyProgress, Descriptor, Dtype, Error, Ipc, Mapping, Result, RingReader, Stream, TensorLayout,
 };
-use device_ipc_mock::MockBackend;
 use device_ipc_test_process::serve;
 
-use crate::{Load, MACHINE, argument, contents, open_files, report, resident_memory};
+use crate::backend::{begun_transfers, is_mock, on_backend, remote};
+use crate::{Load, argument, contents, open_files, report, resident_memory};
 
 /// Copies memory as the test requests, line by line.
 pub fn importer(load: Load) {
     let mut state = None;
     let mut running: Option<JoinHandle<String>> = None;
+    let mut before = Arrived::default();
     serve(|request, words| {
         let words: Vec<_> = words.split(' ').map(str::to_owned).collect();
         match request {
@@ -34,13 +34,35 @@ pub fn importer(load: Load) {
             // Starts a request on another thread; `end` returns its answer.
             "begin" => {
                 let state = Arc::clone(state.as_ref().expect("load comes first"));
+                before = Arrived::now();
                 running = Some(std::thread::spawn(move || state.answer(&words[0], &words[1..])));
                 "begun".into()
             }
+            // Whether the bytes of the request have begun to arrive.
+            "arriving" => Arrived::now().is_after(&before).to_string(),
             "end" => running.take().expect("begin comes first").join().expect("no panic"),
             _ => state.as_ref().expect("load comes first").answer(request, &words),
         }
     });
+}
+
+/// The bytes that have arrived in a process, as far as they are known.
+#[derive(Default)]
+struct Arrived {
+    transfers: u64,
+    resident: u64,
+}
+
+impl Arrived {
+    fn now() -> Self {
+        Self { transfers: begun_transfers(), resident: resident_memory() }
+    }
+
+    /// Returns whether a transfer has begun between the two, and, on the mock, the first bytes of it have arrived.
+    fn is_after(&self, before: &Self) -> bool {
+        const FIRST_KIB: u64 = 4096;
+        self.transfers > before.transfers && (!is_mock() || self.resident >= before.resident + FIRST_KIB)
+    }
 }
 
 struct Importer {
@@ -58,12 +80,11 @@ const AROUND: usize = 4096;
 
 /// With the argument `without`, no engine.
 fn start(load: Load, words: &str) -> Result<Importer, String> {
-    let engine = load()?;
-    let backend = MockBackend::from_spec(MACHINE).expect("a valid machine");
-    let ipc = match words {
-        "without" => Ipc::with_backend(backend),
-        _ => Ipc::builder().remote(Remote::new(engine)).with_backend(backend),
+    let builder = match words {
+        "without" => Ipc::builder(),
+        _ => Ipc::builder().remote(remote(load)?),
     };
+    let ipc = on_backend(builder)?;
     let stream = ipc.create_stream(0).map_err(|error| report(&error))?;
     let (last, readers, is_writer_gone) = Default::default();
     Ok(Importer { ipc, stream, last, readers, is_writer_gone })
@@ -195,6 +216,11 @@ impl Importer {
         let descriptor: Descriptor = argument(words, 2);
         let length = descriptor.len() as usize;
         let buffer = Arc::new(self.ipc.allocate(0, (length + 2 * AROUND) as u64)?);
+        if !is_mock() {
+            // New memory of the mock is zero, and not resident before it is written.
+            buffer.view_mut::<u8>(&self.stream)?.copy_from(&vec![0; length + 2 * AROUND])?;
+            self.stream.synchronize()?;
+        }
         *self.last.lock().expect("no panic") = Arc::downgrade(&buffer);
         let mut set = self.ipc.tensors();
         let memory = set.memory(Arc::clone(&buffer));
@@ -212,7 +238,6 @@ impl Importer {
             };
         }
         let found = buffer.view::<u8>(&self.stream)?.to_vec()?;
-        // The mock's new memory is zero, and not resident before it is written.
         let expected = [vec![0; AROUND], contents(length, seed), vec![0; AROUND]].concat();
         let is_right = if found == expected { "right" } else { "wrong" };
         Ok(format!("{length} B {is_right}"))

@@ -3,7 +3,10 @@
 //! The two hosts are two network namespaces ([`Hosts`]), or two processes of one host. These copy although they could open the
 //! memory, or their descriptor names another host ([`elsewhere`]). A test program has two ignored tests that run [`exporter`] and
 //! [`importer`] with its engine.
+//!
+//! The processes use the mock, or the backend that `DEVICE_IPC_BACKEND` names: `cuda`, on a GPU or on the simulated driver.
 
+mod backend;
 mod cases;
 mod channel;
 mod channel_cases;
@@ -42,9 +45,6 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Creates the engine of a process, or returns why there is none.
 pub type Load = fn() -> Result<Arc<dyn TransferEngine>, String>;
-
-/// The specification of the mock's machine, whose memory an exporter can revoke.
-const MACHINE: &str = "devices=1;lifetime=revoking";
 
 /// The variable with the address of a process's host, if that is not the loopback interface.
 const ADDRESS_VARIABLE: &str = "DEVICE_IPC_TEST_ADDRESS";

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use crate::nixl;
 use crate::workspace::{cargo, metadata, output, root};
 use artifact::Artifact;
 
@@ -31,22 +32,31 @@ const SCRIPT: &str = include_str!("run.sh");
 /// The start of the second line of the script, which identifies a bundle.
 const SCRIPT_MARK: &str = "# Runs a bundle of device-ipc";
 
+/// Programs of a bundle that only copies over the network.
+const REMOTE_PROGRAMS: [&str; 2] = [PROGRAM, "device-ipc-bench"];
+
 /// Collect stripped programs and test executables, with a script that runs them on a machine without Rust
 #[derive(Args)]
 pub(crate) struct Options {
     /// Output directory; default: bundle in the target directory
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Only what copies over the network, with NIXL for CUDA 13, in less than 64 MiB
+    #[arg(long)]
+    remote: bool,
 }
 
 /// Packages whose tests use a device. Tests of the others require cargo or run without a device.
 const TESTS_OF: [&str; 4] = ["device-ipc", "device-ipc-broker-tests", "device-ipc-cli", "device-ipc-cuda"];
+/// The package whose tests need NIXL.
+const REMOTE_TESTS_OF: [&str; 1] = ["device-ipc-nixl"];
 
 /// Returns whether a test of these packages does not use a device, by its name in the bundle.
 fn needs_no_device(name: &str) -> bool {
     const OF_THE_BROKER: [&str; 6] = ["kill", "namespaces", "recycling", "rings", "staged", "timelines"];
     match name.split_once("--") {
         Some(("device-ipc-broker-tests", test)) => !OF_THE_BROKER.contains(&test),
+        Some(("device-ipc-nixl", test)) => test != "road",
         Some(("device-ipc-cli", test)) => !["cuda", "program"].contains(&test),
         Some((_, test)) => ["counts", "examples", "snippets", "unit"].contains(&test),
         None => false,
@@ -62,7 +72,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let out = options.out.clone().unwrap_or_else(|| Path::new(target).join("bundle"));
 
     let mut arguments = vec!["test", "--no-run"];
-    arguments.extend(TESTS_OF.iter().flat_map(|package| ["--package", package]));
+    let tests_of = if options.remote { &REMOTE_TESTS_OF[..] } else { &TESTS_OF };
+    arguments.extend(tests_of.iter().flat_map(|package| ["--package", package]));
     let tests = build(&arguments)?;
     let mut tests = artifact::tests(&tests, &packages)?;
     tests.retain(|test| !needs_no_device(&test.name));
@@ -70,7 +81,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let program = |(package, name): &(&str, &str)| {
         artifact::program(&build(&["build", "--package", package, "--bin", name])?, name)
     };
-    let mut files: Vec<Artifact> = PROGRAMS.iter().map(program).collect::<Result<_>>()?;
+    let is_wanted = |(_, name): &&(&str, &str)| !options.remote || REMOTE_PROGRAMS.contains(name);
+    let mut files: Vec<Artifact> = PROGRAMS.iter().filter(is_wanted).map(program).collect::<Result<_>>()?;
     files.extend(tests);
     prepare_directory(&out)?;
     let mut sizes = Vec::new();
@@ -79,6 +91,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let bytes = fs::copy(&file.executable, &to)
             .with_context(|| format!("cannot copy {} to {}", file.executable.display(), to.display()))?;
         sizes.push((file.name.clone(), bytes));
+    }
+    if options.remote {
+        sizes.push((nixl::ARCHIVE.into(), nixl::archive(&out.join(nixl::ARCHIVE))?));
     }
     let script = out.join("run.sh");
     fs::write(&script, SCRIPT).with_context(|| format!("cannot write {}", script.display()))?;
@@ -111,7 +126,7 @@ fn prepare_directory(out: &Path) -> Result<()> {
     }
     for name in names {
         let name = name.to_string_lossy();
-        if PROGRAMS.iter().any(|(_, program)| name == *program) || name.contains("--") {
+        if PROGRAMS.iter().any(|(_, program)| name == *program) || name.contains("--") || name == nixl::ARCHIVE {
             fs::remove_file(out.join(&*name))
                 .with_context(|| format!("cannot remove {name} of the older bundle"))?;
         }

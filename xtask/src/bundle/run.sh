@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Runs a bundle of device-ipc: the program, then every test executable in the directory of this script.
-# Requires bash and coreutils; uses nvidia-smi if it is installed.
+# Requires bash and coreutils, and python3 for a bundle with NIXL; uses nvidia-smi if it is installed.
 set -uo pipefail
 
 usage() {
     cat <<'END'
-usage: run.sh [--log FILE] [--only PATTERN] [--backend NAME] [--timeout SECONDS]
+usage: run.sh [--log FILE] [--logs DIR] [--only PATTERN] [--backend NAME] [--timeout SECONDS]
 
   --log FILE         also write the output to this file
+  --logs DIR         also write the output of each step to a file in this directory
   --only PATTERN     run only steps whose name contains this shell pattern
   --backend NAME     set DEVICE_IPC_BACKEND=NAME
   --timeout SECONDS  timeout of each step (default: 300)
@@ -23,16 +24,18 @@ usage_error() {
 }
 
 log=
+logs=
 only=
 limit=300
 while [[ $# -gt 0 ]]; do
     case $1 in
         --help | -h) usage; exit 0 ;;
-        --log | --only | --backend | --timeout) [[ $# -ge 2 ]] || usage_error "$1 requires a value" ;;
+        --log | --logs | --only | --backend | --timeout) [[ $# -ge 2 ]] || usage_error "$1 requires a value" ;;
         *) usage_error "unknown argument: $1" ;;
     esac
     case $1 in
         --log) log=$2 ;;
+        --logs) logs=$2 ;;
         --only) only=$2 ;;
         --backend) export DEVICE_IPC_BACKEND=$2 ;;
         --timeout) limit=$2 ;;
@@ -57,6 +60,9 @@ if [[ -n $log ]]; then
 else
     log=$scratch/log
 fi
+if [[ -n $logs ]]; then
+    mkdir -p -- "$logs" && logs=$(cd -- "$logs" && pwd) || usage_error "cannot write to $logs"
+fi
 say() { printf '%s\n' "$@" | tee -a -- "$log"; }
 
 names=()
@@ -76,6 +82,7 @@ step() {
     (cd -- "$scratch/work" && timeout --kill-after=10 "$limit" "$@") > "$scratch/output" 2>&1 < /dev/null
     code=$?
     tee -a -- "$log" < "$scratch/output"
+    [[ -z $logs ]] || cp -- "$scratch/output" "$logs/$name.log"
     rm -rf -- "$scratch/work"
     names+=("$name")
     results+=("$code")
@@ -105,11 +112,11 @@ if [[ $devices -ge 2 ]]; then
 fi
 conformance=device-ipc-cuda--conformance
 # The suite prints passed and skipped cases with reasons, which is shown even on success.
-step "$conformance" env RUST_TEST_NOCAPTURE=1 "$here/$conformance"
+[[ ! -x $here/$conformance ]] || step "$conformance" env RUST_TEST_NOCAPTURE=1 "$here/$conformance"
 for test in "$here"/*--*; do
     name=$(basename -- "$test")
     case $name in
-        "$conformance") ;;
+        "$conformance" | device-ipc-nixl--*) ;;
         device-ipc-broker-tests--*)
             # On the real driver, where each process takes seconds to start.
             [[ $devices -eq 0 ]] || step "$name" env DEVICE_IPC_CUDA_LIBRARY=libcuda.so.1 \
@@ -120,10 +127,63 @@ for test in "$here"/*--*; do
         *) [[ ! -x $test ]] || step "$name" "$test" ;;
     esac
 done
-if [[ $devices -ge 1 ]]; then
+if [[ $devices -ge 1 && -x $here/cuda-probes ]]; then
     # Shortened; by default the program takes several minutes per row.
     step device-ipc-soak "$here/device-ipc-soak" --rounds 2000 --kill-every 1000
     step cuda-probes "$here/cuda-probes" libcuda.so.1
+fi
+
+
+# Prints the folder of the CUDA runtime that UCX's modules for CUDA need.
+cuda_runtime() {
+    local folder
+    while read -r folder; do
+        [[ ! -e $folder/libcudart.so.13 ]] || { echo "$folder"; return; }
+    done < <(
+        python3 -c 'import glob, sys
+for path in sys.path: print(*glob.glob(path + "/nvidia/*/lib"), sep="\n")'
+        printf '%s\n' /usr/local/cuda*/lib64 /usr/local/cuda*/targets/*/lib
+    )
+}
+
+# Copies over the network: two processes of this host, which do not open each other's memory. Each step has a short time limit.
+if [[ -f $here/nixl.zip ]]; then
+    python3 -m zipfile -e "$here/nixl.zip" "$scratch/nixl" || exit 2
+    export DEVICE_IPC_NIXL="$scratch/nixl/.nixl_cu13.mesonpy.libs/libnixl_capi.so"
+    export UCX_NET_DEVICES=lo
+    runtime=$(cuda_runtime)
+    say "" "libcudart.so.13: ${runtime:-not found; UCX then takes memory of CUDA for host memory}"
+    [[ -z $runtime ]] || export LD_LIBRARY_PATH="$runtime${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+    for module in libucm_cuda libuct_cuda; do
+        say "$module.so: $(ldd "$scratch/nixl/nixl_cu13.libs/ucx/$module.so.0.0.0" 2>&1 | grep -E 'cuda|nvidia|not found' | tr -s '\t\n ' ' ')"
+    done
+    backend=${DEVICE_IPC_BACKEND:-$([[ $devices -eq 0 ]] && echo mock || echo cuda)}
+    road=$here/device-ipc-nixl--road
+    case_of() { limit=$1 step "$2" env RUST_TEST_THREADS=4 DEVICE_IPC_BACKEND="$3" UCX_TLS="$4" "$road" "${@:5}"; }
+    # Whether NIXL runs here at all, with host memory.
+    case_of 60 nixl-host-memory mock tcp state_dict_is_pulled pull_into_existing
+    # The logs of NIXL and UCX show the reason if memory of the backend cannot be registered or copied.
+    NIXL_LOG_LEVEL=DEBUG UCX_LOG_LEVEL=info \
+        case_of 60 nixl-log "$backend" tcp,cuda_copy memory_of_another_host_is_pulled --nocapture
+    case_of 240 nixl-tcp "$backend" tcp,cuda_copy
+    # A copy by cuda_ipc does not need the exporter's process, and has ended before the test kills or suspends a process.
+    case_of 120 nixl-cuda-ipc "$backend" tcp,cuda_copy,cuda_ipc --skip killed --skip suspended --skip silent \
+        --skip dropped_export_is_kept --skip failed_pull --skip in_a_copy --skip leave
+    for transports in tcp,cuda_copy tcp,cuda_copy,cuda_ipc; do
+        # shellcheck disable=SC2016 # the inner shell expands
+        UCX_TLS=$transports limit=60 step "nixl-program-$transports" bash -c '
+            "$DEVICE_IPC_BIN" send --backend "$0" --remote 127.0.0.1 --file w.ipc --receivers 1 --value 3 > sent 2>&1 &
+            sender=$!
+            until [[ -s w.ipc ]]; do kill -0 $sender || { cat sent; exit 1; }; sleep 0.1; done
+            "$DEVICE_IPC_BIN" recv --backend "$0" --file w.ipc --pull=always > received 2>&1
+            code=$?
+            [[ $code -eq 0 ]] || kill $sender
+            wait $sender
+            cat sent received
+            [[ $code -eq 0 ]] && grep -q "(a copy" received && grep -q "mean=3.0" received' "$backend"
+        UCX_TLS=$transports limit=120 step "nixl-bench-$transports" "$here/device-ipc-bench" --backend "$backend" \
+            --row pull --rounds 10
+    done
 fi
 
 if [[ ${#names[@]} -eq 0 ]]; then
