@@ -39,7 +39,7 @@ EXPORTER = """
 def nixl() -> "dict[str, str]":
     """Returns the environment of processes with NIXL: by TCP alone, and on the loopback interface alone."""
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    downloaded = sorted(target.glob("nixl-*/.nixl_cu12.mesonpy.libs/libnixl_capi.so"))
+    downloaded = sorted(target.glob("nixl-*/.nixl_cu1[23].mesonpy.libs/libnixl_capi.so"))
     library = os.environ.get("DEVICE_IPC_NIXL") or (str(downloaded[-1]) if downloaded else None)
     if library is None:
         pytest.skip(f"there is no NIXL in {target}; `cargo xtask nixl` downloads it")

@@ -126,7 +126,10 @@ fn prepare_directory(out: &Path) -> Result<()> {
     }
     for name in names {
         let name = name.to_string_lossy();
-        if PROGRAMS.iter().any(|(_, program)| name == *program) || name.contains("--") || name == nixl::ARCHIVE {
+        if PROGRAMS.iter().any(|(_, program)| name == *program)
+            || name.contains("--")
+            || name == nixl::ARCHIVE
+        {
             fs::remove_file(out.join(&*name))
                 .with_context(|| format!("cannot remove {name} of the older bundle"))?;
         }

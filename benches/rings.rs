@@ -3,7 +3,7 @@
 //! All are measured between two processes of one host, in turn, by TCP on the loopback interface:
 //!
 //! ```console
-//! UCX_TLS=tcp UCX_NET_DEVICES=lo DEVICE_IPC_NIXL=.../libnixl_capi.so cargo bench -p device-ipc-nixl --bench rings
+//! UCX_TLS=tcp UCX_NET_DEVICES=lo DEVICE_IPC_NIXL=.../libnixl_capi.so cargo bench -p device-ipc-bench --bench rings
 //! ```
 
 #![allow(unsafe_code, reason = "bare reads by NIXL, beside those of the library")]
@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use device_ipc_core::backend::engine::{
+use device_ipc::backend::engine::{
     MemorySpace, Piece, PullRequest, Transfer, TransferEngine, TransferMemory,
 };
-use device_ipc_core::{Descriptor, Ipc, Remote, Ring, RingReader};
-use device_ipc_mock::MockBackend;
-use device_ipc_nixl::NixlEngine;
+use device_ipc::mock::MockBackend;
+use device_ipc::nixl::NixlEngine;
+use device_ipc::{Descriptor, Ipc, Remote, Ring, RingReader};
 use device_ipc_test_process::{Process, hex, serve, unhex};
 use rustix::time::{ClockId, clock_gettime};
 
