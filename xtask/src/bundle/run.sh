@@ -163,7 +163,7 @@ if [[ -f $here/nixl.zip ]]; then
     # Whether NIXL runs here at all, with host memory.
     case_of 60 nixl-host-memory mock tcp state_dict_is_pulled pull_into_existing
     # The logs of NIXL and UCX show the reason if memory of the backend cannot be registered or copied.
-    NIXL_LOG_LEVEL=DEBUG UCX_LOG_LEVEL=info \
+    NIXL_LOG_LEVEL=DEBUG UCX_LOG_LEVEL=info UCX_LOG_FILE=stderr \
         case_of 60 nixl-log "$backend" tcp,cuda_copy memory_of_another_host_is_pulled --nocapture
     case_of 240 nixl-tcp "$backend" tcp,cuda_copy
     # A copy by cuda_ipc does not need the exporter's process, and has ended before the test kills or suspends a process.
