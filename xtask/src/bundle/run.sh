@@ -150,7 +150,8 @@ for path in sys.path: print(*glob.glob(path + "/nvidia/*/lib"), sep="\n")'
 if [[ -f $here/nixl.zip ]]; then
     python3 -m zipfile -e "$here/nixl.zip" "$scratch/nixl" || exit 2
     export DEVICE_IPC_NIXL="$scratch/nixl/.nixl_cu13.mesonpy.libs/libnixl_capi.so"
-    export UCX_NET_DEVICES=lo
+    # By default UCX logs to the standard output, where processes exchange lines.
+    export UCX_NET_DEVICES=lo UCX_LOG_FILE=stderr
     runtime=$(cuda_runtime)
     say "" "libcudart.so.13: ${runtime:-not found; UCX then takes memory of CUDA for host memory}"
     [[ -z $runtime ]] || export LD_LIBRARY_PATH="$runtime${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
@@ -163,7 +164,7 @@ if [[ -f $here/nixl.zip ]]; then
     # Whether NIXL runs here at all, with host memory.
     case_of 60 nixl-host-memory mock tcp state_dict_is_pulled pull_into_existing
     # The logs of NIXL and UCX show the reason if memory of the backend cannot be registered or copied.
-    NIXL_LOG_LEVEL=DEBUG UCX_LOG_LEVEL=info UCX_LOG_FILE=stderr \
+    NIXL_LOG_LEVEL=DEBUG UCX_LOG_LEVEL=info \
         case_of 60 nixl-log "$backend" tcp,cuda_copy memory_of_another_host_is_pulled --nocapture
     case_of 240 nixl-tcp "$backend" tcp,cuda_copy
     # A copy by cuda_ipc does not need the exporter's process, and has ended before the test kills or suspends a process.
@@ -182,7 +183,7 @@ if [[ -f $here/nixl.zip ]]; then
             cat sent received
             [[ $code -eq 0 ]] && grep -q "(a copy" received && grep -q "mean=3.0" received' "$backend"
         UCX_TLS=$transports limit=120 step "nixl-bench-$transports" "$here/device-ipc-bench" --backend "$backend" \
-            --row pull --rounds 10
+            --row pull --rounds 5
     done
 fi
 
