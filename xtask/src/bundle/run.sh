@@ -153,7 +153,7 @@ if [[ -f $here/nixl.zip ]]; then
     # By default UCX logs to the standard output, where processes exchange lines.
     export UCX_NET_DEVICES=lo UCX_LOG_FILE=stderr
     runtime=$(cuda_runtime)
-    say "" "libcudart.so.13: ${runtime:-not found; UCX then takes memory of CUDA for host memory}"
+    say "" "libcudart.so.13: ${runtime:-not found; UCX does not recognise memory of CUDA without it}"
     [[ -z $runtime ]] || export LD_LIBRARY_PATH="$runtime${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
     for module in libucm_cuda libuct_cuda; do
         say "$module.so: $(ldd "$scratch/nixl/nixl_cu13.libs/ucx/$module.so.0.0.0" 2>&1 | grep -E 'cuda|nvidia|not found' | tr -s '\t\n ' ' ')"
@@ -182,7 +182,7 @@ if [[ -f $here/nixl.zip ]]; then
             wait $sender
             cat sent received
             [[ $code -eq 0 ]] && grep -q "(a copy" received && grep -q "mean=3.0" received' "$backend"
-        UCX_TLS=$transports limit=120 step "nixl-bench-$transports" "$here/device-ipc-bench" --backend "$backend" \
+        UCX_TLS=$transports limit=200 step "nixl-bench-$transports" "$here/device-ipc-bench" --backend "$backend" \
             --row pull --rounds 5
     done
 fi
