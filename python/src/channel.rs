@@ -405,6 +405,20 @@ impl ReceivedExport {
     }
 }
 
+/// Minimum length in bytes of a key that cannot be guessed from a recorded handshake.
+const MIN_KEY_BYTES: usize = 16;
+
+/// Returns the key of a channel between hosts. A short one is refused, since every host can connect to the listener.
+fn checked_key(bytes: &[u8]) -> PyResult<Key> {
+    if bytes.len() < MIN_KEY_BYTES {
+        return Err(PyValueError::new_err(format!(
+            "the key has {} B; use at least {MIN_KEY_BYTES} random bytes, the same on both sides",
+            bytes.len()
+        )));
+    }
+    Ok(Key::new(bytes))
+}
+
 /// Listens for channels under a name. With a key, the name is a TCP address of this host, and processes of other hosts that know
 /// the key connect: `listen("10.0.0.1:29531", key=secret)`.
 #[pyfunction]
@@ -417,7 +431,7 @@ pub(crate) fn listen(
     device_map: Option<&Bound<'_, PyDict>>,
     allow_users: Vec<u32>,
 ) -> PyResult<Listener> {
-    let key = key.map(Key::new);
+    let key = key.map(checked_key).transpose()?;
     let ipc = ipc_for_users(py, backend, &allow_users)?;
     let map = device_map.map(|pairs| self::device_map(py, &ipc, pairs, std::iter::empty())).transpose()?;
     let start = || {
@@ -445,7 +459,7 @@ pub(crate) fn connect(
 ) -> PyResult<Channel> {
     let ipc = ipc_for_users(py, backend, &allow_users)?;
     let map = device_map.map(|pairs| self::device_map(py, &ipc, pairs, std::iter::empty())).transpose()?;
-    let (session, limit, key) = (ipc.clone(), wait::limit(timeout)?, key.map(Key::new));
+    let (session, limit, key) = (ipc.clone(), wait::limit(timeout)?, key.map(checked_key).transpose()?);
     // One attempt: a listener that has just accepted a connection that was given up would have a channel without a peer.
     let call = move || {
         let builder = match &key {

@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use device_ipc::Access;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
@@ -136,6 +136,14 @@ impl Descriptor {
     }
 }
 
+/// Returns the exception for an object that is neither a descriptor nor its text or bytes.
+fn not_a_descriptor(object: &Bound<'_, PyAny>) -> PyErr {
+    let found = object.get_type().name().map_or_else(|_| "this object".to_owned(), |name| name.to_string());
+    PyTypeError::new_err(format!(
+        "expected a Descriptor, its text or its bytes, not {found}; pass str(export) or export.descriptor"
+    ))
+}
+
 /// Parses a descriptor: an object of this package, its text or its bytes.
 pub(crate) fn parse(py: Python<'_>, descriptor: &Bound<'_, PyAny>) -> PyResult<device_ipc::Descriptor> {
     if let Ok(parsed) = descriptor.cast::<Descriptor>() {
@@ -144,7 +152,8 @@ pub(crate) fn parse(py: Python<'_>, descriptor: &Bound<'_, PyAny>) -> PyResult<d
     let parsed = if let Ok(text) = descriptor.cast::<PyString>() {
         text.to_cow()?.trim().parse::<device_ipc::Descriptor>()
     } else {
-        device_ipc::Descriptor::from_bytes(&descriptor.extract::<Vec<u8>>()?).map_err(device_ipc::Error::from)
+        let bytes = descriptor.extract::<Vec<u8>>().map_err(|_| not_a_descriptor(descriptor))?;
+        device_ipc::Descriptor::from_bytes(&bytes).map_err(device_ipc::Error::from)
     };
     parsed.or_raise(py)
 }

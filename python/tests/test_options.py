@@ -178,6 +178,35 @@ def test_device_map_is_checked() -> None:
         device_ipc.open(export.descriptor, device={0: "mock:1"})
 
 
+def test_key_shorter_than_16_bytes_is_refused() -> None:
+    for key in [b"", b"x" * 15]:
+        text = f"the key has {len(key)} B; use at least 16 random bytes, the same on both sides"
+        with pytest.raises(ValueError, match=text):
+            device_ipc.listen("127.0.0.1:0", key=key)
+        with pytest.raises(ValueError, match=text):
+            device_ipc.connect("127.0.0.1:9", key=key, timeout=0)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "some-name"])
+def test_address_without_port_is_refused_with_the_form(address: str) -> None:
+    key = b"a secret of 16 bytes or more"
+    text = "expected HOST:PORT, such as 10.0.0.1:29531"
+    with pytest.raises(device_ipc.Error, match=text):
+        device_ipc.listen(address, key=key)
+    with pytest.raises(device_ipc.Error, match=text):
+        device_ipc.connect(address, key=key, timeout=0)
+
+
+def test_open_of_an_object_that_is_no_descriptor_names_its_type() -> None:
+    export = device_ipc.share(ones(4))
+    with pytest.raises(TypeError, match=r"expected a Descriptor, its text or its bytes, not Export.*str\(export\)"):
+        device_ipc.open(export)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="not int"):
+        device_ipc.open(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="not NoneType"):
+        device_ipc.pull_into(None, ones(4))  # type: ignore[arg-type]
+
+
 def test_map_names_a_home_device_that_is_not_visible(start: Start) -> None:
     tensor = device_ipc.empty((4,), "uint8", "mock:1")
     np.from_dlpack(tensor)[:] = 9

@@ -121,7 +121,13 @@ impl Waiting {
 
 /// Returns the addresses of `HOST:PORT`, at least one.
 fn resolve(address: &str) -> std::io::Result<Vec<SocketAddr>> {
-    let resolved: Vec<_> = address.to_socket_addrs()?.collect();
+    let form = |error: std::io::Error| match error.kind() {
+        ErrorKind::InvalidInput => {
+            std::io::Error::new(ErrorKind::InvalidInput, "expected HOST:PORT, such as 10.0.0.1:29531")
+        }
+        _ => error,
+    };
+    let resolved: Vec<_> = address.to_socket_addrs().map_err(form)?.collect();
     if resolved.is_empty() {
         return Err(std::io::Error::new(ErrorKind::NotFound, "the host has no address"));
     }
