@@ -179,9 +179,9 @@ impl Receiving {
 
 /// A connection whose two sides have proved to each other that they know the key, and whose messages are authenticated.
 ///
-/// A drop closes the connection.
+/// A drop closes the connection, unless another thread has a reference to its stream.
 pub struct AuthenticatedConnection {
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     session: Session,
 }
 
@@ -192,7 +192,7 @@ impl fmt::Debug for AuthenticatedConnection {
 }
 
 impl AuthenticatedConnection {
-    pub(crate) fn new(stream: TcpStream, session: Session) -> Self {
+    pub(crate) fn new(stream: Arc<TcpStream>, session: Session) -> Self {
         Self { stream, session }
     }
 
@@ -204,7 +204,7 @@ impl AuthenticatedConnection {
     /// [`TcpError::Io`]. After any error but the first a part of the message may have been sent, so further sends return
     /// [`TcpError::Unusable`].
     pub fn send(&mut self, bytes: &[u8], deadline: Deadline) -> Result<(), TcpError> {
-        self.session.send(&mut &self.stream, bytes, deadline)
+        self.session.send(&mut &*self.stream, bytes, deadline)
     }
 
     /// Receives the next message.
@@ -219,12 +219,12 @@ impl AuthenticatedConnection {
     /// [`TcpError::Io`], [`TcpError::Modified`] and [`TcpError::ReceivedTooLong`], after which further receives return
     /// [`TcpError::Unusable`].
     pub fn receive(&mut self, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
-        self.session.receive(&mut &self.stream, deadline)
+        self.session.receive(&mut &*self.stream, deadline)
     }
 
     /// Returns the socket, for the address of the peer ([`TcpStream::peer_addr`]), to wait until it is readable
-    /// ([`AsFd`](std::os::fd::AsFd)), and for a second handle ([`TcpStream::try_clone`]) by which another thread shuts the
-    /// connection down ([`TcpStream::shutdown`]): a send or receive that is in progress then fails.
+    /// ([`AsFd`](std::os::fd::AsFd)), and to shut the connection down by a second handle ([`TcpStream::try_clone`],
+    /// [`TcpStream::shutdown`]): a send or receive that is in progress on another thread then fails.
     ///
     /// Reads and writes of the socket, and changes of its mode or timeouts, break the connection.
     pub fn socket(&self) -> &TcpStream {
@@ -235,9 +235,8 @@ impl AuthenticatedConnection {
     /// dropped.
     pub fn split(self) -> (AuthenticatedSender, AuthenticatedReceiver) {
         let Session { sending, receiving } = self.session;
-        let stream = Arc::new(self.stream);
-        let sender = AuthenticatedSender { stream: Arc::clone(&stream), sending };
-        (sender, AuthenticatedReceiver { stream, receiving })
+        let sender = AuthenticatedSender { stream: Arc::clone(&self.stream), sending };
+        (sender, AuthenticatedReceiver { stream: self.stream, receiving })
     }
 }
 
@@ -312,7 +311,7 @@ mod tests {
     }
 
     fn authenticated(stream: TcpStream, role: Role) -> AuthenticatedConnection {
-        AuthenticatedConnection::new(stream, Session::new(Key::new(&[1; 32]), role))
+        AuthenticatedConnection::new(stream.into(), Session::new(Key::new(&[1; 32]), role))
     }
 
     fn soon() -> Deadline {

@@ -19,6 +19,7 @@
 //! that each side can report a version mismatch.
 
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::Instant;
 
 use hmac::Mac;
@@ -79,15 +80,16 @@ impl Proofs<'_> {
 /// # Errors
 ///
 /// [`TcpError::UnknownKey`] and [`TcpError::ClientWithoutKey`] for a client that is refused; the client cannot distinguish the
-/// two. [`TcpError::TimedOut`] if the client has not completed the handshake by the deadline. The connection is closed after
+/// two. [`TcpError::TimedOut`] if the client has not completed the handshake by the deadline. The stream is dropped after
 /// every error.
 pub fn accept(
-    stream: TcpStream,
+    stream: impl Into<Arc<TcpStream>>,
     find_key: impl FnOnce(u64) -> Option<Key>,
     deadline: Instant,
 ) -> Result<AuthenticatedConnection, TcpError> {
+    let stream = stream.into();
     set_up(&stream)?;
-    let session = serve(&mut &stream, find_key, Some(deadline))?;
+    let session = serve(&mut &*stream, find_key, Some(deadline))?;
     Ok(AuthenticatedConnection::new(stream, session))
 }
 
@@ -99,15 +101,16 @@ pub fn accept(
 ///
 /// [`TcpError::Refused`] if the server has a different key or none with this id, [`TcpError::ServerWithoutKey`] if it cannot
 /// prove that it knows the key, and [`TcpError::TimedOut`] if it has not completed the handshake by the deadline. The
-/// connection is closed after every error.
+/// stream is dropped after every error.
 pub fn connect(
-    stream: TcpStream,
+    stream: impl Into<Arc<TcpStream>>,
     key_id: u64,
     key: &Key,
     deadline: Instant,
 ) -> Result<AuthenticatedConnection, TcpError> {
+    let stream = stream.into();
     set_up(&stream)?;
-    let session = request(&mut &stream, key_id, key, Some(deadline))?;
+    let session = request(&mut &*stream, key_id, key, Some(deadline))?;
     Ok(AuthenticatedConnection::new(stream, session))
 }
 

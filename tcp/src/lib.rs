@@ -40,10 +40,9 @@
 //! # Servers
 //!
 //! The crate starts no thread and has no event loop. A server bounds the number of connections that are in [`accept`], because
-//! each of them may be silent until its deadline. It keeps a clone of each stream ([`TcpStream::try_clone`]) and shuts the
+//! each of them may be silent until its deadline. It keeps a reference to each stream, an [`Arc`](std::sync::Arc), and shuts the
 //! oldest one down ([`TcpStream::shutdown`]) to make room: the call that another thread has in progress then fails.
 //!
-//! [`TcpStream::try_clone`]: std::net::TcpStream::try_clone
 //! [`TcpStream::shutdown`]: std::net::TcpStream::shutdown
 
 mod authenticated;

@@ -14,6 +14,7 @@ use crate::os::{Readiness, at_exit};
 use crate::sharing::broker::Broker;
 use crate::sharing::export::ExportTable;
 use crate::sharing::import::ImportTable;
+use crate::sharing::remote::IdleConnections;
 use crate::sharing::staging::Stagings;
 use crate::transport::{Metrics, Poller, Worker};
 
@@ -38,6 +39,8 @@ pub(crate) struct Runtime {
     pub(crate) exports: ExportTable,
     pub(crate) imports: ImportTable,
     pub(crate) stagings: Stagings,
+    /// The connections to exporters of other hosts without a lease.
+    pub(crate) idle_connections: IdleConnections,
     /// Always readable. Replaces a descriptor that could not be created, so that its user polls instead of waiting for ever.
     always_ready: Readiness,
 }
@@ -71,6 +74,7 @@ impl Runtime {
             exports: ExportTable::default(),
             imports: ImportTable::default(),
             stagings: Stagings::default(),
+            idle_connections: IdleConnections::default(),
             always_ready,
         };
         // If two threads reach this point, one state is kept; the worker of the other one ends with its drop.

@@ -1,8 +1,9 @@
 //! A TCP listener, and the threads that serve its connections.
 //!
 //! Each connection has a thread that may block, since registering memory and waiting for streams blocks. The number of threads
-//! is limited. If there are as many, the oldest connection whose client has not proved itself yet is closed for a new one, so
-//! that clients without a key keep out no others. If all have, further connections wait in the system's queue.
+//! is limited. If there are as many, a connection is closed for a new one: the one that has been idle for the longest time, as its
+//! client connects again when it needs to, or else the oldest one whose client has not proved itself yet, so that clients without a
+//! key keep out no others. If all connections are in use, further ones wait in the system's queue.
 
 use std::collections::VecDeque;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -23,7 +24,7 @@ const MAX_CONNECTIONS: usize = 64;
 /// The pause after an error of the system, such as no free file descriptor; the connection remains in the queue.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A listener. Dropping it closes the socket; connections that are being served continue.
+/// A listener. Dropping it closes the socket and idle connections; others continue until they are idle.
 #[derive(Debug)]
 pub(crate) struct TcpServer {
     id: ServerId,
@@ -34,7 +35,7 @@ pub(crate) struct TcpServer {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// Set when the server is dropped, or a connection has ended.
+    /// Set when the server is dropped, a connection has ended, or one of the maximum number of connections has become idle.
     changed: Readiness,
 }
 
@@ -43,30 +44,34 @@ struct State {
     is_closed: bool,
     /// The number of connections that are being served.
     connections: usize,
+    /// The idle connections, with their numbers, the one that has been idle for the longest time first.
+    idle: VecDeque<(u64, Arc<TcpStream>)>,
     /// The connections whose clients have not proved themselves, with their numbers, the oldest first.
-    unproved: VecDeque<(u64, TcpStream)>,
+    unproved: VecDeque<(u64, Arc<TcpStream>)>,
 }
 
 /// Identifies a server within the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ServerId(u64);
 
-/// A connection of a client that has not proved itself. It may be shut down for another one until this is dropped.
-pub(crate) struct Unproved {
+/// The permit of a connection, which counts until this is dropped. The server may shut the connection down for another one before
+/// it is [in use](Self::mark_in_use), and while it is [idle](Self::mark_idle).
+pub(crate) struct ConnectionPermit {
     shared: Arc<Shared>,
     number: u64,
+    stream: Arc<TcpStream>,
 }
 
 impl TcpServer {
-    /// Listens at an address; port 0 takes a free one. `serve` is called on a thread of its own for each connection, and drops
-    /// [`Unproved`] when the client has proved itself.
+    /// Listens at an address; port 0 takes a free one. `serve` is called on a thread of its own for each connection, and marks it as
+    /// in use when the client has proved itself.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] if the address cannot be used, or the system cannot start a thread.
     pub(crate) fn start(
         address: SocketAddr,
-        serve: impl Fn(ServerId, Unproved, TcpStream, SocketAddr) + Send + Sync + 'static,
+        serve: impl Fn(ServerId, ConnectionPermit, Arc<TcpStream>, SocketAddr) + Send + Sync + 'static,
     ) -> Result<Self> {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let failed = |error| Error::io(format!("listening at {address}"), error);
@@ -78,7 +83,7 @@ impl TcpServer {
         let shared = Arc::new(Shared { state: Mutex::default(), changed });
         let id = ServerId(LAST.fetch_add(1, Ordering::Relaxed));
         let server = Self { id, address, shared: Arc::clone(&shared) };
-        let serve: Arc<Serve> = Arc::new(move |unproved, stream, peer| serve(id, unproved, stream, peer));
+        let serve: Arc<Serve> = Arc::new(move |permit, stream, peer| serve(id, permit, stream, peer));
         spawn_without_signals("device-ipc-tcp", move || accept_all(&listener, &shared, &serve))?;
         Ok(server)
     }
@@ -94,7 +99,10 @@ impl TcpServer {
 
 impl Drop for TcpServer {
     fn drop(&mut self) {
-        self.shared.state().is_closed = true;
+        let mut state = self.shared.state();
+        state.is_closed = true;
+        state.idle.drain(..).for_each(|(_, stream)| shut_down(&stream));
+        drop(state);
         self.shared.changed.set();
     }
 }
@@ -105,7 +113,17 @@ impl Shared {
     }
 }
 
-type Serve = dyn Fn(Unproved, TcpStream, SocketAddr) + Send + Sync;
+impl State {
+    /// Removes a connection that may be closed for another one. Returns whether there was one of this number.
+    fn remove(&mut self, number: u64) -> bool {
+        let before = self.idle.len() + self.unproved.len();
+        self.idle.retain(|(known, _)| *known != number);
+        self.unproved.retain(|(known, _)| *known != number);
+        self.idle.len() + self.unproved.len() < before
+    }
+}
+
+type Serve = dyn Fn(ConnectionPermit, Arc<TcpStream>, SocketAddr) + Send + Sync;
 
 fn accept_all(listener: &TcpListener, shared: &Arc<Shared>, serve: &Arc<Serve>) {
     let _closed_by_fork = ClosedByFork::new(listener.as_fd());
@@ -117,7 +135,7 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>, serve: &Arc<Serve>) 
                 return;
             }
             let is_full = state.connections >= MAX_CONNECTIONS;
-            (is_full, !is_full || !state.unproved.is_empty())
+            (is_full, !is_full || !state.idle.is_empty() || !state.unproved.is_empty())
         };
         let mut files = vec![PollFd::new(&shared.changed, PollFlags::IN)];
         if may_accept {
@@ -150,12 +168,23 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>, serve: &Arc<Serve>) 
     }
 }
 
-/// Shuts down the oldest connection whose client has not proved itself, and waits until its thread has ended, or for a pause.
+/// Shuts down the connection that has been idle for the longest time, or else the oldest one whose client has not proved itself, and
+/// waits until its thread has ended, or for a pause.
 fn close_oldest(shared: &Shared) {
-    let Some((_, oldest)) = shared.state().unproved.pop_front() else { return };
-    let _ = oldest.shutdown(Shutdown::Both);
+    let oldest = {
+        let mut state = shared.state();
+        state.idle.pop_front().or_else(|| state.unproved.pop_front())
+    };
+    let Some((_, oldest)) = oldest else { return };
+    shut_down(&oldest);
     let pause = Timespec { tv_sec: 0, tv_nsec: PAUSE.subsec_nanos().into() };
     let _ = poll(&mut [PollFd::new(&shared.changed, PollFlags::IN)], Some(&pause));
+}
+
+/// Ends the receive that the connection's thread is in.
+fn shut_down(stream: &TcpStream) {
+    // It fails if the client has closed the connection.
+    let _ = stream.shutdown(Shutdown::Both);
 }
 
 fn is_transient(error: &std::io::Error) -> bool {
@@ -164,44 +193,49 @@ fn is_transient(error: &std::io::Error) -> bool {
 }
 
 fn spawn(shared: &Arc<Shared>, serve: &Arc<Serve>, number: u64, stream: TcpStream, peer: SocketAddr) {
-    let begun =
-        stream.try_clone().map_err(|error| Error::io("duplicating a socket", error)).and_then(|clone| {
-            let served = Served::begin(shared, number, clone);
-            let unproved = Unproved { shared: Arc::clone(shared), number };
-            let serve = Arc::clone(serve);
-            spawn_without_signals("device-ipc-tcp", move || {
-                let _served = served;
-                serve(unproved, stream, peer);
-            })
-        });
+    let stream = Arc::new(stream);
+    let permit = ConnectionPermit::new(shared, number, &stream);
+    let serve = Arc::clone(serve);
+    let begun = spawn_without_signals("device-ipc-tcp", move || serve(permit, stream, peer));
     if let Err(error) = begun {
         tracing::warn!(target: log::EXPORT, %error, %peer, "a connection by TCP is not served");
     }
 }
 
-/// A connection that counts until this is dropped.
-struct Served(Arc<Shared>);
-
-impl Served {
-    fn begin(shared: &Arc<Shared>, number: u64, stream: TcpStream) -> Self {
+impl ConnectionPermit {
+    fn new(shared: &Arc<Shared>, number: u64, stream: &Arc<TcpStream>) -> Self {
         let mut state = shared.state();
         state.connections += 1;
-        state.unproved.push_back((number, stream));
+        state.unproved.push_back((number, Arc::clone(stream)));
         drop(state);
-        Self(Arc::clone(shared))
+        Self { shared: Arc::clone(shared), number, stream: Arc::clone(stream) }
+    }
+
+    /// Keeps the connection until it is idle. Returns false if it has been closed for another one.
+    pub(crate) fn mark_in_use(&self) -> bool {
+        self.shared.state().remove(self.number)
+    }
+
+    /// Lets the connection, which is in use, be closed for another one.
+    pub(crate) fn mark_idle(&self) {
+        let mut state = self.shared.state();
+        if state.is_closed {
+            shut_down(&self.stream);
+        }
+        state.idle.push_back((self.number, Arc::clone(&self.stream)));
+        if state.connections >= MAX_CONNECTIONS {
+            self.shared.changed.set();
+        }
     }
 }
 
-impl Drop for Served {
+impl Drop for ConnectionPermit {
+    /// The peer sees the end of the connection when the last reference to its stream has been dropped, so none remains here.
     fn drop(&mut self) {
-        self.0.state().connections -= 1;
-        self.0.changed.set();
-    }
-}
-
-impl Drop for Unproved {
-    fn drop(&mut self) {
-        // The peer sees the end of the connection only when this copy of the socket is closed, too.
-        self.shared.state().unproved.retain(|(number, _)| *number != self.number);
+        let mut state = self.shared.state();
+        state.remove(self.number);
+        state.connections -= 1;
+        drop(state);
+        self.shared.changed.set();
     }
 }

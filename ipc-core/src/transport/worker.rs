@@ -86,6 +86,7 @@ pub(crate) fn check_may_wait(call: &'static str, timeout: Duration) -> Result<()
 enum Task {
     Now(Job),
     When(Waiting),
+    At(Instant, Job),
 }
 
 struct Waiting {
@@ -139,6 +140,11 @@ impl Worker {
         let (reached, job): (Box<dyn FnMut() -> Result<bool> + Send>, Job) =
             (Box::new(reached), Box::new(job));
         self.send(Task::When(Waiting { reached: Some(reached), job, since: Instant::now(), warned: false }));
+    }
+
+    /// Submits a job that runs at this time, or later if the worker is busy. No other job waits for it.
+    pub(crate) fn submit_at(&self, at: Instant, job: impl FnOnce() + Send + 'static) {
+        self.send(Task::At(at, Box::new(job)));
     }
 
     /// Submits a job that consumes a shared value, once no other thread refers to it: no other thread drops it then.
@@ -228,13 +234,15 @@ impl Waiting {
 fn work(tasks: &Receiver<Task>, backlog: &Backlog) {
     IS_WORKER.set(true);
     let mut waiting: Vec<Waiting> = Vec::new();
+    let mut timed: Vec<(Instant, Job)> = Vec::new();
     let mut pause = MIN_POLL;
     let mut polled = Instant::now();
     loop {
-        let task = if waiting.is_empty() {
-            tasks.recv().map_err(|_| RecvTimeoutError::Disconnected)
-        } else {
-            tasks.recv_timeout(pause)
+        let next = timed.iter().map(|(at, _)| at.saturating_duration_since(Instant::now())).min();
+        let poll = (!waiting.is_empty()).then_some(pause);
+        let task = match next.into_iter().chain(poll).min() {
+            None => tasks.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(wait) => tasks.recv_timeout(wait),
         };
         let mut is_due = polled.elapsed() >= pause;
         match task {
@@ -249,6 +257,10 @@ fn work(tasks: &Receiver<Task>, backlog: &Backlog) {
                     waiting.push(task);
                     pause = MIN_POLL;
                 }
+                backlog.shrink();
+            }
+            Ok(Task::At(at, job)) => {
+                timed.push((at, job));
                 backlog.shrink();
             }
             Err(RecvTimeoutError::Timeout) => {
@@ -266,6 +278,10 @@ fn work(tasks: &Receiver<Task>, backlog: &Backlog) {
         }
         while waiting.first().is_some_and(|first| first.reached.is_none()) {
             waiting.remove(0).finish();
+        }
+        if !timed.is_empty() {
+            let now = Instant::now();
+            timed.extract_if(.., |(at, _)| *at <= now).for_each(|(_, job)| run(job));
         }
     }
 }
@@ -363,6 +379,23 @@ mod tests {
         }
         assert!(worker.run(|| {}, Duration::from_secs(30)) && !worker.backlog.is_full());
         flag.store(true, Ordering::SeqCst);
+    }
+
+    #[test]
+    fn timed_job_runs_at_its_time_and_delays_no_other() {
+        let worker = Worker::start(Arc::default()).unwrap();
+        let (sender, receiver) = channel();
+        let begun = Instant::now();
+        for milliseconds in [60_000, 60, 30] {
+            let sender = sender.clone();
+            let at = begun + Duration::from_millis(milliseconds);
+            worker.submit_at(at, move || _ = sender.send((milliseconds, Instant::now() >= at)));
+        }
+        assert!(worker.run_behind(|| {}, Duration::from_secs(10)), "the worker does not wait for them");
+        for milliseconds in [30, 60] {
+            assert_eq!(receiver.recv_timeout(Duration::from_secs(10)), Ok((milliseconds, true)));
+        }
+        assert!(receiver.try_recv().is_err());
     }
 
     #[test]

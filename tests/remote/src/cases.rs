@@ -280,6 +280,11 @@ pub fn stale_descriptors_are_refused(mut pair: Pair) {
     let error = pair.open("pulled", 1, LONG_MS, &altered);
     assert!(error.starts_with("ExportDropped of InPull"), "{error}");
     assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
+    // A connection for the right token is open.
+    let error = pair.open("pulled", 1, LONG_MS, &altered);
+    assert!(error.starts_with("ExportDropped of InPull"), "{error}");
+    let other = pair.exporter.ask("share y 64 2");
+    assert_eq!(pair.open("pulled", 2, LONG_MS, &other), "64 B right, copied");
     pair.exporter.ask("drop x");
     let error = pair.open("pulled", 1, LONG_MS, &descriptor);
     assert!(error.starts_with("ExportDropped of InPull"), "{error}");
@@ -289,8 +294,93 @@ pub fn stale_descriptors_are_refused(mut pair: Pair) {
         "{error}"
     );
     pair.exporter.kill();
-    let error = pair.open("pulled", 1, LONG_MS, &descriptor);
-    assert!(error.starts_with("Io of InPull") && error.contains("refused"), "{error}");
+    // With a connection that was open, and without one.
+    for descriptor in [&other, &descriptor] {
+        let error = pair.open("pulled", 1, LONG_MS, descriptor);
+        assert!(error.starts_with("Io of InPull") && error.contains("refused"), "{error}");
+    }
+}
+
+/// The time within which an importer closes a connection that it does not use: `docs/spec/remote.md`, and a margin. The exporter closes
+/// it after 30 s.
+const UNUSED: Duration = Duration::from_secs(20);
+
+/// Waits until no importer is connected.
+#[track_caller]
+fn wait_disconnected(exporter: &mut Process) {
+    let begun = Instant::now();
+    eventually(exporter, "connections", "");
+    assert!(begun.elapsed() < UNUSED, "{:?}", begun.elapsed());
+}
+
+/// Further copies of an export, of either kind, use the connection of the first one, which is closed when it is not used for a while.
+pub fn further_pulls_use_the_same_connection(mut pair: Pair) {
+    let descriptor = pair.exporter.ask("share x 64 1");
+    assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
+    let before = pair.resources();
+    let connection = pair.exporter.ask("connections");
+    assert_eq!(connection.split(' ').count(), 1, "{connection}");
+    assert_eq!(pair.importer.ask(&format!("many 100 1 {LONG_MS} {descriptor}")), "64 B right, copied");
+    assert_eq!(pair.importer.ask(&format!("into 1 {LONG_MS} {descriptor}")), "64 B right");
+    assert_eq!(pair.exporter.ask("connections"), connection);
+    // Another export needs another one.
+    let other = pair.exporter.ask("share y 64 2");
+    for _ in 0..2 {
+        assert_eq!(pair.open("pulled", 2, LONG_MS, &other), "64 B right, copied");
+        assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
+        let connections = pair.exporter.ask("connections");
+        assert!(connections.contains(&connection) && connections.split(' ').count() == 2, "{connections}");
+    }
+    wait_disconnected(&mut pair.exporter);
+    assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
+    pair.check_resources(&before);
+    pair.finish();
+}
+
+/// An importer of many exports keeps few connections.
+pub fn kept_connections_are_limited(mut pair: Pair) {
+    const KEPT: usize = 16;
+    let descriptors: Vec<_> =
+        (0..KEPT + 4).map(|seed| pair.exporter.ask(&format!("share x{seed} 64 {seed}"))).collect();
+    for _ in 0..2 {
+        for (seed, descriptor) in descriptors.iter().enumerate() {
+            assert_eq!(pair.open("pulled", seed as u8, LONG_MS, descriptor), "64 B right, copied");
+        }
+        let connections = pair.exporter.ask("connections");
+        assert!(connections.split(' ').count() <= KEPT, "{connections}");
+    }
+    wait_disconnected(&mut pair.exporter);
+    pair.finish();
+}
+
+/// A reader of a ring joins over the connection of a copy, which is not used again after that.
+pub fn ring_is_joined_over_the_connection_of_a_copy(mut pair: Pair) {
+    let descriptor = pair.exporter.ask("ring x 2 256");
+    pair.importer.ask(&format!("open pulled 0 {LONG_MS} {descriptor}"));
+    let connection = pair.exporter.ask("connections");
+    assert_eq!(connection.split(' ').count(), 1, "{connection}");
+    let joined = pair.importer.ask(&format!("join r pulled {LONG_MS} {descriptor}"));
+    assert_eq!((joined.as_str(), pair.exporter.ask("connections")), ("copied from 0", connection.clone()));
+    assert_eq!(pair.exporter.ask(&format!("publish x 2 {LONG_MS}")), "2 published");
+    assert_eq!(pair.importer.ask(&format!("read r 2 {LONG_MS}")), "2 right");
+    assert_eq!(pair.importer.ask("leave r"), "left");
+    eventually(&mut pair.exporter, "connections", "");
+    let joined = pair.importer.ask(&format!("join r pulled {LONG_MS} {descriptor}"));
+    assert_eq!(joined, "copied from 2");
+    pair.finish();
+}
+
+/// A forked child of the importer does not use the connection, and does not keep it open.
+pub fn forked_child_has_no_connection(mut pair: Pair) {
+    let descriptor = pair.exporter.ask("share x 64 1");
+    assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
+    let connection = pair.exporter.ask("connections");
+    let error = pair.importer.ask(&format!("fork {LONG_MS} {descriptor}"));
+    assert!(error.starts_with("Forked of "), "{error}");
+    assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
+    assert_eq!(pair.exporter.ask("connections"), connection);
+    wait_disconnected(&mut pair.exporter);
+    pair.finish();
 }
 
 /// An importer with another engine is refused before any transfer.

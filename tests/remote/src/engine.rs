@@ -46,6 +46,11 @@ impl SocketEngine {
         Ok(Self { info: BackendInfo::new(name, "1", None), address, memory })
     }
 
+    /// Sets the time that this process takes at least for each MiB.
+    pub(crate) fn set_pace(pace: Duration) {
+        PACE.store(pace.as_millis() as u64, Ordering::Relaxed);
+    }
+
     /// Returns the number of registered bytes of this process.
     pub(crate) fn registered() -> u64 {
         REGISTERED.load(Ordering::SeqCst)
@@ -55,8 +60,8 @@ impl SocketEngine {
 /// The most bytes that are read at a time, while the registration is locked.
 const STEP: u64 = 1 << 20;
 
-/// The time that a step takes at least, so that a test can do something while many bytes are read.
-const PACE: Duration = Duration::from_millis(4);
+/// The time in ms that a step takes at least, so that a test can do something while many bytes are read.
+static PACE: AtomicU64 = AtomicU64::new(4);
 
 /// Answers reads: address and length, as 8 bytes each.
 fn answer(mut stream: TcpStream, memory: &Mutex<Vec<TransferMemory>>) -> io::Result<()> {
@@ -82,7 +87,7 @@ fn answer(mut stream: TcpStream, memory: &Mutex<Vec<TransferMemory>>) -> io::Res
             address += step;
             len -= step;
             if len > 0 {
-                thread::sleep(PACE);
+                thread::sleep(Duration::from_millis(PACE.load(Ordering::Relaxed)));
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The exporter's process.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,11 @@ pub fn exporter(load: Load) {
             "files" => open_files().to_string(),
             "memory" => resident_memory().to_string(),
             "registered" => SocketEngine::registered().to_string(),
+            // pace MS: the time that the engine of sockets takes for each MiB from now on.
+            "pace" => {
+                SocketEngine::set_pace(Duration::from_millis(argument(&words, 0)));
+                "set".into()
+            }
             _ => {
                 let state = state.as_mut().expect("load comes first");
                 state.answer(request, &words).unwrap_or_else(|error| report(&error))
@@ -33,7 +39,7 @@ pub fn exporter(load: Load) {
 
 struct Exporter {
     ipc: Ipc,
-    address: Option<std::net::SocketAddr>,
+    address: Option<SocketAddr>,
     stream: Stream,
     exports: HashMap<String, Export>,
     rings: HashMap<String, Ring>,
@@ -121,6 +127,7 @@ impl Exporter {
                 }
                 format!("{count} published")
             }
+            "connections" => self.connections(),
             "readers" => self.rings[&name].readers().to_string(),
             "dismiss" => {
                 let ring = &self.rings[&name];
@@ -160,6 +167,25 @@ impl Exporter {
             }
             other => unreachable!("{other}"),
         })
+    }
+
+    /// Returns the ports of the importers that are connected.
+    fn connections(&self) -> String {
+        const ESTABLISHED: &str = "01";
+        let own = self.address.expect("it listens");
+        let SocketAddr::V4(own) = own else { panic!("an IPv4 address") };
+        // In the order of the bytes in memory.
+        let own = format!("{:08X}:{:04X}", u32::from_ne_bytes(own.ip().octets()), own.port());
+        let table = std::fs::read_to_string("/proc/self/net/tcp").expect("the system has TCP");
+        let mut ports = Vec::new();
+        for line in table.lines() {
+            let fields: Vec<_> = line.split_whitespace().collect();
+            if fields[1] == own && fields[3] == ESTABLISHED {
+                ports.push(fields[2].rsplit(':').next().expect("a port").to_owned());
+            }
+        }
+        ports.sort_unstable();
+        ports.join(" ")
     }
 
     fn keep(&mut self, name: String, export: Export) -> String {

@@ -1,5 +1,7 @@
 //! The importer's process.
 
+#![allow(unsafe_code, reason = "forks a process that uses the library")]
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -122,6 +124,8 @@ impl Importer {
                 drop(self.readers.lock().expect("no panic").remove(words[0]));
                 Ok("left".into())
             }
+            // fork TIMEOUT_MS DESCRIPTOR: forks a child, which lives as long as this process; returns the error of its open.
+            "fork" => Ok(self.fork(&words)),
             // time COUNT TIMEOUT_MS DESCRIPTOR: the median time of an open, in µs.
             "time" => self.time(&words),
             other => unreachable!("{other}"),
@@ -289,6 +293,29 @@ impl Importer {
         let last = reports.last().ok_or_else(|| Error::Protocol("no report".into()))?;
         let rises = reports.windows(2).all(|two| two[0].copied_bytes < two[1].copied_bytes);
         Ok(format!("{} {rises} {} of {}", reports.len(), last.copied_bytes, last.total_bytes))
+    }
+
+    fn fork(&self, words: &[&str]) -> String {
+        let (done, report_done) = rustix::pipe::pipe().expect("a pipe");
+        // SAFETY: the child calls nothing that takes a lock of another thread: that the library returns before it does is tested.
+        match unsafe { libc::fork() } {
+            0 => {
+                let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+                let opened = self.open(&["pulled", "0", words[0], words[1]]);
+                let text = opened.map_or_else(|error| report(&error), |_| "opened".into());
+                let _ = rustix::io::write(&report_done, text.as_bytes());
+                loop {
+                    // SAFETY: a plain system call.
+                    unsafe { libc::pause() };
+                }
+            }
+            pid => {
+                assert!(pid > 0, "{}", std::io::Error::last_os_error());
+                let mut text = [0; 4096];
+                let length = rustix::io::read(&done, &mut text).expect("the child reports");
+                String::from_utf8_lossy(&text[..length]).into_owned()
+            }
+        }
     }
 
     fn time(&self, words: &[&str]) -> Result<String> {

@@ -2,6 +2,8 @@
 
 #[path = "hostile/network.rs"]
 mod network;
+#[path = "hostile/reuse.rs"]
+mod reuse;
 #[path = "hostile/rings.rs"]
 mod rings;
 

@@ -68,9 +68,8 @@ impl TcpListening {
         let readiness = Readiness::new().map_err(|error| Error::io("creating an eventfd", error))?;
         let waiting = Arc::new(Waiting { connections: Mutex::default(), readiness });
         let served = Arc::clone(&waiting);
-        let server = TcpServer::start(resolved[0], move |_, unproved, stream, peer| {
-            let proved = || drop(unproved);
-            match greet(stream, &key, proved) {
+        let server = TcpServer::start(resolved[0], move |_, permit, stream, peer| {
+            match greet(stream, &key, || permit.mark_in_use()) {
                 Ok(greeted) => served.push(greeted),
                 Err(why) => {
                     static WARNINGS: Throttle = Throttle::new();
@@ -135,10 +134,11 @@ fn resolve(address: &str) -> std::io::Result<Vec<SocketAddr>> {
 }
 
 /// Lets a client prove that it knows the key, and receives its greeting.
-fn greet(stream: TcpStream, key: &Key, proved: impl FnOnce()) -> Result<Greeted, TcpError> {
+fn greet(stream: Arc<TcpStream>, key: &Key, proved: impl FnOnce() -> bool) -> Result<Greeted, TcpError> {
     let closed_by_fork = ClosedByFork::new(stream.as_fd());
     let find = |id| (id == KEY_ID).then(|| key.clone());
     let mut connection = device_ipc_tcp::accept(stream, find, Instant::now() + HANDSHAKE)?;
+    // If it has been closed, the receive fails.
     proved();
     let greeting = connection.receive(Some(Instant::now() + HANDSHAKE))?;
     Ok(Greeted { _closed_by_fork: closed_by_fork, connection, greeting })

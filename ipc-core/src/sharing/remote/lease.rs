@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use device_ipc_tcp::{Key, TcpError};
 
 use super::control::Control;
+use super::idle::ConnectionKey;
 use super::pull_in::Incoming;
 use super::serve::{GRACE, MAX_TRANSFER};
 use crate::model::error::{Error, Result};
@@ -53,6 +54,11 @@ pub(super) struct Exporter {
 }
 
 impl Exporter {
+    fn at(incoming: &Incoming<'_>, address: SocketAddr) -> Self {
+        let exporter = &incoming.named.contents.exporter;
+        Self { pid: exporter.pid, host: exporter.host.to_string(), address }
+    }
+
     pub(super) fn error(&self, cause: Error) -> Error {
         let Self { pid, host, address } = self.clone();
         Error::InPull { pid, host, address, cause: Box::new(cause) }
@@ -87,7 +93,9 @@ impl Exporter {
 /// A lease of an exporter on another host. It ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct RemoteLease {
-    control: Control,
+    /// `None` after the end of the lease.
+    control: Option<Control>,
+    key: ConnectionKey,
     pub(super) exporter: Exporter,
     /// The time limit of the transfer, which the exporter knows.
     limit: Duration,
@@ -103,62 +111,108 @@ pub(super) struct RemoteLease {
 }
 
 impl RemoteLease {
-    /// Requests a lease for transfers with this time limit. Returns the metadata of the export's regions.
+    /// Requests a lease for transfers with this time limit, over a kept connection or a new one. Returns the metadata of the export's
+    /// regions.
     pub(super) fn begin(
         incoming: &Incoming<'_>,
         request: fn(RemoteOpen) -> RemoteRequest,
         limit: Duration,
         deadline: Deadline,
     ) -> Result<(Self, Vec<Vec<u8>>)> {
-        let (mut lease, named) = (Self::connect(incoming, limit, deadline)?, incoming.named);
-        kill_point!("importer:remote-proved");
-        let identity = Runtime::get()?.identity;
-        lease.send(&request(RemoteOpen {
+        let runtime = Runtime::get()?;
+        let ask = |lease: &mut Self| lease.ask(runtime, incoming, request, deadline);
+        let (mut lease, reply) = match Self::reuse(runtime, incoming, limit) {
+            None => {
+                let mut lease = Self::connect(incoming, limit, deadline)?;
+                let reply = ask(&mut lease)?;
+                (lease, reply)
+            }
+            Some(mut lease) => match ask(&mut lease) {
+                // The exporter has closed it, for example in favour of another importer.
+                Err(lost) if lease.is_over => {
+                    let mut lease = Self::connect(incoming, limit, deadline).map_err(|error| {
+                        // Nothing listens any longer: the process terminated after the request.
+                        if matches!(error.innermost(), Error::Io { .. }) { lost } else { error }
+                    })?;
+                    let reply = ask(&mut lease)?;
+                    (lease, reply)
+                }
+                reply => (lease, reply?),
+            },
+        };
+        let metadata = lease.receive_metadata(reply, incoming.named.regions().len(), deadline)?;
+        kill_point!("importer:remote-granted");
+        Ok((lease, metadata))
+    }
+
+    /// Sends a request for a lease. Returns the reply.
+    fn ask(
+        &mut self,
+        runtime: &Runtime,
+        incoming: &Incoming<'_>,
+        request: fn(RemoteOpen) -> RemoteRequest,
+        deadline: Deadline,
+    ) -> Result<RemoteReply> {
+        self.send(&request(RemoteOpen {
             engine: incoming.remote.engine().info().name.to_owned(),
             // The reason of a refusal arrives before this process ceases to wait.
             wait_ms: milliseconds(deadline.left() / 10 * 9),
-            limit_ms: milliseconds(limit),
-            host: identity.host,
-            pid: identity.pid,
+            limit_ms: milliseconds(self.limit),
+            host: runtime.identity.host,
+            pid: runtime.identity.pid,
             program: program_name(),
         }))?;
         kill_point!("importer:remote-asked");
-        let regions = match lease.receive_until(deadline)? {
+        self.receive_until(deadline)
+    }
+
+    /// Receives the metadata of the regions after the reply to a request.
+    fn receive_metadata(
+        &mut self,
+        reply: RemoteReply,
+        named: usize,
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<u8>>> {
+        let regions = match reply {
             RemoteReply::Granted { regions } => regions as usize,
-            RemoteReply::Refused(refusal) => return Err(lease.refused(refusal)),
-            _ => return Err(lease.exporter.protocol("it sent another reply to a request for a lease")),
+            RemoteReply::Refused(refusal) => return Err(self.refused(refusal)),
+            _ => return Err(self.exporter.protocol("it sent another reply to a request for a lease")),
         };
-        if regions != named.regions().len() {
-            let named = named.regions().len();
-            return Err(lease.exporter.error(Error::InvalidRegion(format!(
+        if regions != named {
+            return Err(self.exporter.error(Error::InvalidRegion(format!(
                 "the descriptor names {named} regions, and the exporter shares {regions}"
             ))));
         }
         let (mut metadata, mut bytes) = (Vec::new(), 0);
         while metadata.len() < regions {
-            let RemoteReply::Regions { metadata: further } = lease.receive_until(deadline)? else {
-                return Err(lease
-                    .exporter
-                    .protocol("it sent another reply than the metadata of its regions"));
+            let RemoteReply::Regions { metadata: further } = self.receive_until(deadline)? else {
+                return Err(self.exporter.protocol("it sent another reply than the metadata of its regions"));
             };
             bytes += further.iter().map(Vec::len).sum::<usize>();
             metadata.extend(further);
             if metadata.len() > regions || bytes > MAX_METADATA_BYTES {
-                return Err(lease.exporter.protocol("it sent more metadata than it has regions"));
+                return Err(self.exporter.protocol("it sent more metadata than it has regions"));
             }
         }
-        kill_point!("importer:remote-granted");
-        Ok((lease, metadata))
+        Ok(metadata)
+    }
+
+    /// Takes a connection to the exporter that was kept after another lease on the export.
+    fn reuse(runtime: &Runtime, incoming: &Incoming<'_>, limit: Duration) -> Option<Self> {
+        incoming.named.contents.network.iter().find_map(|address| {
+            let control = runtime.idle_connections.take(&Self::key(incoming, *address))?;
+            tracing::debug!(target: log::IMPORT, %address, "uses a connection to an exporter of another host again");
+            Some(Self::new(incoming, *address, control, limit))
+        })
     }
 
     /// Connects to the first address that accepts, and proves the token.
     fn connect(incoming: &Incoming<'_>, limit: Duration, deadline: Deadline) -> Result<Self> {
         let NamedExport { contents, part } = incoming.named;
-        let (exporter, export, network) = (&contents.exporter, part.export, &contents.network);
+        let (export, network) = (&part.export, &contents.network);
         let mut failed = None;
         for (tried, address) in network.iter().enumerate() {
-            let (pid, host) = (exporter.pid, exporter.host.to_string());
-            let exporter = Exporter { pid, host, address: *address };
+            let exporter = Exporter::at(incoming, *address);
             // An address that does not answer leaves time for the others.
             let share = deadline.left() / (network.len() - tried) as u32;
             let stream = TcpStream::connect_timeout(address, share.max(Duration::from_millis(1)));
@@ -176,18 +230,8 @@ impl RemoteLease {
             let connection = device_ipc_tcp::connect(stream, export.0, &key, deadline.at)
                 .map_err(|error| exporter.failed("the exporter's proof", error, incoming.timeout))?;
             tracing::debug!(target: log::IMPORT, %export, %address, "connected to an exporter of another host");
-            let now = Instant::now();
-            return Ok(Self {
-                control: Control::new(connection),
-                exporter,
-                limit,
-                renewed: now,
-                timeout: incoming.timeout,
-                next_ping: now + PING,
-                unanswered: VecDeque::new(),
-                silent_since: now,
-                is_over: false,
-            });
+            kill_point!("importer:remote-proved");
+            return Ok(Self::new(incoming, *address, Control::new(connection), limit));
         }
         Err(failed.unwrap_or_else(|| Error::Unsupported {
             backend: incoming.remote.engine().info().name,
@@ -196,8 +240,33 @@ impl RemoteLease {
         }))
     }
 
+    fn key(incoming: &Incoming<'_>, address: SocketAddr) -> ConnectionKey {
+        let part = &incoming.named.part;
+        ConnectionKey { address, export: part.export, token: part.token }
+    }
+
+    fn new(incoming: &Incoming<'_>, address: SocketAddr, control: Control, limit: Duration) -> Self {
+        let now = Instant::now();
+        Self {
+            control: Some(control),
+            key: Self::key(incoming, address),
+            exporter: Exporter::at(incoming, address),
+            limit,
+            renewed: now,
+            timeout: incoming.timeout,
+            next_ping: now + PING,
+            unanswered: VecDeque::new(),
+            silent_since: now,
+            is_over: false,
+        }
+    }
+
+    fn control(&mut self) -> &mut Control {
+        self.control.as_mut().expect("taken at the end alone")
+    }
+
     pub(super) fn send(&mut self, request: &RemoteRequest) -> Result<()> {
-        let sent = self.control.send(&encode(request)?, Instant::now() + SEND);
+        let sent = self.control().send(&encode(request)?, Instant::now() + SEND);
         sent.map_err(|error| self.lost(error))
     }
 
@@ -231,7 +300,7 @@ impl RemoteLease {
         let until = Instant::now() + wait;
         let mut left = wait;
         loop {
-            let Some(message) = self.control.receive(left).map_err(|error| self.lost(error))? else {
+            let Some(message) = self.control().receive(left).map_err(|error| self.lost(error))? else {
                 return Ok(None);
             };
             match RemoteReply::decode(&message) {
@@ -332,19 +401,28 @@ impl RemoteLease {
 
     /// Waits until there is a message, the connection is closed, or another descriptor is readable.
     pub(super) fn wait(&self, time: Duration, or: BorrowedFd<'_>) {
-        self.control.wait(time, Some(or));
+        self.control.as_ref().expect("taken at the end alone").wait(time, Some(or));
     }
 
     pub(super) const fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// Ends the lease.
-    pub(super) fn release(&mut self) {
-        if !std::mem::replace(&mut self.is_over, true) {
-            // The exporter ends the lease also when the connection is closed.
-            let _ = self.send(&RemoteRequest::Release);
+    /// Ends the lease of a copy, and keeps the connection for the next one on the export.
+    pub(super) fn finish(&mut self) {
+        // The answer to a ping would be taken for one to the next lease.
+        if self.release()
+            && self.unanswered.is_empty()
+            && let (Some(control), Some(runtime)) = (self.control.take(), Runtime::existing())
+        {
+            runtime.idle_connections.keep(runtime, self.key, control);
         }
+    }
+
+    /// Ends the lease. Returns whether the exporter receives that.
+    fn release(&mut self) -> bool {
+        // The exporter ends the lease also when the connection is closed.
+        !std::mem::replace(&mut self.is_over, true) && self.send(&RemoteRequest::Release).is_ok()
     }
 }
 

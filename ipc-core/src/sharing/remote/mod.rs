@@ -4,10 +4,12 @@
 //! [transfer engine](crate::backend::engine) does. The library decides who may copy, and keeps memory allocated as long as an
 //! engine uses it. The importer connects by TCP to an address of the descriptor; both sides prove that they know the export's token. The
 //! exporter grants a lease and sends the engine's metadata of its regions. The importer pulls the bytes into a buffer of its own, states meanwhile
-//! that it still reads, and releases the lease. A reader of a ring keeps its lease, and pulls each publication.
+//! that it still reads, and releases the lease. It keeps the connection for some seconds, for the next copy of the same export. A reader
+//! of a ring keeps its lease, and pulls each publication.
 //! `docs/spec/remote.md` specifies the messages.
 
 mod control;
+mod idle;
 mod lease;
 mod pull_in;
 mod ring_in;
@@ -24,6 +26,7 @@ use crate::sharing::export::RemoteMemory;
 use crate::transport::TcpServer;
 use crate::wire::descriptor::is_reachable;
 
+pub(crate) use idle::IdleConnections;
 pub(crate) use pull_in::{Incoming, pull_in, pull_into};
 pub(crate) use ring_in::{RemoteRing, RingMessage, SlotPull};
 
@@ -74,8 +77,8 @@ impl Remote {
         let address = parse(address)?;
         Runtime::get()?;
         let engine = self.engine.info().name;
-        let server = TcpServer::start(address, move |server, unproved, stream, peer| {
-            serve::serve(&serve::Served { server, engine, peer }, unproved, stream);
+        let server = TcpServer::start(address, move |server, permit, stream, peer| {
+            serve::serve(&serve::Served { server, engine, peer }, &permit, stream);
         })?;
         Ok(Self { server: Some(Arc::new(server)), ..self })
     }

@@ -144,7 +144,7 @@ impl Granted<'_> {
             return Err(ErrorWith::new(error, Some(finished)));
         }
         kill_point!("importer:remote-pulled");
-        finished.lease.release();
+        finished.lease.finish();
         kill_point!("importer:remote-released");
         Ok(finished.into_owner())
     }

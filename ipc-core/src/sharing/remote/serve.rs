@@ -15,7 +15,7 @@ use crate::os::log::{self, Throttle};
 use crate::sharing::Runtime;
 use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, Shared};
 use crate::sharing::timeline::Termination;
-use crate::transport::{ServerId, Unproved};
+use crate::transport::{ConnectionPermit, ServerId};
 use crate::wire::Refusal;
 use crate::wire::descriptor::ExportId;
 use crate::wire::protocol::encode;
@@ -52,8 +52,8 @@ pub(super) struct Served {
 }
 
 /// Serves a connection until it ends.
-pub(super) fn serve(served: &Served, unproved: Unproved, stream: TcpStream) {
-    if let Err(why) = try_serve(served, unproved, stream) {
+pub(super) fn serve(served: &Served, permit: &ConnectionPermit, stream: Arc<TcpStream>) {
+    if let Err(why) = try_serve(served, permit, stream) {
         static WARNINGS: Throttle = Throttle::new();
         if let Some(count) = WARNINGS.count() {
             let peer = served.peer;
@@ -62,7 +62,7 @@ pub(super) fn serve(served: &Served, unproved: Unproved, stream: TcpStream) {
     }
 }
 
-fn try_serve(served: &Served, unproved: Unproved, stream: TcpStream) -> Result<(), String> {
+fn try_serve(served: &Served, permit: &ConnectionPermit, stream: Arc<TcpStream>) -> Result<(), String> {
     // In a forked child there is no such thread.
     let runtime = Runtime::existing().ok_or("the process has no exports")?;
     kill_point!("exporter:remote-accepted");
@@ -73,12 +73,18 @@ fn try_serve(served: &Served, unproved: Unproved, stream: TcpStream) -> Result<(
         Some(Key::new(&token.to_bytes()))
     };
     let connection = device_ipc_tcp::accept(stream, key_of, Instant::now() + HANDSHAKE).map_err(text)?;
-    drop(unproved);
+    if !permit.mark_in_use() {
+        return Err("another connection took its place".into());
+    }
     kill_point!("exporter:remote-proved");
     let mut control = Control::new(connection);
     let mut wait = HANDSHAKE;
     // The importer closes the connection, or leaves it idle, when it needs it no longer.
     while let Some(request) = control.receive(wait).ok().flatten() {
+        // The importer connects again if its connection has been closed for another one.
+        if wait == IDLE && !permit.mark_in_use() {
+            return Ok(());
+        }
         match RemoteRequest::decode(&request)? {
             RemoteRequest::Open(open) => {
                 lease(served, runtime, export, &open, &mut control)?;
@@ -94,6 +100,9 @@ fn try_serve(served: &Served, unproved: Unproved, stream: TcpStream) -> Result<(
             RemoteRequest::Acknowledge { .. } | RemoteRequest::Leave => {
                 return Err("the importer reads no ring".into());
             }
+        }
+        if wait == IDLE {
+            permit.mark_idle();
         }
     }
     Ok(())
