@@ -18,7 +18,11 @@ use crate::os::log;
 use crate::os::process::Owner;
 use crate::transport::check_may_wait;
 
-/// Interval at which a waiting thread polls the engine: doubles from the minimum to the maximum.
+/// The time for which a waiting thread polls the engine without a sleep: a copy of few bytes ends within it, and the shortest sleep
+/// takes about as long.
+const YIELD: Duration = Duration::from_micros(100);
+
+/// Interval at which it polls the engine later: doubles from the minimum to the maximum.
 const MIN_POLL: Duration = Duration::from_micros(20);
 const MAX_POLL: Duration = Duration::from_millis(1);
 
@@ -130,7 +134,12 @@ impl<T: PullOwner> Pull<T> {
             if let Some(owner) = finished {
                 return Ok(owner);
             }
-            thread::sleep(pause.min(self.limit.saturating_sub(self.begun.elapsed())));
+            let waited = self.begun.elapsed();
+            if waited < YIELD {
+                thread::yield_now();
+                continue;
+            }
+            thread::sleep(pause.min(self.limit.saturating_sub(waited)));
             pause = (pause * 2).min(MAX_POLL);
         }
     }

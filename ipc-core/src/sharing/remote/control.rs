@@ -1,12 +1,13 @@
 //! The authenticated connection between an importer and an exporter of two hosts.
 
+use std::convert::Infallible;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use device_ipc_tcp::{AuthenticatedConnection, TcpError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::os::ClosedByFork;
+use crate::os::{ClosedByFork, Pace, PollMode};
 
 /// The time for which a receive waits for the rest of a message whose first bytes have arrived. The next one continues with it.
 const REST_OF_MESSAGE: Duration = Duration::from_millis(100);
@@ -16,16 +17,36 @@ const REST_OF_MESSAGE: Duration = Duration::from_millis(100);
 pub(super) struct Control {
     _closed_by_fork: ClosedByFork,
     connection: AuthenticatedConnection,
+    pace: Pace,
 }
 
 impl Control {
     pub(super) fn new(connection: AuthenticatedConnection) -> Self {
-        Self { _closed_by_fork: ClosedByFork::new(connection.socket().as_fd()), connection }
+        Self {
+            _closed_by_fork: ClosedByFork::new(connection.socket().as_fd()),
+            connection,
+            pace: Pace::default(),
+        }
     }
 
     /// Sends a message.
     pub(super) fn send(&mut self, message: &[u8], until: Instant) -> Result<(), TcpError> {
         self.connection.send(message, Some(until))
+    }
+
+    /// Waits for the reply to a request: spins before it sleeps, as long as replies arrive meanwhile.
+    pub(super) fn wait_for_reply(&mut self, time: Duration) {
+        let Self { connection, pace, .. } = self;
+        let until = Instant::now() + time;
+        let waited = pace.wait(Some(until), |mode| {
+            let left = match mode {
+                PollMode::Now => Duration::ZERO,
+                PollMode::Sleep => until.saturating_duration_since(Instant::now()),
+            };
+            let has_occurred = wait(connection.socket().as_fd(), left, None) || mode == PollMode::Sleep;
+            Ok::<_, Infallible>(has_occurred.then_some(()))
+        });
+        waited.unwrap_or_else(|never| match never {});
     }
 
     /// Receives a message, if one arrives within `wait`.
@@ -42,11 +63,13 @@ impl Control {
     /// Waits until there are bytes, the connection is closed, or another descriptor is readable. Returns whether one of these has
     /// occurred.
     pub(super) fn wait(&self, time: Duration, or: Option<BorrowedFd<'_>>) -> bool {
-        let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
-        let socket = self.connection.socket().as_fd();
-        let mut files =
-            [socket, or.unwrap_or(socket)].map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN));
-        // After an error the read reports it.
-        poll(&mut files[..1 + usize::from(or.is_some())], Some(&time)) != Ok(0)
+        wait(self.connection.socket().as_fd(), time, or)
     }
+}
+
+fn wait(socket: BorrowedFd<'_>, time: Duration, or: Option<BorrowedFd<'_>>) -> bool {
+    let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
+    let mut files = [socket, or.unwrap_or(socket)].map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN));
+    // After an error the read reports it.
+    poll(&mut files[..1 + usize::from(or.is_some())], Some(&time)) != Ok(0)
 }

@@ -320,6 +320,7 @@ impl RemoteLease {
 
     pub(super) fn receive_until(&mut self, deadline: Deadline) -> Result<RemoteReply> {
         while !deadline.left().is_zero() {
+            self.control().wait_for_reply(deadline.left());
             if let Some(reply) = self.receive(deadline.left())? {
                 return Ok(reply);
             }
