@@ -78,30 +78,30 @@ fn try_serve(served: &Served, permit: &ConnectionPermit, stream: Arc<TcpStream>)
     }
     kill_point!("exporter:remote-proved");
     let mut control = Control::new(connection);
-    let mut wait = HANDSHAKE;
+    let mut had_request = false;
     // The importer closes the connection, or leaves it idle, when it needs it no longer.
-    while let Some(request) = control.receive(wait).ok().flatten() {
+    while let Some(request) = control.receive(if had_request { IDLE } else { HANDSHAKE }).ok().flatten() {
         // The importer connects again if its connection has been closed for another one.
-        if wait == IDLE && !permit.mark_in_use() {
+        if had_request && !permit.mark_in_use() {
             return Ok(());
         }
         match RemoteRequest::decode(&request)? {
             RemoteRequest::Open(open) => {
                 lease(served, runtime, export, &open, &mut control)?;
-                wait = IDLE;
+                had_request = true;
             }
             // The importer may have sent them before it read a refusal.
             RemoteRequest::Ping => send(&mut control, &RemoteReply::Pong)?,
             RemoteRequest::Release => {}
             RemoteRequest::Join(open) => {
                 read_ring(served, runtime, export, &open, &mut control)?;
-                wait = IDLE;
+                had_request = true;
             }
             RemoteRequest::Acknowledge { .. } | RemoteRequest::Leave => {
                 return Err("the importer reads no ring".into());
             }
         }
-        if wait == IDLE {
+        if had_request {
             permit.mark_idle();
         }
     }
