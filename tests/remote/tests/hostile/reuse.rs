@@ -21,8 +21,10 @@ struct State {
     importers: Mutex<Vec<TcpStream>>,
     /// Whether the connection on which the importer sends its next message is closed then.
     cuts: AtomicBool,
-    /// Whether messages of the exporter are lost.
-    loses: AtomicBool,
+    /// Whether messages of the exporter are delayed.
+    delays: AtomicBool,
+    /// The number of parts of the importer's messages that were passed on.
+    passed: AtomicUsize,
     is_closed: AtomicBool,
 }
 
@@ -43,11 +45,20 @@ impl Network {
                 shared.importers.lock().unwrap().push(importer.try_clone().unwrap());
                 let (requests, replies) = (Arc::clone(&shared), Arc::clone(&shared));
                 std::thread::spawn(move || {
-                    pass(importer, exporter, || !requests.cuts.swap(false, Ordering::SeqCst), || true)
+                    pass(importer, exporter, || {
+                        requests.passed.fetch_add(1, Ordering::SeqCst);
+                        !requests.cuts.swap(false, Ordering::SeqCst)
+                    });
                 });
                 let [importer, exporter] = ends;
-                let arrives = move || !replies.loses.load(Ordering::SeqCst);
-                std::thread::spawn(move || pass(exporter, importer, || true, arrives));
+                std::thread::spawn(move || {
+                    pass(exporter, importer, || {
+                        while replies.delays.load(Ordering::SeqCst) {
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                        true
+                    });
+                });
             }
         });
         Self { address, state, accepting: Some(accepting) }
@@ -66,14 +77,24 @@ impl Network {
 }
 
 /// Passes messages on until the end, or until one may not continue.
-fn pass(mut from: TcpStream, mut to: TcpStream, continues: impl Fn() -> bool, arrives: impl Fn() -> bool) {
+fn pass(mut from: TcpStream, mut to: TcpStream, continues: impl Fn() -> bool) {
     let mut buffer = [0; 4096];
     while let Ok(read @ 1..) = from.read(&mut buffer)
         && continues()
-        && (!arrives() || to.write_all(&buffer[..read]).is_ok())
+        && to.write_all(&buffer[..read]).is_ok()
     {}
     // The other direction may have ended.
     let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+}
+
+/// Waits until a condition holds.
+#[track_caller]
+fn wait_until(mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < LONG, "it does not happen");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// An importer that has copied 64 B over a network, and has a connection.
@@ -154,16 +175,18 @@ fn connection_with_an_unanswered_ping_is_not_used_again() {
     let before = connected.importer.ask("memory").parse::<u64>().unwrap();
     let pull = format!("open pulled 1 20000 {descriptor}");
     connected.importer.ask(&format!("begin {pull}"));
-    let begun = Instant::now();
-    while connected.importer.ask("memory").parse::<u64>().unwrap() < before + 4096 {
-        assert!(begun.elapsed() < LONG, "no bytes arrive");
-    }
-    connected.network.state.loses.store(true, Ordering::SeqCst);
+    wait_until(|| connected.importer.ask("memory").parse::<u64>().unwrap() > before + 4096);
+    connected.network.state.delays.store(true, Ordering::SeqCst);
     assert_eq!(connected.importer.ask("end"), "33554432 B right, copied");
-    connected.network.state.loses.store(false, Ordering::SeqCst);
     assert_eq!(connected.network.connections(), 2);
+    eventually(&mut connected.exporter, "holders slow", "");
+    // The answer to the ping would arrive as that to the next request.
     connected.exporter.ask("pace 0");
-    assert_eq!(connected.importer.ask(&pull), "33554432 B right, copied");
+    let passed = connected.network.state.passed.load(Ordering::SeqCst);
+    connected.importer.ask(&format!("begin {pull}"));
+    wait_until(|| connected.network.state.passed.load(Ordering::SeqCst) > passed);
+    connected.network.state.delays.store(false, Ordering::SeqCst);
+    assert_eq!(connected.importer.ask("end"), "33554432 B right, copied");
     assert_eq!(connected.network.connections(), 3);
     assert_eq!(connected.importer.ask(&pull), "33554432 B right, copied");
     assert_eq!(connected.network.connections(), 3);
@@ -242,13 +265,16 @@ fn idle_connections_keep_out_no_importer() {
 #[test]
 fn importers_wait_for_leases_and_not_for_idle_connections() {
     const SERVED: usize = 64;
-    let (_exporter, address, descriptor) = exporter_of_one();
+    let (mut exporter, address, descriptor) = exporter_of_one();
     let (mut importer, _) = process("importer");
     let mut leases: Vec<_> = (0..SERVED).map(|_| lease(address, &descriptor, true)).collect();
     importer.ask(&format!("begin open pulled 1 20000 {descriptor}"));
+    wait_until(|| exporter.ask("connections").split(' ').count() > SERVED);
     // The connection becomes idle, and stays open, while the importer waits.
+    let begun = Instant::now();
     leases[7].send(RELEASE, Some(Instant::now() + LONG)).unwrap();
     assert_eq!(importer.ask("end"), "64 B right, copied");
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     for connection in leases.iter_mut().enumerate().filter(|(number, _)| *number != 7).map(|(_, lease)| lease)
     {
         assert_eq!(ask(connection, PING).unwrap(), PONG);
