@@ -197,11 +197,13 @@ impl Read {
         }
     }
 
-    /// Releases the requests that are over, as far as no earlier one runs, and starts others.
+    /// Releases the requests that are over, as far as no earlier one runs, and starts others, which the next call looks at: so the
+    /// caller sees the number of arrived bytes grow, however late it calls.
     fn update(&self, running: &mut Running) {
         let api = &self.agent.library.api;
         let mut arrived = 0;
-        while let Some(Posted { request, bytes }) = running.requests.front().copied() {
+        for _ in 0..running.requests.len() {
+            let Some(Posted { request, bytes }) = running.requests.front().copied() else { break };
             // SAFETY: the request exists until it is over.
             let status = unsafe { (api.get_xfer_status)(self.agent.raw.as_ptr(), request) };
             if status == IN_PROGRESS {
