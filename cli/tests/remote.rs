@@ -82,7 +82,7 @@ fn memory_of_another_host_is_copied_by_pull_alone() {
     assert!(error.contains("made on another host") && error.contains("(--pull takes a copy)"), "{error}");
     let no_library = [(LIBRARY, "/nowhere/libnixl_capi.so")];
     let error = start(&["recv", "--descriptor", &there, "--pull"], &no_library).wait().bad();
-    for text in ["copy memory of another host", "/nowhere/libnixl_capi.so", "pip install nixl-cu12"] {
+    for text in ["copy memory of another host", "/nowhere/libnixl_capi.so", "pip install nixl-cu13"] {
         assert!(error.contains(text), "{text:?} is missing: {error}");
     }
     sender.signal(Signal::KILL);
@@ -98,7 +98,7 @@ fn missing_library_error_names_the_remedy() {
     let variables = [no_library[0], ("DEVICE_IPC_REMOTE", "127.0.0.1")];
     for result in [by_option, start(&["send", "--print"], &variables).wait()] {
         let error = result.bad();
-        for text in ["/nowhere/libnixl_capi.so", "pip install nixl-cu12", LIBRARY] {
+        for text in ["/nowhere/libnixl_capi.so", "pip install nixl-cu13", LIBRARY] {
             assert!(error.contains(text), "{text:?} is missing: {error}");
         }
     }

@@ -122,7 +122,7 @@ impl Agent {
             let advice = match call {
                 "get_plugin_params" => {
                     ". The plugin UCX was not found or cannot be loaded: set NIXL_PLUGIN_DIR to the folder with \
-                     libplugin_UCX.so, or install the wheel nixl-cu12"
+                     libplugin_UCX.so, or install the wheel nixl-cu13"
                 }
                 _ => ". The plugin UCX cannot be started; check UCX_TLS and UCX_NET_DEVICES",
             };

@@ -536,7 +536,7 @@ fn missing_plugin_error_names_the_remedy() {
         eprintln!("skipped: {error}");
         return;
     }
-    for phrase in ["get_plugin_params", "NIXL_PLUGIN_DIR", "libplugin_UCX.so", "nixl-cu12"] {
+    for phrase in ["get_plugin_params", "NIXL_PLUGIN_DIR", "libplugin_UCX.so", "nixl-cu13"] {
         assert!(error.contains(phrase), "{phrase:?} is missing in {error}");
     }
 }

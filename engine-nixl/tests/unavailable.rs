@@ -9,7 +9,7 @@ fn missing_library_error_names_it_and_the_remedy() {
     let Unavailable::LibraryNotFound { searched, detail, hint } = &error else { panic!("{error:?}") };
     assert_eq!(searched, &["/nowhere/libnixl_capi.so"]);
     assert!(detail.contains("cannot open shared object file"), "{detail}");
-    for phrase in ["pip install nixl-cu12", "0.10.1", LIBRARY_VARIABLE] {
+    for phrase in ["pip install nixl-cu13", "0.10.1", LIBRARY_VARIABLE] {
         assert!(hint.contains(phrase), "{phrase:?} is missing in {hint}");
     }
 }

@@ -203,7 +203,7 @@ def test_missing_library_error_names_the_remedy(start: Start, nixl: "dict[str, s
         try:
             d.enable_remote("127.0.0.1") if len(sys.argv) == 1 else d.open(sys.argv[1], pulled=True)
         except d.UnsupportedError as error:
-            assert "/nowhere/libnixl_capi.so" in str(error) and "pip install nixl-cu12" in str(error), error
+            assert "/nowhere/libnixl_capi.so" in str(error) and "pip install nixl-cu13" in str(error), error
             print("refused")
     """
     exporter = start(EXPORTER, DEVICE_IPC_REMOTE="127.0.0.1", **nixl)

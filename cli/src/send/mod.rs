@@ -81,7 +81,7 @@ Examples:
     device-ipc send --print --receivers 0 > descriptor &
     DEVICE_IPC_DESCRIPTOR=$(cat descriptor) device-ipc recv
 
-  to another host, by a copy (on trusted networks only; needs 'pip install nixl-cu12' on both hosts):
+  to another host, by a copy (on trusted networks only; needs 'pip install nixl-cu13' on both hosts):
     device-ipc send --listen 10.0.0.1:29531 --key-file key --remote 10.0.0.1
     device-ipc recv --connect 10.0.0.1:29531 --key-file key --pull
 

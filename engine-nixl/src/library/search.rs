@@ -23,7 +23,7 @@ pub const LIBRARY_VARIABLE: &str = "DEVICE_IPC_NIXL";
 const LIBRARY: &str = "libnixl_capi.so";
 
 /// The name of the missing software, for the error.
-const NEEDED: &str = "NIXL 0.10.1 or later (pip install nixl-cu12)";
+const NEEDED: &str = "NIXL 0.10.1 or later (pip install nixl-cu13; with CUDA 12: nixl-cu12)";
 
 /// Loads the library at `path`, or else the one in [`LIBRARY_VARIABLE`], or else an installed one.
 pub(super) fn load(path: Option<&Path>) -> Result<NixlLibrary, Unavailable> {
