@@ -133,7 +133,6 @@ if [[ $devices -ge 1 && -x $here/cuda-probes ]]; then
     step cuda-probes "$here/cuda-probes" libcuda.so.1
 fi
 
-
 # Prints the folder of the CUDA runtime that UCX's modules for CUDA need.
 cuda_runtime() {
     local folder

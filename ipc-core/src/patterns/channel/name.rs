@@ -39,6 +39,9 @@ pub(super) fn address(name: &str, uid: u32, directory: Option<&Path>) -> Result<
     if name.len() > MAX_NAME_BYTES {
         return Err(invalid("it is longer than 64 B"));
     }
+    if name.contains(':') {
+        return Err(invalid("a TCP address requires Ipc::listen_tcp or Ipc::connect_tcp, with a key"));
+    }
     if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)) {
         return Err(invalid("it may contain only ASCII letters, digits, dots, hyphens and underscores"));
     }
@@ -216,9 +219,14 @@ mod tests {
 
     #[test]
     fn invalid_name_is_rejected_with_reason() {
-        for (name, why) in
-            [("", "empty"), ("a/b", "letters"), ("ä", "letters"), ("a b", "letters"), ("\0", "letters")]
-        {
+        for (name, why) in [
+            ("", "empty"),
+            ("a/b", "letters"),
+            ("ä", "letters"),
+            ("a b", "letters"),
+            ("\0", "letters"),
+            ("10.0.0.1:29531", "Ipc::connect_tcp"),
+        ] {
             let text = address(name, 7, None).unwrap_err().to_string();
             assert!(text.contains(why), "{text}");
         }
