@@ -79,6 +79,9 @@ pub(crate) struct Options {
     /// Do not download vLLM, which is tested with stand-ins alone
     #[arg(long)]
     no_vllm: bool,
+    /// Only install the packages that the tests need
+    #[arg(long)]
+    install_only: bool,
     /// Fill in the outputs of the Python programs in docs/seeds, instead of comparing them
     #[arg(long)]
     seeds: bool,
@@ -117,6 +120,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     if !options.no_vllm && !options.no_torch {
         fetch_vllm(&interpreter);
+    }
+    if options.install_only {
+        return Ok(());
     }
     // maturin finds the interpreter by VIRTUAL_ENV, and itself needs no activation.
     let mut maturin = python();
