@@ -1,10 +1,10 @@
-//! The backend of a process, and an engine that notes the begin of its transfers.
+//! The backend of a process, and an engine that notes the begin of its transfers and can hold their end.
 
 #![allow(unsafe_code, reason = "passes the calls of an engine on")]
 
 use std::env;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use device_ipc_core::backend::BackendInfo;
 use device_ipc_core::backend::engine::{
@@ -24,6 +24,14 @@ const SIMULATOR_VARIABLE: &str = "DEVICE_IPC_SIM_CUDA";
 
 /// The number of transfers that this process has begun.
 static BEGUN: AtomicU64 = AtomicU64::new(0);
+
+/// Whether the transfers of this process are held.
+static HELD: AtomicBool = AtomicBool::new(false);
+
+/// Holds the transfers of this process: none is over for the library, however fast the bytes arrive. Errors are not held.
+pub(crate) fn hold_transfers(hold: bool) {
+    HELD.store(hold, Ordering::SeqCst);
+}
 
 /// Returns the number of transfers that this process has begun.
 pub(crate) fn begun_transfers() -> u64 {
@@ -54,7 +62,31 @@ pub(crate) fn remote(load: Load) -> Result<Remote, String> {
     Ok(Remote::new(Arc::new(NotingEngine(load()?))))
 }
 
-/// An engine whose transfers are counted. It takes memory of a simulated device for host memory.
+/// A transfer that is not over while it is held.
+#[derive(Debug)]
+struct HeldTransfer {
+    transfer: Box<dyn Transfer>,
+    is_over: AtomicBool,
+}
+
+impl Transfer for HeldTransfer {
+    fn is_finished(&self) -> Result<bool> {
+        if !self.is_over.load(Ordering::SeqCst) && self.transfer.is_finished()? {
+            self.is_over.store(true, Ordering::SeqCst);
+        }
+        Ok(self.is_over.load(Ordering::SeqCst) && !HELD.load(Ordering::SeqCst))
+    }
+
+    fn cancel_rest(&self) {
+        self.transfer.cancel_rest();
+    }
+
+    fn arrived_bytes(&self) -> u64 {
+        self.transfer.arrived_bytes()
+    }
+}
+
+/// An engine whose transfers are counted and can be held. It takes memory of a simulated device for host memory.
 #[derive(Debug)]
 struct NotingEngine(Arc<dyn TransferEngine>);
 
@@ -88,6 +120,6 @@ impl TransferEngine for NotingEngine {
         // SAFETY: as the caller promised.
         let transfer = unsafe { self.0.pull(&PullRequest { destinations: &destinations, ..*request })? };
         BEGUN.fetch_add(1, Ordering::SeqCst);
-        Ok(transfer)
+        Ok(Box::new(HeldTransfer { transfer, is_over: AtomicBool::new(false) }))
     }
 }

@@ -185,6 +185,8 @@ impl Exporter {
             }
         }
         ports.sort_unstable();
+        // The table may change while it is read.
+        ports.dedup();
         ports.join(" ")
     }
 

@@ -13,7 +13,7 @@ use device_ipc_core::{
 };
 use device_ipc_test_process::serve;
 
-use crate::backend::{begun_transfers, is_mock, on_backend, remote};
+use crate::backend::{begun_transfers, hold_transfers, is_mock, on_backend, remote};
 use crate::{Load, argument, contents, open_files, report, resident_memory};
 
 /// Copies memory as the test requests, line by line.
@@ -39,6 +39,11 @@ pub fn importer(load: Load) {
                 before = Arrived::now();
                 running = Some(std::thread::spawn(move || state.answer(&words[0], &words[1..])));
                 "begun".into()
+            }
+            // hold TRUE|FALSE: whether copies do not end, however fast the bytes arrive.
+            "hold" => {
+                hold_transfers(argument(&words.iter().map(String::as_str).collect::<Vec<_>>(), 0));
+                "set".into()
             }
             // Whether the bytes of the request have begun to arrive.
             "arriving" => Arrived::now().is_after(&before).to_string(),

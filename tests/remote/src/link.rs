@@ -36,6 +36,7 @@ fn lose(pair: &mut Pair, side: fn(&Pair) -> &Host) -> ([Resources; 2], Instant) 
     let error = pair.importer.ask("end");
     assert!(error.starts_with("Timeout of InPull") && error.contains("cannot be reached"), "{error}");
     assert!(lost.elapsed() < REPORTED, "{:?}: {error}", lost.elapsed());
+    pair.let_go();
     (before, lost)
 }
 
