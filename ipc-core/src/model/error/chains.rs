@@ -208,6 +208,8 @@ fn error_chain_says_nothing_twice() {
         let in_bundle = error.of_tensor("w");
         repeats_nothing(&in_bundle);
     }
+    let missing = || Error::NoSuchTensor { name: text("w"), known: text("there are none") };
+    assert_eq!(missing().of_tensor("w").to_string(), missing().to_string());
 }
 
 #[test]

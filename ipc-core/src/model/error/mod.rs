@@ -538,11 +538,13 @@ impl Error {
         }
     }
 
-    /// Wraps the error with the name of a tensor, unless it concerns the exporting process, the connection or the timeout.
+    /// Wraps the error with the name of a tensor, unless it contains that name, or concerns the exporting process, the connection
+    /// or the timeout.
     pub(crate) fn of_tensor(self, tensor: &str) -> Self {
         match self {
             Self::InBundle { .. }
             | Self::InPull { .. }
+            | Self::NoSuchTensor { .. }
             | Self::ExporterGone { .. }
             | Self::Timeout { .. }
             | Self::Protocol(_)

@@ -39,7 +39,7 @@ impl OpenBuilder<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchTensor`] and [`Error::Layout`] in an [`Error::InBundle`] for another element type or shape, or elements with
+    /// [`Error::NoSuchTensor`]; [`Error::Layout`] in an [`Error::InBundle`] for another element type or shape, or elements with
     /// gaps; [`Error::InvalidRegion`] for destinations that overlap; otherwise as for [`or_pulled`](Self::or_pulled). All are in
     /// an [`ErrorWith`], which contains the set, or `None` if the engine has not finished: the library then keeps the
     /// memory until it has. After an error of the copy, the contents are unspecified.
