@@ -26,7 +26,7 @@ use crate::raw::RawHandle;
 use crate::wait::TIMEOUT;
 use device_ipc_cli::child::ChildProcess;
 use message::{Command, Reply};
-pub(crate) use network::engine;
+pub(crate) use network::{BareMemory, engine};
 
 /// A handle of the peer process.
 pub(super) struct Remote {

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use anyhow::{Result, anyhow};
 use device_ipc::backend::engine::{MemorySpace, RegisteredMemory, TransferEngine, TransferMemory};
 use device_ipc::nixl::NixlEngine;
-use device_ipc::{Export, Ipc, Remote};
+use device_ipc::{Buffer, DeviceOrdinal, Export, Ipc, Remote};
 
 use super::message::Reply;
 
@@ -20,12 +20,41 @@ pub(crate) fn engine() -> Result<Arc<dyn TransferEngine>> {
     loaded.clone().map(|engine| engine as _).map_err(|error| anyhow!(error))
 }
 
+/// Memory of the bare calls, of the same kind as the library's.
+pub(crate) enum BareMemory {
+    Host(Vec<u8>),
+    Device(Buffer, MemorySpace),
+}
+
+impl BareMemory {
+    pub(crate) fn new(ipc: &Ipc, device: u32, bytes: u64) -> Result<Self> {
+        Ok(match ipc.backend().transfer_space(DeviceOrdinal::new(device)) {
+            MemorySpace::Host => Self::Host(vec![1; usize::try_from(bytes)?]),
+            space => Self::Device(ipc.allocate(device, bytes)?, space),
+        })
+    }
+
+    pub(crate) fn range(&self) -> TransferMemory {
+        match self {
+            Self::Host(memory) => TransferMemory {
+                space: MemorySpace::Host,
+                address: memory.as_ptr() as u64,
+                len: memory.len() as u64,
+            },
+            Self::Device(memory, space) => {
+                let range = memory.range();
+                TransferMemory { space: *space, address: range.ptr.get(), len: range.len }
+            }
+        }
+    }
+}
+
 /// The memory of one `ShareRemotely`.
 pub(super) struct Served {
     _export: Export,
     /// Dropped before the memory.
     _registered: Box<dyn RegisteredMemory>,
-    _memory: Arc<Vec<u8>>,
+    _memory: BareMemory,
 }
 
 impl Served {
@@ -34,24 +63,22 @@ impl Served {
         let remote = Remote::new(Arc::clone(&engine)).listen("127.0.0.1")?;
         let ipc = Ipc::builder().remote(remote).named(backend)?;
         let export = ipc.share(ipc.allocate(device, bytes)?).start()?;
-        let memory = Arc::new(vec![1; usize::try_from(bytes)?]);
-        let space = MemorySpace::Host;
-        let range = TransferMemory { space, address: memory.as_ptr() as u64, len: bytes };
+        let memory = BareMemory::new(&ipc, device, bytes)?;
         // SAFETY: the memory is kept longer than the registration, and the importer finishes its reads before it ends this row.
-        let registered = unsafe { engine.register(range) }?;
+        let registered = unsafe { engine.register(memory.range()) }?;
+        let sent = vec![1; usize::try_from(bytes)?];
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let reply = Reply::SharedRemotely {
             descriptor: export.descriptor().to_string(),
             metadata: registered.metadata().to_vec(),
             socket: listener.local_addr()?,
         };
-        let served = Arc::clone(&memory);
         // Ends with the connection. A failure is an error of the importer.
         std::thread::spawn(move || -> std::io::Result<()> {
             let mut socket = listener.accept()?.0;
             socket.set_nodelay(true)?;
             while socket.read(&mut [0])? == 1 {
-                socket.write_all(&served)?;
+                socket.write_all(&sent)?;
             }
             Ok(())
         });

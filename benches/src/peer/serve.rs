@@ -178,6 +178,7 @@ impl Server {
             Command::ShareRemotely { bytes } => {
                 // Frees the memory of the last call before.
                 self.served = None;
+                self.raw.enter(self.device)?;
                 let (served, reply) = Served::start(self.ipc.backend().info().name, self.device, *bytes)?;
                 self.served = Some(served);
                 Ok(reply)

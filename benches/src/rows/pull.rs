@@ -1,5 +1,5 @@
-//! A copy from another process as if it were on another host, beside the transfer engine's own read of the same bytes, and beside a
-//! plain TCP socket.
+//! A copy from another process as if it were on another host, beside the transfer engine's own read of as many bytes of the same kind
+//! of memory, and beside a plain TCP socket between host memory.
 
 #![allow(unsafe_code, reason = "the bare read writes to memory by its address")]
 
@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use device_ipc::backend::engine::{MemorySpace, Piece, PullRequest, TransferEngine, TransferMemory};
+use device_ipc::backend::engine::{Piece, PullRequest, TransferEngine};
 use device_ipc::{Descriptor, Dtype, Ipc, Remote, TensorLayout, TensorSet};
 
 use crate::frame::{Bench, Row};
 use crate::line::{Line, Subject, Target, Unit};
-use crate::peer::engine;
 use crate::peer::message::{Command, Reply};
+use crate::peer::{BareMemory, engine};
 use crate::wait::{TIMEOUT, settle};
 
 pub(super) const ROW: Row = Row { name: "pull", title: "copy over the network, by NIXL", run };
@@ -40,8 +40,10 @@ struct State {
     /// Existing memory for our copies.
     destination: Option<TensorSet>,
     metadata: Vec<u8>,
-    /// The destination of the bare sides.
-    memory: Vec<u8>,
+    /// The destination of the bare read.
+    memory: BareMemory,
+    /// The destination of the socket.
+    received: Vec<u8>,
     socket: TcpStream,
     bytes: u64,
 }
@@ -59,6 +61,7 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
 }
 
 fn measure(bench: &Bench, engine: &Arc<dyn TransferEngine>, bytes: u64, size: &str) -> Result<Vec<Line>> {
+    bench.raw.enter(bench.device)?;
     let mut exporter = bench.remote(bench.device)?;
     let Reply::SharedRemotely { descriptor, metadata, socket } =
         exporter.request(&Command::ShareRemotely { bytes })?
@@ -71,7 +74,8 @@ fn measure(bench: &Bench, engine: &Arc<dyn TransferEngine>, bytes: u64, size: &s
     let mut state = State {
         descriptor: descriptor.parse()?,
         destination: None,
-        memory: vec![1; usize::try_from(bytes)?],
+        memory: BareMemory::new(&ipc, bench.device, bytes)?,
+        received: vec![1; usize::try_from(bytes)?],
         engine: Arc::clone(engine),
         device: bench.device,
         ipc,
@@ -146,10 +150,9 @@ fn pulled_into(state: &mut State) -> Result<f64> {
 
 fn read(state: &mut State) -> Result<f64> {
     sample(state, |state| {
-        let address = state.memory.as_mut_ptr() as u64;
         let request = PullRequest {
             sources: &[&state.metadata],
-            destinations: &[TransferMemory { space: MemorySpace::Host, address, len: state.bytes }],
+            destinations: &[state.memory.range()],
             pieces: &[Piece {
                 source: 0,
                 source_offset: 0,
@@ -171,6 +174,6 @@ fn read(state: &mut State) -> Result<f64> {
 fn by_socket(state: &mut State) -> Result<f64> {
     sample(state, |state| {
         state.socket.write_all(&[1])?;
-        Ok(state.socket.read_exact(&mut state.memory)?)
+        Ok(state.socket.read_exact(&mut state.received)?)
     })
 }
