@@ -124,7 +124,10 @@ impl Agent {
                     ". The plugin UCX was not found or cannot be loaded: set NIXL_PLUGIN_DIR to the folder with \
                      libplugin_UCX.so, or install the wheel nixl-cu13"
                 }
-                _ => ". The plugin UCX cannot be started; check UCX_TLS and UCX_NET_DEVICES",
+                _ => {
+                    ". The plugin UCX cannot be started; check UCX_TLS (where there is an NVIDIA GPU, it has to contain cuda or \
+                     cuda_copy) and UCX_NET_DEVICES"
+                },
             };
             failed(&agent.library, call, status, advice)
         })?;
