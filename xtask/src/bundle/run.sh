@@ -159,13 +159,13 @@ if [[ -f $here/nixl.zip ]]; then
     done
     backend=${DEVICE_IPC_BACKEND:-$([[ $devices -eq 0 ]] && echo mock || echo cuda)}
     road=$here/device-ipc-nixl--road
-    case_of() { limit=$1 step "$2" env RUST_TEST_THREADS=4 DEVICE_IPC_BACKEND="$3" UCX_TLS="$4" "$road" "${@:5}"; }
-    # Whether NIXL runs here at all, with host memory.
-    case_of 60 nixl-host-memory mock tcp state_dict_is_pulled pull_into_existing
+    case_of() { limit=$1 step "$2" env RUST_TEST_THREADS=8 DEVICE_IPC_BACKEND="$3" UCX_TLS="$4" "$road" "${@:5}"; }
+    # Whether NIXL runs here at all, with host memory. On a machine with a GPU it needs UCX's transport for CUDA nevertheless.
+    case_of 60 nixl-host-memory mock "tcp$([[ $devices -eq 0 ]] || echo ,cuda_copy)" state_dict_is_pulled pull_into_existing
     # The logs of NIXL and UCX show the reason if memory of the backend cannot be registered or copied.
     NIXL_LOG_LEVEL=DEBUG UCX_LOG_LEVEL=info \
         case_of 60 nixl-log "$backend" tcp,cuda_copy memory_of_another_host_is_pulled --nocapture
-    case_of 240 nixl-tcp "$backend" tcp,cuda_copy
+    case_of 400 nixl-tcp "$backend" tcp,cuda_copy
     # A copy by cuda_ipc does not need the exporter's process, and has ended before the test kills or suspends a process.
     case_of 120 nixl-cuda-ipc "$backend" tcp,cuda_copy,cuda_ipc --skip killed --skip suspended --skip silent \
         --skip dropped_export_is_kept --skip failed_pull --skip in_a_copy --skip leave
