@@ -157,7 +157,7 @@ fn client() -> Result<()> {
     for number in 0..messages + REQUESTS {
         if number < messages {
             let tensor = ipc.allocate(0, (ELEMENTS * size_of::<f32>()) as u64)?;
-            tensor.view_mut::<f32>(&stream)?.copy_from(&values(number))?;
+            tensor.view_mut::<f32, _>(&stream)?.copy_from(&values(number))?;
             let export = ipc.share(tensor).dtype(Dtype::F32).shape([ELEMENTS as u64]).start()?;
             channel.send(Message::new().export(export).ready_on(&stream), TIMEOUT)?;
         }

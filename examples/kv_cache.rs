@@ -63,7 +63,7 @@ fn owner() -> Result<()> {
         reader.finish()?;
     }
     share.wait_released(TIMEOUT)?;
-    ensure!(cache.view::<f32>(&stream)?.to_vec()? == contents, "a reader has written to the cache");
+    ensure!(cache.view::<f32, _>(&stream)?.to_vec()? == contents, "a reader has written to the cache");
     println!("[owner] all readers have ended; nothing was copied, nothing was changed");
     Ok(())
 }
@@ -71,7 +71,7 @@ fn owner() -> Result<()> {
 /// Submits a copy of the cache with one more block; existing blocks are rewritten unchanged.
 fn append(cache: &Buffer, contents: &mut [f32], block: usize, stream: &Stream) -> Result<()> {
     contents[block * BLOCK..][..BLOCK].copy_from_slice(&block_of(block));
-    Ok(cache.view_mut::<f32>(stream)?.copy_from(contents)?)
+    Ok(cache.view_mut::<f32, _>(stream)?.copy_from(contents)?)
 }
 
 fn block_of(block: usize) -> Vec<f32> {

@@ -40,7 +40,7 @@ fn rounds(ipc: &Ipc, listener: &Listener, stream: &Stream) -> Result<()> {
     let channel = listener.accept(TIMEOUT)?;
     let values: Vec<f32> = (0..SIDE * SIDE).map(|index| (index % 1000) as f32).collect();
     let (tensor, export) = shared_tensor(ipc, 0)?;
-    tensor.view_mut::<f32>(stream)?.copy_from(&values)?;
+    tensor.view_mut::<f32, _>(stream)?.copy_from(&values)?;
     let begun = Instant::now();
     for round in 1..=ROUNDS {
         channel.send(Message::new().export(&export).ready_on(stream), TIMEOUT)?;
@@ -52,7 +52,7 @@ fn rounds(ipc: &Ipc, listener: &Listener, stream: &Stream) -> Result<()> {
     }
     println!("[ping] {ROUNDS} rounds, checked on the host: {:.1} ms", begun.elapsed().as_secs_f64() * 1e3);
     channel.close(TIMEOUT)?;
-    let after = tensor.view::<f32>(stream)?.to_vec()?;
+    let after = tensor.view::<f32, _>(stream)?.to_vec()?;
     let changed = values.iter().zip(&after).all(|(before, after)| before + ROUNDS as f32 == *after);
     ensure!(changed, "not every number has grown by {ROUNDS}");
     println!("[ping] every number has grown by {ROUNDS}, in place");
@@ -76,7 +76,7 @@ fn pong() -> Result<()> {
         let mapping = open_tensor(&received, &stream)?;
         ensure!(mapping.device().get() == device, "the tensor was opened on device {}", mapping.device());
         mapping.view_mut::<f32, _>(&stream)?.add(1.0)?;
-        reply.view_mut::<f32>(&stream)?.copy_from_device(&mapping.view::<f32, _>(&stream)?)?;
+        reply.view_mut::<f32, _>(&stream)?.copy_from_device(&mapping.view::<f32, _>(&stream)?)?;
         mapping.release(&stream)?;
         received.reply(Message::new().export(&export).ready_on(&stream), TIMEOUT)?;
     }

@@ -46,7 +46,7 @@ fn produce(ipc: &Ipc, listener: &Listener, stream: &Stream) -> Result<()> {
 /// Sends a tensor. The producer drops memory and export; the message keeps them for the consumer.
 fn put(ipc: &Ipc, channel: &Channel, number: usize, stream: &Stream) -> Result<()> {
     let tensor = ipc.allocate(0, (ELEMENTS * size_of::<f32>()) as u64)?;
-    tensor.view_mut::<f32>(stream)?.copy_from(&values(number))?;
+    tensor.view_mut::<f32, _>(stream)?.copy_from(&values(number))?;
     let export = ipc.share(tensor).dtype(Dtype::F32).shape(SHAPE).start()?;
     let message = Message::new().bytes(number.to_string().into_bytes()).export(&export).ready_on(stream);
     Ok(channel.send(message, TIMEOUT)?)

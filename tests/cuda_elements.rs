@@ -35,7 +35,20 @@ fn cudarc_slices_of_halves_and_fp8_are_read_by_another_process() {
 }
 
 #[test]
-#[ignore = "a role of the test above"]
+fn buffer_has_views_for_a_stream_of_cudarc() {
+    if let Some(reason) = no_cuda() {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let stream = CudaContext::new(0).expect("a context").default_stream();
+    let buffer = Ipc::auto().expect("CUDA").allocate(0, 24).expect("a buffer");
+    stream.memcpy_htod(&NUMBERS, &mut buffer.view_mut(&stream).expect("a view")).expect("a copy");
+    let view = buffer.view::<f32, _>(&stream).expect("a view");
+    assert_eq!(stream.clone_dtoh(&view).expect("a copy"), NUMBERS);
+}
+
+#[test]
+#[ignore = "a role of the first test"]
 fn role() {
     let stream = CudaContext::new(0).expect("a context").default_stream();
     let ipc = Ipc::auto().expect("CUDA");

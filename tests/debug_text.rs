@@ -22,7 +22,7 @@ fn debug_text_of_public_types_is_short() -> Result<(), Error> {
     is_short(&stream);
     let buffer = ipc.allocate(0, 80)?;
     is_short(&buffer);
-    is_short(&buffer.view::<f32>(&stream)?);
+    is_short(&buffer.view::<f32, _>(&stream)?);
     let export = ipc.share(buffer).ready_on(&stream).start()?;
     is_short(&export);
     is_short(&ipc.open(export.descriptor()));

@@ -130,7 +130,7 @@ fn server() -> Result<()> {
     let mut current: Option<Export> = None;
     for (_, number) in lines().zip(1_u64..) {
         let weights = ipc.allocate(0, (ELEMENTS * size_of::<f32>()) as u64)?;
-        weights.view_mut::<f32>(&stream)?.copy_from(&[number as f32; ELEMENTS])?;
+        weights.view_mut::<f32, _>(&stream)?.copy_from(&[number as f32; ELEMENTS])?;
         let share = ipc.share(weights).dtype(Dtype::F32).shape([ELEMENTS as u64]).ready_on(&stream);
         let next = share.start()?;
         println!("{}", next.descriptor());

@@ -125,7 +125,7 @@ fn sharing() -> Result<()> {
     let ipc = Ipc::auto()?;
     let stream = ipc.create_stream(0)?;
     let weights = ipc.allocate(0, 20 * 4)?; // or any owner of device memory, e.g. a CudaSlice
-    weights.view_mut::<f32>(&stream)?.copy_from(&[1.0; 20])?;
+    weights.view_mut::<f32, _>(&stream)?.copy_from(&[1.0; 20])?;
     let export = ipc.share(weights).dtype(Dtype::F32).shape([4, 5]).ready_on(&stream).start()?;
     std::fs::write("w.ipc", export.descriptor().to_string())?;
     export.wait_released(Duration::from_secs(30))?; // on timeout the error names pid, program and bytes

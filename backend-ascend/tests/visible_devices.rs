@@ -53,14 +53,14 @@ fn share(scene: &Scene, device: u32, visible: &str, place: &str, expected: &str)
     for kind in [KEY, SHAREABLE] {
         let buffer = Arc::new(ipc.allocate_for(device, BYTES as u64, kind).expect("memory"));
         let stream = ipc.create_stream(device).expect("a stream");
-        buffer.view_mut::<u8>(&stream).expect("a view").copy_from(&pattern()).expect("a copy");
+        buffer.view_mut::<u8, _>(&stream).expect("a view").copy_from(&pattern()).expect("a copy");
         stream.synchronize().expect("it is done");
         let share = ipc.share(Arc::clone(&buffer)).start().expect("an export");
         let mut peer = scene.peer_with_visible("importer", visible);
         let answer = peer.ask(&format!("{place} {}", share.descriptor()));
         assert!(answer.contains(expected), "kind {}: {answer}", kind.0);
         if expected.starts_with("device") {
-            let bytes = buffer.view::<u8>(&stream).expect("a view").to_vec().expect("the bytes");
+            let bytes = buffer.view::<u8, _>(&stream).expect("a view").to_vec().expect("the bytes");
             assert!(bytes.iter().all(|byte| *byte == 9), "the bytes that the importer wrote");
         }
         peer.finish();
@@ -124,7 +124,7 @@ fn hidden_home_opens_on_another_device_or_explains() {
             for (kind, expected) in [(KEY, "device 0 right true"), (SHAREABLE, "ASCEND_RT_VISIBLE_DEVICES")] {
                 let buffer = Arc::new(ipc.allocate_for(0, BYTES as u64, kind).expect("memory"));
                 let stream = ipc.create_stream(0).expect("a stream");
-                buffer.view_mut::<u8>(&stream).expect("a view").copy_from(&pattern()).expect("a copy");
+                buffer.view_mut::<u8, _>(&stream).expect("a view").copy_from(&pattern()).expect("a copy");
                 stream.synchronize().expect("it is done");
                 let share = ipc.share(buffer).start().expect("an export");
                 let mut peer = scene.peer_with_visible("importer", "1,3");

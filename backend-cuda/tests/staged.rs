@@ -86,7 +86,7 @@ fn the_other_process() {
         "share" => {
             let total = backend.memory().memory_info(stream.device()).unwrap().total_bytes;
             let buffer = std::sync::Arc::new(ipc.allocate(0, MOST.min(total / 8)).unwrap());
-            buffer.view_mut::<u8>(&stream).unwrap().fill_bytes(argument.parse().unwrap()).unwrap();
+            buffer.view_mut::<u8, _>(&stream).unwrap().fill_bytes(argument.parse().unwrap()).unwrap();
             stream.synchronize().unwrap();
             let export = ipc.share(buffer.clone()).start().unwrap();
             let descriptor = export.descriptor().to_string();
@@ -95,7 +95,7 @@ fn the_other_process() {
         }
         "fill" => {
             let (buffer, _) = shared.as_ref().unwrap();
-            buffer.view_mut::<u8>(&stream).unwrap().fill_bytes(argument.parse().unwrap()).unwrap();
+            buffer.view_mut::<u8, _>(&stream).unwrap().fill_bytes(argument.parse().unwrap()).unwrap();
             stream.synchronize().unwrap();
             "filled".to_owned()
         }

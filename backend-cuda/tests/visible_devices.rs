@@ -108,7 +108,7 @@ fn the_other_process() {
             let ordinal = DeviceOrdinal::new(ordinal.parse().unwrap());
             let buffer = ipc.allocate(ordinal, BYTES).unwrap();
             let stream = ipc.create_stream(ordinal).unwrap();
-            buffer.view_mut::<u8>(&stream).unwrap().fill_bytes(byte.parse().unwrap()).unwrap();
+            buffer.view_mut::<u8, _>(&stream).unwrap().fill_bytes(byte.parse().unwrap()).unwrap();
             stream.synchronize().unwrap();
             shares.push(ipc.share(buffer).start().unwrap());
             shares.last().unwrap().descriptor().to_string()

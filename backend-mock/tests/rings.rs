@@ -201,7 +201,8 @@ impl Model {
         assert_eq!(slot.sequence(), sequence);
         for half in ["first", "second"] {
             let copy = self.ipc.allocate(0, HALF)?;
-            copy.view_mut::<u32>(on)?.copy_from_device(&slot.tensor(&halves(), half)?.view::<u32, _>(on)?)?;
+            copy.view_mut::<u32, _>(on)?
+                .copy_from_device(&slot.tensor(&halves(), half)?.view::<u32, _>(on)?)?;
             on.delay(Duration::from_micros(pause))?;
             self.copies.push((sequence, copy));
         }
@@ -267,7 +268,7 @@ impl Model {
         }
         let reader = &streams[0];
         for (sequence, copy) in copies.iter().filter(|(sequence, _)| *sequence < published) {
-            let seen = copy.view::<u32>(reader)?.to_vec()?;
+            let seen = copy.view::<u32, _>(reader)?.to_vec()?;
             assert_eq!(seen, vec![*sequence as u32; seen.len()], "sequence {sequence} of {published}");
         }
         drop(ManuallyDrop::into_inner(copies));

@@ -31,7 +31,7 @@ fn add_and_delay_without_test_kernels_are_unsupported() {
     let ipc = Ipc::with_backend(Arc::new(WithoutTestKernels { mock }));
     let stream = ipc.create_stream(0).expect("a stream");
     let buffer = ipc.allocate(0, 16).expect("a buffer");
-    let mut view = buffer.view_mut::<f32>(&stream).expect("a view of 4 floats");
+    let mut view = buffer.view_mut::<f32, _>(&stream).expect("a view of 4 floats");
     view.copy_from(&[1.0; 4]).expect("a copy needs no test kernel");
     for result in [view.add(1.0), stream.delay(Duration::from_millis(1))] {
         let error = result.expect_err("the backend has no test kernels");

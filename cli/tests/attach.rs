@@ -139,13 +139,13 @@ fn machine(spec: &str) -> (Ipc, impl Fn(&[&str]) -> support::CommandResult + '_)
 fn buffer(ipc: &Ipc, device: u32, bytes: &[u8]) -> Buffer {
     let buffer = ipc.allocate(device, bytes.len() as u64).unwrap();
     let stream = ipc.create_stream(device).unwrap();
-    buffer.view_mut::<u8>(&stream).unwrap().copy_from(bytes).unwrap();
+    buffer.view_mut::<u8, _>(&stream).unwrap().copy_from(bytes).unwrap();
     stream.synchronize().unwrap();
     buffer
 }
 
 fn bytes_of(ipc: &Ipc, buffer: &Buffer) -> Vec<u8> {
-    buffer.view::<u8>(&ipc.create_stream(buffer.range().device).unwrap()).unwrap().to_vec().unwrap()
+    buffer.view::<u8, _>(&ipc.create_stream(buffer.range().device).unwrap()).unwrap().to_vec().unwrap()
 }
 
 #[test]

@@ -85,7 +85,7 @@ impl Process {
                 let kind = HandleKind(kind.parse()?);
                 let buffer = self.ipc.allocate_for(0, bytes.parse()?, kind)?;
                 let stream = self.ipc.create_stream(0)?;
-                buffer.view_mut::<u8>(&stream)?.fill_bytes(byte.parse()?)?;
+                buffer.view_mut::<u8, _>(&stream)?.fill_bytes(byte.parse()?)?;
                 stream.synchronize()?;
                 self.shared.push(self.ipc.share(buffer).start().map_err(|error| error.to_string())?);
                 Ok(self.shared.last().ok_or("nothing")?.descriptor().to_string())

@@ -59,7 +59,7 @@ impl Transport {
         let opening = if self.staged { opening.staged() } else { opening };
         let mapping: Mapping = opening.timeout(TIMEOUT).on(&self.stream)?;
         let source = mapping.view::<u8, _>(&self.stream)?;
-        self.block.view_mut::<u8>(&self.stream)?.copy_from_device(&source)?;
+        self.block.view_mut::<u8, _>(&self.stream)?.copy_from_device(&source)?;
         mapping.release(&self.stream)?;
         Ok(())
     }

@@ -45,7 +45,7 @@ impl RingMember {
             if self.copies.len() == bucket {
                 self.copies.push(ipc.allocate(slot.range().device, slot.range().len)?);
             }
-            let mut copy = self.copies[bucket].view_mut::<u8>(&self.stream)?;
+            let mut copy = self.copies[bucket].view_mut::<u8, _>(&self.stream)?;
             copy.copy_from_device(&slot.view::<u8, _>(&self.stream)?)?;
             slot.release(&self.stream).map_err(device_ipc::Error::from)?;
         }
@@ -57,8 +57,8 @@ impl RingMember {
         ensure!(self.copies.len() > 1, "at least two buckets must be copied first");
         for bucket in 0..buckets {
             let (from, to) = (bucket % self.copies.len(), (bucket + 1) % self.copies.len());
-            let mut copy = self.copies[to].view_mut::<u8>(&self.stream)?;
-            copy.copy_from_device(&self.copies[from].view::<u8>(&self.stream)?)?;
+            let mut copy = self.copies[to].view_mut::<u8, _>(&self.stream)?;
+            copy.copy_from_device(&self.copies[from].view::<u8, _>(&self.stream)?)?;
         }
         Ok(())
     }

@@ -61,7 +61,7 @@ fn measure(bench: &Bench, bytes: u64) -> Result<Line> {
 
 fn ours(state: &mut State) -> Result<f64> {
     let source = state.mapping.view::<u8, _>(&state.stream)?;
-    let mut target = state.here.view_mut::<u8>(&state.stream)?;
+    let mut target = state.here.view_mut::<u8, _>(&state.stream)?;
     state.stream.synchronize()?;
     let begin = Instant::now();
     target.copy_from_device(&source)?;

@@ -109,7 +109,7 @@ fn ours(state: &mut State) -> Result<f64> {
     let begin = Instant::now();
     for bucket in &state.weights {
         let mut slot = state.ring.write(&state.stream)?;
-        slot.view_mut::<u8, _>(&state.stream)?.copy_from_device(&bucket.view::<u8>(&state.stream)?)?;
+        slot.view_mut::<u8, _>(&state.stream)?.copy_from_device(&bucket.view::<u8, _>(&state.stream)?)?;
         slot.publish(&state.stream)?;
     }
     state.stream.synchronize()?;
@@ -152,7 +152,7 @@ fn unordered(state: &mut State) -> Result<f64> {
 
 fn copy(state: &State) -> Result<()> {
     for (from, to) in state.weights.iter().zip(&state.copies) {
-        to.view_mut::<u8>(&state.stream)?.copy_from_device(&from.view::<u8>(&state.stream)?)?;
+        to.view_mut::<u8, _>(&state.stream)?.copy_from_device(&from.view::<u8, _>(&state.stream)?)?;
     }
     Ok(())
 }

@@ -74,7 +74,7 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<()> {
     let stream = ipc.create_stream(from)?;
     let tensor = Arc::new(ipc.allocate(from, (ELEMENTS * size_of::<f32>()) as u64)?);
     let values = random_values();
-    tensor.view_mut::<f32>(&stream)?.copy_from(&values)?;
+    tensor.view_mut::<f32, _>(&stream)?.copy_from(&values)?;
     let mean_before = mean(&values);
     print(format!(
         "[sender]   pid={} tensor shape=(4, 5) device={}:{from} dtype=float32",
@@ -108,7 +108,7 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<()> {
     receiver.finish()?;
     share.wait_released(TIMEOUT).context("the receiver exited, but its lease was not released")?;
 
-    let after = read(&tensor.view::<f32>(&stream)?, &stream)?;
+    let after = read(&tensor.view::<f32, _>(&stream)?, &stream)?;
     let mean_after = mean(&after);
     let shared = values.iter().zip(&after).all(|(before, after)| before + 1.0 == *after);
     let report = Report {

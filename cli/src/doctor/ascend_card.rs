@@ -93,7 +93,7 @@ fn share_with_two_devices(backend: &Arc<AscendBackend>, kind: HandleKind) -> Res
     let ipc = Ipc::with_backend(Arc::clone(backend) as Arc<dyn DeviceIpc>);
     let buffer = Arc::new(ipc.allocate_for(0, BYTES, kind)?);
     let stream = ipc.create_stream(0)?;
-    buffer.view_mut::<u8>(&stream)?.fill_bytes(PATTERN)?;
+    buffer.view_mut::<u8, _>(&stream)?.fill_bytes(PATTERN)?;
     stream.synchronize()?;
     let share = ipc.share(buffer).start()?;
     // A file, because other users can read arguments.

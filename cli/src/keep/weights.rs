@@ -65,7 +65,7 @@ impl Blocks {
             let block = ipc.allocate_for(device, bytes, wanted).map_err(|error| explain(error, access))?;
             let stream = ipc.create_stream(device)?;
             // The bytes between the tensors are readable too.
-            block.view_mut::<u8>(&stream)?.fill_bytes(0)?;
+            block.view_mut::<u8, _>(&stream)?.fill_bytes(0)?;
             blocks.insert(device, (block, stream));
         }
         Ok(Self { access, tensors: placed, blocks })

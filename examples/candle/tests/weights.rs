@@ -46,7 +46,7 @@ fn export(ipc: &Ipc) -> Export {
     let mut tensors = ipc.tensors();
     let mut add = |name: &str, bytes: &[u8], layout: TensorLayout| {
         let memory = ipc.allocate(0, bytes.len() as u64).expect("memory");
-        memory.view_mut::<u8>(&stream).expect("bytes").copy_from(bytes).expect("a copy");
+        memory.view_mut::<u8, _>(&stream).expect("bytes").copy_from(bytes).expect("a copy");
         tensors.owned(name, memory, Some(layout)).expect("it fits");
     };
     let bytes = |numbers: &[f32]| numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<u8>>();

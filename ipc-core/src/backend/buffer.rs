@@ -35,7 +35,7 @@ use crate::os::process::Owner;
 /// let stream = ipc.create_stream(0)?;
 /// let buffer = ipc.allocate(0, 16)?; // 16 B on device 0
 /// buffer.view_mut(&stream)?.copy_from(&[1.0_f32, 2.0, 3.0, 4.0])?;
-/// assert_eq!(buffer.view::<f32>(&stream)?.to_vec()?, [1.0, 2.0, 3.0, 4.0]);
+/// assert_eq!(buffer.view::<f32, _>(&stream)?.to_vec()?, [1.0, 2.0, 3.0, 4.0]);
 /// # Ok(())
 /// # }
 /// ```
@@ -73,12 +73,27 @@ impl Buffer {
         std::slice::from_ref(&self.range)
     }
 
-    /// Returns a view of the elements for reading by work on `stream`.
+    /// Returns a view of the elements for reading by work on `stream`. The type of the view depends on the stream, as for
+    /// [`Mapping::view`](crate::Mapping::view).
     ///
     /// # Errors
     ///
-    /// [`Error::Layout`] if the range does not consist of whole elements.
-    pub fn view<T: Element>(&self, stream: &Stream) -> Result<View<'_, T>> {
+    /// [`Error::WrongStream`] for a stream of another device; [`Error::Layout`] if the range does not consist of whole elements.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> device_ipc_core::Result<()> {
+    /// # let backend = device_ipc_mock::MockBackend::from_spec("devices=2").expect("a valid specification");
+    /// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+    /// let buffer = ipc.allocate(0, 8)?;
+    /// let refused = buffer.view::<f32, _>(&ipc.create_stream(1)?).map(drop);
+    /// assert!(matches!(refused, Err(device_ipc_core::Error::WrongStream { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, T>> {
+        self.check_stream(stream.as_stream())?;
         check_whole_elements::<T>(self.range)?;
         // SAFETY: the buffer outlives the view, and the elements are whole.
         unsafe { stream.view(self.range) }
@@ -89,7 +104,11 @@ impl Buffer {
     /// # Errors
     ///
     /// As for [`view`](Self::view).
-    pub fn view_mut<T: Element>(&self, stream: &Stream) -> Result<ViewMut<'_, T>> {
+    pub fn view_mut<T: Element, M: ViewTypes>(
+        &self,
+        stream: &impl ViewStream<M>,
+    ) -> Result<M::ViewMut<'_, T>> {
+        self.check_stream(stream.as_stream())?;
         check_whole_elements::<T>(self.range)?;
         // SAFETY: the buffer outlives the view, and the elements are whole.
         unsafe { stream.view_mut(self.range) }
@@ -100,7 +119,7 @@ impl Buffer {
     /// # Errors
     ///
     /// As for [`view`](Self::view).
-    pub fn view_bytes(&self, stream: &Stream) -> Result<View<'_, u8>> {
+    pub fn view_bytes<M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, u8>> {
         self.view(stream)
     }
 
@@ -127,14 +146,19 @@ impl Buffer {
     /// ```
     pub fn to_host<T: Element, M>(&self, stream: &impl AsStream<M>) -> Result<Vec<T>> {
         let stream = stream.as_stream();
+        self.check_stream(stream)?;
+        check_whole_elements::<T>(self.range)?;
+        // SAFETY: the buffer keeps the range allocated.
+        unsafe { read_elements(self.backend.memory(), self.range, stream) }
+    }
+
+    fn check_stream(&self, stream: BorrowedStream<'_>) -> Result<()> {
         check_backend("the stream", stream.backend(), self.backend.info().name)?;
         if stream.device() != self.range.device {
             let (what, expected) = ("the buffer", self.range.device);
             return Err(Error::WrongStream { stream: stream.device(), what, expected });
         }
-        check_whole_elements::<T>(self.range)?;
-        // SAFETY: the buffer keeps the range allocated.
-        unsafe { read_elements(self.backend.memory(), self.range, stream) }
+        Ok(())
     }
 
     pub(crate) const fn backend(&self) -> &Arc<dyn DeviceIpc> {
@@ -219,7 +243,7 @@ unsafe impl DeviceOwner for BufferSlice {
 /// # let ipc = device_ipc_core::Ipc::with_backend(backend);
 /// let stream = ipc.create_stream(0)?;
 /// let buffer = ipc.allocate(0, 1024)?;
-/// buffer.view_mut::<u8>(&stream)?.fill_bytes(0)?; // does not wait
+/// buffer.view_mut::<u8, _>(&stream)?.fill_bytes(0)?; // does not wait
 /// stream.synchronize()?; // waits until the fill has finished
 /// # Ok(())
 /// # }
@@ -314,9 +338,9 @@ impl fmt::Debug for Stream {
 /// # let stream = ipc.create_stream(0)?;
 /// let (source, target) = (ipc.allocate(0, 8)?, ipc.allocate(0, 8)?);
 /// source.view_mut(&stream)?.copy_from(&[1.0_f32, 2.0])?;
-/// let elements = source.view::<f32>(&stream)?;
+/// let elements = source.view::<f32, _>(&stream)?;
 /// target.view_mut(&stream)?.copy_from_device(&elements)?;
-/// assert_eq!((elements.len(), target.view::<f32>(&stream)?.to_vec()?), (2, vec![1.0, 2.0]));
+/// assert_eq!((elements.len(), target.view::<f32, _>(&stream)?.to_vec()?), (2, vec![1.0, 2.0]));
 /// # Ok(())
 /// # }
 /// ```
@@ -364,7 +388,7 @@ impl<T: Element> View<'_, T> {
 /// # let ipc = device_ipc_core::Ipc::with_backend(backend);
 /// # let stream = ipc.create_stream(0)?;
 /// let buffer = ipc.allocate(0, 8)?;
-/// let mut elements = buffer.view_mut::<f32>(&stream)?;
+/// let mut elements = buffer.view_mut::<f32, _>(&stream)?;
 /// elements.copy_from(&[1.0, 2.0])?;
 /// elements.add(0.5)?; // a kernel, ordered after the copy by the stream
 /// assert_eq!(elements.to_vec()?, [1.5, 2.5]);

@@ -45,7 +45,7 @@ impl Memory {
 
     fn written(ipc: Ipc, buffer: Buffer, bytes: &[u8]) -> Result<Self, Stop> {
         let stream = ipc.create_stream(buffer.range().device)?;
-        buffer.view_mut::<u8>(&stream)?.copy_from(bytes)?;
+        buffer.view_mut::<u8, _>(&stream)?.copy_from(bytes)?;
         stream.synchronize()?;
         Ok(Self { ipc, buffer: Arc::new(buffer), stream })
     }
@@ -76,17 +76,17 @@ impl Memory {
 
     /// The bytes, as this process reads them through its own address.
     pub fn bytes(&self) -> Result<Vec<u8>, Stop> {
-        Ok(self.buffer.view::<u8>(&self.stream)?.to_vec()?)
+        Ok(self.buffer.view::<u8, _>(&self.stream)?.to_vec()?)
     }
 
     /// The floats, as this process reads them through its own address.
     pub fn floats(&self) -> Result<Vec<f32>, Stop> {
-        Ok(self.buffer.view::<f32>(&self.stream)?.to_vec()?)
+        Ok(self.buffer.view::<f32, _>(&self.stream)?.to_vec()?)
     }
 
     /// Submits adding to every float.
     pub fn add(&self, value: f32) -> Result<(), Stop> {
-        Ok(self.buffer.view_mut::<f32>(&self.stream)?.add(value)?)
+        Ok(self.buffer.view_mut::<f32, _>(&self.stream)?.add(value)?)
     }
 }
 

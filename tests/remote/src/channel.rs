@@ -138,7 +138,7 @@ impl ChannelEnd {
                 if words.len() > 2 {
                     self.stream.delay(time(2))?;
                 }
-                buffer.view_mut::<u8>(&self.stream)?.copy_from(&contents(length, seed))?;
+                buffer.view_mut::<u8, _>(&self.stream)?.copy_from(&contents(length, seed))?;
                 let export = self.ipc.share(buffer).start()?;
                 let message = Message::new().bytes(b"export").export(export).ready_on(&self.stream);
                 self.channel().send(message, LONG)?;

@@ -70,7 +70,7 @@ impl Exporter {
                 let mut owned = Arc::clone(&buffer);
                 drop(buffer);
                 let writable = Arc::get_mut(&mut owned).expect("the only reference");
-                writable.view_mut::<u8>(&self.stream)?.copy_from(&bytes)?;
+                writable.view_mut::<u8, _>(&self.stream)?.copy_from(&bytes)?;
                 if words.len() > 3 {
                     self.stream.delay(Duration::from_millis(argument(words, 3)))?;
                 } else {
@@ -94,7 +94,7 @@ impl Exporter {
                     for (index, tensor) in members.clone().enumerate() {
                         all[index * stride..][..bytes].copy_from_slice(&contents(bytes, tensor as u8));
                     }
-                    buffer.view_mut::<u8>(&self.stream)?.copy_from(&all)?;
+                    buffer.view_mut::<u8, _>(&self.stream)?.copy_from(&all)?;
                     let memory = set.memory(buffer);
                     for (index, tensor) in members.enumerate() {
                         let layout = TensorLayout::contiguous(Dtype::U8, [bytes as u64])?;

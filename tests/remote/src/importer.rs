@@ -227,7 +227,7 @@ impl Importer {
         let buffer = Arc::new(self.ipc.allocate(0, (length + 2 * AROUND) as u64)?);
         if !is_mock() {
             // New memory of the mock is zero, and not resident before it is written.
-            buffer.view_mut::<u8>(&self.stream)?.copy_from(&vec![0; length + 2 * AROUND])?;
+            buffer.view_mut::<u8, _>(&self.stream)?.copy_from(&vec![0; length + 2 * AROUND])?;
             self.stream.synchronize()?;
         }
         *self.last.lock().expect("no panic") = Arc::downgrade(&buffer);
@@ -246,7 +246,7 @@ impl Importer {
                 }
             };
         }
-        let found = buffer.view::<u8>(&self.stream)?.to_vec()?;
+        let found = buffer.view::<u8, _>(&self.stream)?.to_vec()?;
         let expected = [vec![0; AROUND], contents(length, seed), vec![0; AROUND]].concat();
         let is_right = if found == expected { "right" } else { "wrong" };
         Ok(format!("{length} B {is_right}"))
@@ -267,7 +267,7 @@ impl Importer {
         self.ipc.open(&descriptor).timeout(timeout).pull_into(set)?;
         let mut wrong = Vec::new();
         for (number, buffer) in buffers {
-            if buffer.view::<u8>(&self.stream)?.to_vec()? != contents(bytes as usize, number as u8) {
+            if buffer.view::<u8, _>(&self.stream)?.to_vec()? != contents(bytes as usize, number as u8) {
                 wrong.push(number);
             }
         }

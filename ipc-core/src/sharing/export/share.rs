@@ -39,7 +39,7 @@ use crate::wire::descriptor::{
 /// use device_ipc_core::Dtype;
 /// let stream = ipc.create_stream(0)?;
 /// let buffer = ipc.allocate(0, 80)?;
-/// buffer.view_mut::<u8>(&stream)?.fill_bytes(0)?;
+/// buffer.view_mut::<u8, _>(&stream)?.fill_bytes(0)?;
 /// let export = ipc.share(buffer).dtype(Dtype::F32).shape([4, 5]).ready_on(&stream).start()?;
 /// assert_eq!(export.descriptor().layout().expect("it was stated").shape(), [4, 5]);
 /// # Ok(())

@@ -328,7 +328,7 @@ pub fn stream_waits_for_ready(context: &Context) -> Outcome {
     let mut importer = context.agent()?;
     importer.must(&Command::Prepare { device: 0 })?;
     memory.stream.delay(Duration::from_millis(300))?;
-    memory.buffer.view_mut::<u8>(&memory.stream)?.fill_bytes(2)?;
+    memory.buffer.view_mut::<u8, _>(&memory.stream)?.fill_bytes(2)?;
     let mut bundle = memory.ipc.tensors();
     for (index, name) in ["a", "b"].into_iter().enumerate() {
         let part = memory.buffer.slice(2048 * index as u64, 2048)?;

@@ -18,7 +18,7 @@ pub fn equal_and_independent(context: &Context) -> Outcome {
     let mut importer = context.agent()?;
     let mapped = importer.open("m", share.descriptor(), Place::Home)?;
     equal(mapped.len, bytes.len() as u64, "the length of the mapping")?;
-    memory.buffer.view_mut::<u8>(&memory.stream)?.fill_bytes(0x11)?;
+    memory.buffer.view_mut::<u8, _>(&memory.stream)?.fill_bytes(0x11)?;
     memory.stream.synchronize()?;
     same(&importer.bytes("m")?, &bytes, "the bytes of the copy after the original was overwritten")?;
     importer.must(&Command::Fill { name: "m".into(), byte: 0xee })?;

@@ -224,7 +224,7 @@ pub fn dropped_stream_finishes_its_work(context: &Context) -> Outcome {
     let memory = Memory::with_floats(context, 1024)?;
     let stream = context.ipc().create_stream(0)?;
     stream.delay(Duration::from_millis(50))?;
-    memory.buffer.view_mut::<f32>(&stream)?.add(1.0)?;
+    memory.buffer.view_mut::<f32, _>(&stream)?.add(1.0)?;
     drop(stream);
     context.backend().synchronize_device(FIRST)?;
     same(&memory.floats()?, &[OLD + 1.0; 1024], "the floats after the work of a dropped stream")
@@ -249,20 +249,20 @@ pub fn free_waits_for_submitted_work(context: &Context) -> Outcome {
             let reader = ipc.create_stream(device.ordinal)?;
             while_delayed("submitting a copy", |delay| {
                 let source = ipc.allocate_for(0, len, kind.kind)?;
-                source.view_mut::<u8>(&writer)?.copy_from(&bytes)?;
+                source.view_mut::<u8, _>(&writer)?.copy_from(&bytes)?;
                 writer.synchronize()?;
-                target.view_mut::<u8>(&reader)?.fill_bytes(0)?;
+                target.view_mut::<u8, _>(&reader)?.fill_bytes(0)?;
                 reader.synchronize()?;
                 let begun = Instant::now();
                 reader.delay(delay)?;
-                target.view_mut::<u8>(&reader)?.copy_from_device(&source.view(&reader)?)?;
+                target.view_mut::<u8, _>(&reader)?.copy_from_device(&source.view(&reader)?)?;
                 // The memory is freed before the copy begins.
                 let took = begun.elapsed();
                 drop(source);
                 let next = ipc.allocate_for(0, len, kind.kind)?;
-                next.view_mut::<u8>(&writer)?.fill_bytes(0xee)?;
+                next.view_mut::<u8, _>(&writer)?.fill_bytes(0xee)?;
                 writer.synchronize()?;
-                let read = target.view::<u8>(&reader)?.to_vec();
+                let read = target.view::<u8, _>(&reader)?.to_vec();
                 let verdict = freed_under_work(read.map_err(|error| error.to_string()), &bytes).map_err(|what| {
                     Stop::failed(format_args!(
                         "memory for {} handles on device 0 was freed while a stream of device {} had a copy from it \
@@ -280,7 +280,7 @@ pub fn free_waits_for_submitted_work(context: &Context) -> Outcome {
 
 /// Returns whether a stream can copy between two buffers of the same length.
 fn can_copy_from(source: &Buffer, target: &Buffer, stream: &Stream) -> bool {
-    let copy = || target.view_mut::<u8>(stream)?.copy_from_device(&source.view::<u8>(stream)?);
+    let copy = || target.view_mut::<u8, _>(stream)?.copy_from_device(&source.view::<u8, _>(stream)?);
     copy().and_then(|()| stream.synchronize()).is_ok()
 }
 

@@ -149,7 +149,7 @@ pub fn copy_is_shared_in_its_place(context: &Context) -> Outcome {
     is_exact(share.exposure(), len as u64)?;
     let mapped = importer.open("m", share.descriptor(), Place::Home)?;
     equal(mapped.len, len as u64, "the length of the mapping")?;
-    memory.buffer.view_mut::<u8>(&memory.stream)?.fill_bytes(0x11)?;
+    memory.buffer.view_mut::<u8, _>(&memory.stream)?.fill_bytes(0x11)?;
     memory.stream.synchronize()?;
     same(
         &importer.bytes("m")?,
@@ -201,7 +201,7 @@ pub fn nothing_is_left_behind_a_copy(context: &Context) -> Outcome {
     // A secret would stay in the device's memory.
     for _ in 0..4 {
         let secret: Buffer = memory.ipc.allocate_for(0, BYTES, kind.kind)?;
-        secret.view_mut::<u8>(&memory.stream)?.fill_bytes(0xee)?;
+        secret.view_mut::<u8, _>(&memory.stream)?.fill_bytes(0xee)?;
         memory.stream.synchronize()?;
     }
     let part = memory.buffer.slice(0, 1001)?;

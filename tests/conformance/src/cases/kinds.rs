@@ -37,7 +37,7 @@ pub fn round_trip(context: &Context) -> Outcome {
         importer.must(&Command::Fill { name: "m".into(), byte: 0xee })?;
         importer.synchronize(0)?;
         same(&memory.bytes()?, &vec![0xee; bytes.len()], "the bytes after the importer has filled them")?;
-        memory.buffer.view_mut::<u8>(&memory.stream)?.copy_from(&bytes)?;
+        memory.buffer.view_mut::<u8, _>(&memory.stream)?.copy_from(&bytes)?;
         memory.stream.synchronize()?;
         same(&importer.bytes("m")?, &bytes, "the bytes after the exporter has written them again")?;
         importer.drop_mapping("m")?;
@@ -350,7 +350,7 @@ pub fn on_every_device(context: &Context) -> Outcome {
                 }
                 Err(error) => return fail(format!("{what}: {error}")),
             };
-            buffer.view_mut::<u8>(&stream)?.copy_from(&bytes)?;
+            buffer.view_mut::<u8, _>(&stream)?.copy_from(&bytes)?;
             stream.synchronize()?;
             let share = ipc.share(buffer).start()?;
             let mapped = importer.open("m", share.descriptor(), Place::Home)?;

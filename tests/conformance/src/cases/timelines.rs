@@ -162,7 +162,7 @@ pub fn many_rounds_on_one_buffer(context: &Context) -> Outcome {
         if round % 4 == 2 {
             memory.stream.delay(DELAY)?;
         }
-        memory.buffer.view_mut::<u8>(&memory.stream)?.fill_bytes(round as u8)?;
+        memory.buffer.view_mut::<u8, _>(&memory.stream)?.fill_bytes(round as u8)?;
         timeline.signal(BEGUN + round, &memory.stream)?;
         timeline.wait(BEGUN + round, &memory.stream)?;
     }

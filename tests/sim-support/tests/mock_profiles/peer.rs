@@ -130,7 +130,7 @@ fn obey(ipc: &Ipc, streams: &[Stream], state: &mut State, fields: &[&str]) -> Re
         ["export", kind] => {
             let kind = HandleKind(kind.parse().expect("a number"));
             let memory = ipc.allocate_for(0, 4096, kind)?;
-            memory.view_mut::<u8>(&streams[0])?.fill_bytes(7)?;
+            memory.view_mut::<u8, _>(&streams[0])?.fill_bytes(7)?;
             let export = ipc.share(memory).ready_on(&streams[0]).start().map_err(Error::from)?;
             let text = export.descriptor().to_string();
             state.exports.push(export);

@@ -98,7 +98,7 @@ impl Programs<'_> {
 
     fn buffer(&self, bytes: u64) -> Result<Buffer, Error> {
         let memory = self.ipc.allocate_for(0, bytes, self.kind.kind)?;
-        memory.view_mut::<u8>(self.stream)?.fill_bytes(5)?;
+        memory.view_mut::<u8, _>(self.stream)?.fill_bytes(5)?;
         self.stream.synchronize()?;
         Ok(memory)
     }

@@ -108,7 +108,7 @@ impl Exporter {
     /// New memory that holds the round's value everywhere once the stream has got there.
     fn new_tensor(&self) -> Result<Buffer> {
         let buffer = self.ipc.allocate(self.device, (ELEMENTS * size_of::<f32>()) as u64)?;
-        buffer.view_mut::<f32>(&self.stream)?.copy_from(&[self.value(); ELEMENTS])?;
+        buffer.view_mut::<f32, _>(&self.stream)?.copy_from(&[self.value(); ELEMENTS])?;
         Ok(buffer)
     }
 

@@ -24,7 +24,7 @@ impl Exporter {
         let mut bundle = self.ipc.tensors();
         for memory in ["a", "b"] {
             let buffer = self.ipc.allocate(self.device, 2 * bytes)?;
-            buffer.view_mut::<f32>(&self.stream)?.copy_from(&[self.value(); 2 * ELEMENTS])?;
+            buffer.view_mut::<f32, _>(&self.stream)?.copy_from(&[self.value(); 2 * ELEMENTS])?;
             let id = bundle.memory(buffer);
             bundle.tensor(format!("{memory}.0"), id, 0, layout()?)?;
             bundle.tensor(format!("{memory}.1"), id, bytes, layout()?)?;

@@ -34,7 +34,7 @@ impl Server {
                 let buffer = self.allocate(device, len, kind)?;
                 if let Some(bytes) = bytes {
                     let stream = self.stream(device)?;
-                    buffer.view_mut::<u8>(&stream)?.copy_from(&bytes)?;
+                    buffer.view_mut::<u8, _>(&stream)?.copy_from(&bytes)?;
                     stream.synchronize()?;
                 }
                 self.buffers.insert(name, Arc::new(buffer));

@@ -63,13 +63,13 @@ impl Server {
                 let stream = self.stream_of(&name)?;
                 let mapping = named(&self.mappings, &name);
                 let here = self.ipc.allocate(mapping.device(), mapping.len())?;
-                here.view_mut::<u8>(&stream)?.copy_from_device(&mapping.view::<u8, _>(&stream)?)?;
-                Ok(Answer::Bytes(here.view::<u8>(&stream)?.to_vec()?))
+                here.view_mut::<u8, _>(&stream)?.copy_from_device(&mapping.view::<u8, _>(&stream)?)?;
+                Ok(Answer::Bytes(here.view::<u8, _>(&stream)?.to_vec()?))
             }
             Command::Keep { name, into } => {
                 let stream = self.stream_of(&name)?;
                 let view = named(&self.mappings, &name).view::<u8, _>(&stream)?;
-                named(&self.buffers, &into).view_mut::<u8>(&stream)?.copy_from_device(&view).map(done)
+                named(&self.buffers, &into).view_mut::<u8, _>(&stream)?.copy_from_device(&view).map(done)
             }
             Command::Add { name, value } => self.write::<f32>(&name, |view| view.add(value)).map(done),
             Command::Fill { name, byte } => self.write::<u8>(&name, |view| view.fill_bytes(byte)).map(done),
@@ -140,7 +140,7 @@ impl Server {
         let stream = self.stream_of(name)?;
         match self.mappings.get(name) {
             Some(mapping) => mapping.view::<T, _>(&stream)?.to_vec(),
-            None => named(&self.buffers, name).view::<T>(&stream)?.to_vec(),
+            None => named(&self.buffers, name).view::<T, _>(&stream)?.to_vec(),
         }
     }
 
@@ -152,7 +152,7 @@ impl Server {
         let stream = self.stream_of(name)?;
         match self.mappings.get(name) {
             Some(mapping) => write(&mut mapping.view_mut::<T, _>(&stream)?),
-            None => write(&mut named(&self.buffers, name).view_mut::<T>(&stream)?),
+            None => write(&mut named(&self.buffers, name).view_mut::<T, _>(&stream)?),
         }
     }
 

@@ -194,7 +194,7 @@ impl Server {
     fn warm_up(&mut self) -> Result<()> {
         let stream = self.stream(0)?;
         let buffer = self.ipc.allocate(0, 4096)?;
-        let mut view = buffer.view_mut::<f32>(&stream)?;
+        let mut view = buffer.view_mut::<f32, _>(&stream)?;
         view.fill_bytes(0)?;
         view.add(1.0)?;
         stream.delay(Duration::from_micros(1))?;

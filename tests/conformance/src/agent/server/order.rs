@@ -84,7 +84,7 @@ impl Server {
         let timeline = named(&self.timelines, name);
         let mut view = match self.mappings.get(name) {
             Some(mapping) => mapping.view_mut::<f32, _>(&stream)?,
-            None => named(&self.buffers, name).view_mut::<f32>(&stream)?,
+            None => named(&self.buffers, name).view_mut::<f32, _>(&stream)?,
         };
         for round in 1..=count {
             // The process that begins is one round ahead.

@@ -229,13 +229,13 @@ impl Server {
         for _ in 0..count {
             let copy = self.ipc.allocate(0, SLOT)?;
             let slot = published(self.rings.reader().next(timeout)?)?;
-            copy.view_mut::<u8>(&stream)?.copy_from_device(&slot.view::<u8, _>(&stream)?)?;
+            copy.view_mut::<u8, _>(&stream)?.copy_from_device(&slot.view::<u8, _>(&stream)?)?;
             copies.push((slot.sequence(), copy));
             slot.release(&stream)?;
         }
         stream.synchronize()?;
         for (sequence, copy) in copies {
-            check_bytes(sequence, &copy.view::<u8>(&stream)?.to_vec()?)?;
+            check_bytes(sequence, &copy.view::<u8, _>(&stream)?.to_vec()?)?;
         }
         Ok(self.rings.reader().sequence())
     }

@@ -107,7 +107,7 @@ pub fn each_device_waits_for_its_own_stream(context: &Context) -> Outcome {
     for (index, memory) in memories.iter().enumerate() {
         importer.must(&Command::Prepare { device: index as u32 })?;
         memory.stream.delay(Duration::from_millis(200))?;
-        memory.buffer.view_mut::<u8>(&memory.stream)?.fill_bytes(2 + index as u8)?;
+        memory.buffer.view_mut::<u8, _>(&memory.stream)?.fill_bytes(2 + index as u8)?;
     }
     let mut bundle = memories[0].ipc.tensors();
     for (index, memory) in memories.iter().enumerate() {
@@ -122,7 +122,7 @@ pub fn each_device_waits_for_its_own_stream(context: &Context) -> Outcome {
     // A later stream of the same device replaces the earlier one.
     let idle = memories[0].ipc.create_stream(0)?;
     memories[0].stream.delay(Duration::from_millis(200))?;
-    memories[0].buffer.view_mut::<u8>(&memories[0].stream)?.fill_bytes(4)?;
+    memories[0].buffer.view_mut::<u8, _>(&memories[0].stream)?.fill_bytes(4)?;
     let mut again = memories[0].ipc.tensors();
     again.owned("w", Arc::clone(&memories[0].buffer), Some(bytes_of_shape(&[64])?))?;
     let export = memories[0].ipc.share_all(again).ready_on(&idle).ready_on(&memories[0].stream).start()?;
