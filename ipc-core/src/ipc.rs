@@ -304,6 +304,17 @@ impl Ipc {
 }
 
 /// A builder for [`Ipc`].
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1")?;
+/// let ipc = device_ipc_core::Ipc::builder().timeout(std::time::Duration::from_secs(5)).with_backend(backend);
+/// assert_eq!(ipc.devices()?.len(), 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 #[must_use = "the backend is chosen by auto, named or with_backend"]
 pub struct IpcBuilder {

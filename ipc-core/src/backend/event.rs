@@ -78,7 +78,7 @@ pub trait DeviceEvent: fmt::Debug + Send + Sync {
     }
 }
 
-/// How long a wait on the host polls before it begins to sleep.
+/// The time for which a wait on the host polls before it begins to sleep.
 const SPIN: Duration = Duration::from_micros(20);
 /// The first sleep of a wait on the host; each later one is twice as long.
 const FIRST_SLEEP: Duration = Duration::from_micros(10);

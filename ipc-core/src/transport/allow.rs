@@ -73,7 +73,7 @@ impl fmt::Display for UserName {
     }
 }
 
-/// How the kernel shows ids to this process.
+/// The ids of this process, as the kernel shows them to it.
 #[derive(Clone, Copy, Debug)]
 struct Ids {
     /// The number for all that are not mapped. `None` where all are.

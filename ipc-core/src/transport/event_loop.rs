@@ -19,7 +19,7 @@ use super::{Metrics, Worker};
 use crate::os::log::Throttle;
 use crate::os::{ClosedByFork, Pace, PollMode};
 
-/// How long the loop looks for the next request before it sleeps, while importers send one request after the other: a driver's
+/// The time for which the loop looks for the next request before it sleeps, while importers send one request after the other: a driver's
 /// open in between is no reason to sleep and be woken.
 const SPIN: Duration = Duration::from_micros(100);
 

@@ -43,7 +43,7 @@ const MAX_PID_DIGITS: usize = 10;
 /// starts again where it was stopped for longer and the socket has been removed meanwhile.
 const ABANDONED: Duration = Duration::from_secs(60);
 
-/// How many times a maker starts again.
+/// Maximum number of times that a maker starts again.
 const ATTEMPTS: usize = 3;
 
 /// The name of a broker's socket: `device-ipc-PID-RANDOM`.

@@ -43,6 +43,23 @@ struct PartBytes {
 /// export is dropped. It ends when an open uses it ([`OpenBuilder::grant`](crate::OpenBuilder::grant)), when its receiver gives it
 /// back ([`give_back`](Self::give_back)), or at its time limit. It opens nothing without the descriptor. The value itself is plain
 /// bytes: cloning it copies the right to the same single open, and dropping it ends nothing.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
+/// use std::time::Duration;
+///
+/// let export = ipc.share(ipc.allocate(0, 1024)?).start()?;
+/// let (text, grant) = (export.descriptor().to_string(), export.grant(Duration::from_secs(60))?.to_bytes());
+/// drop(export); // the grant keeps the memory
+/// // The importer, usually another process, receives the text and the bytes.
+/// let grant = device_ipc_core::Grant::from_bytes(&grant)?;
+/// assert_eq!(ipc.open(&text.parse()?).grant(&grant)?.at_home()?.len(), 1024);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Grant {
     exporter: GrantExporter,

@@ -167,7 +167,7 @@ class _Queue:
                 timer.cancel()
             self.waiters.remove(waiter)
             if self.waiters:
-                # This task may have been woken in vain.
+                # This task may have been woken without need.
                 self.wake()
             else:
                 self.close()

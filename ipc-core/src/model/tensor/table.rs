@@ -11,6 +11,21 @@ use crate::model::error::{DescriptorError, Error, Result};
 /// A table contains no address and no secret, and opens nothing. It is sent over any transport beside its region: a
 /// [`Mapping`](crate::Mapping::tensor_in), or a buffer that is shared once and filled repeatedly, with a table for each
 /// filling.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use device_ipc_core::{Dtype, TensorLayout, TensorTable};
+///
+/// let vector = TensorLayout::contiguous(Dtype::F32, [5])?; // 20 B
+/// let table = TensorTable::packed(256, [("a", vector.clone()), ("b", vector)])?; // at multiples of 256 B
+/// assert_eq!((table.get("b").map(|(offset, _)| offset), table.region_bytes()), (Some(256), 276));
+/// let received = TensorTable::from_bytes(&table.to_bytes())?;
+/// assert_eq!(received.len(), 2);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct TensorTable {
     /// The concatenated names.

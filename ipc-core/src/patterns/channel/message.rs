@@ -15,6 +15,17 @@ use crate::wire::descriptor::Descriptor;
 /// A message borrows its contents or owns them; a message without borrows is a `Message<'static>`, which can be moved to
 /// another thread or task. It holds no grants before it is sent. Clone it to retry a send after a timeout;
 /// [`ChannelSender::try_send`](crate::ChannelSender::try_send) returns it.
+///
+/// # Examples
+///
+/// ```no_run
+/// # use device_ipc_core::{Channel, Export, Message, Result};
+/// # fn send(channel: &Channel, export: &Export, stream: &device_ipc_core::Stream) -> Result<()> {
+/// let message = Message::new().bytes(b"layer 3").export(export).ready_on(stream);
+/// channel.send(message, std::time::Duration::from_secs(10))?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Default)]
 #[must_use = "nothing is sent before Channel::send"]
 pub struct Message<'a> {

@@ -21,6 +21,23 @@ use crate::wire::descriptor::Descriptor;
 ///
 /// Exports that were not opened are returned to the sender when the message is dropped. They can be opened until then, also
 /// after the channel was closed.
+///
+/// # Examples
+///
+/// ```no_run
+/// # use device_ipc_core::{Channel, Message, Result};
+/// # fn receive(channel: &Channel, stream: &device_ipc_core::Stream) -> Result<()> {
+/// let limit = std::time::Duration::from_secs(10);
+/// let received = channel.receive(limit)?;
+/// for export in received.exports() {
+///     let mapping = export.open().on(stream)?; // the stream waits until the bytes are ready
+///     // ... submit work that reads the memory ...
+///     mapping.release(stream)?;
+/// }
+/// received.reply(Message::new().bytes(b"done"), limit)?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Received {
     bytes: Payload,
     pub(crate) exports: Vec<ReceivedExport>,
@@ -86,7 +103,8 @@ impl fmt::Debug for Received {
     }
 }
 
-/// Memory of a message: one region, or any number of named tensors. Dropping it unopened returns it to the sender.
+/// Memory of a message: one region, or any number of named tensors. Dropping it unopened returns it to the sender. See the example of
+/// [`Received`].
 pub struct ReceivedExport {
     arrival: Arrival,
     descriptor: Descriptor,

@@ -82,7 +82,7 @@ impl GatheredPart {
 
 impl Gathered {
     /// Returns whether the memories have the same places in the same regions.
-    pub(super) fn lies_as(&self, other: &Self) -> bool {
+    pub(super) fn has_same_places(&self, other: &Self) -> bool {
         let regions = |gathered: &Self| gathered.parts.iter().map(GatheredPart::regions).collect::<Vec<_>>();
         self.places == other.places && regions(self) == regions(other)
     }

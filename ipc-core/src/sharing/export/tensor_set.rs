@@ -392,7 +392,7 @@ impl TensorSet {
     ) -> Arc<Tensors> {
         let (tensors, lie_in) = match &self.list {
             List::AsBefore(before, count)
-                if *count == before.lie_in.len() && gathered.lies_as(&before.gathered) =>
+                if *count == before.lie_in.len() && gathered.has_same_places(&before.gathered) =>
             {
                 if Arc::ptr_eq(&gathered, &before.gathered) {
                     return Arc::clone(&before.tensors);

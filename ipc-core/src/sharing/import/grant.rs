@@ -23,10 +23,10 @@ use crate::wire::channel::MAX_ENDED_GRANTS;
 use crate::wire::descriptor::{Descriptor, ExportId, NamedExport};
 use crate::wire::{BrokerAddress, Grant, Token};
 
-/// So many are told at a time.
-const MOST_TOLD: usize = 1024;
+/// Maximum number of grants in one message to an exporter.
+const MAX_GRANTS: usize = 1024;
 
-/// How long an exporter may take to be connected to, so that a grant can be given back.
+/// Maximum time of the connection to an exporter to which a grant is given back.
 const GIVE_BACK_DEADLINE: Duration = Duration::from_secs(1);
 
 /// A grant that is over, and the channel that it came by, if it came by one.
@@ -243,7 +243,7 @@ impl ImportTable {
         let exporter = *exporter;
         if let Ok(runtime) = Runtime::get() {
             runtime.worker.submit(move || {
-                // Without a link there is nobody to be told.
+                // Without a connection the exporter has ended.
                 if let Some(link) = self.known_link(&exporter) {
                     self.give_back_over(&link, &exporter);
                 }
@@ -256,7 +256,7 @@ impl ImportTable {
         let waiting = self.lock_ended().remove(exporter);
         let grants: Vec<_> = waiting.into_iter().flatten().map(|ended| (ended.export, ended.token)).collect();
         // A packet takes more of them, and there are rarely so many.
-        grants.chunks(MOST_TOLD).for_each(|some| link.end_grants(some.to_vec()));
+        grants.chunks(MAX_GRANTS).for_each(|some| link.end_grants(some.to_vec()));
     }
 
     /// The exporter has gone, and its exports with it.

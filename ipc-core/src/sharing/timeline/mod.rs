@@ -55,6 +55,20 @@ const LONGEST_SLEEP: Duration = Duration::from_micros(200);
 /// [`TIMELINE_END`]: every stream that waits for it continues, **also over memory that was never written**.
 /// [`check`](Self::check) reports whether that has happened; call it when the work behind a wait has finished, before its
 /// result is used.
+///
+/// # Examples
+///
+/// ```no_run
+/// # fn read(mapping: &device_ipc_core::Mapping, stream: &device_ipc_core::Stream) -> device_ipc_core::Result<()> {
+/// let timeline = mapping.timeline()?; // the exporter has the other end: `Export::timelines`
+/// for round in 1.. {
+///     timeline.wait(round, stream)?; // the stream waits until the exporter has written
+///     // ... submit work that reads the memory ...
+///     timeline.signal(round, stream)?; // the exporter may write again
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Timeline {
     endpoint: Arc<Endpoint>,
