@@ -6,9 +6,11 @@ use device_ipc::{Access, DeviceRange, Dtype, TensorLayout};
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
+use pyo3::{PyTraverseError, PyVisit};
 
 use crate::error::{OrRaise as _, exception};
 use crate::export::Descriptor;
+use crate::owner::Callback;
 use crate::session::not_picklable;
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor, TensorData, device_name, to_dlpack};
@@ -37,11 +39,20 @@ impl MappingInner {
 #[pyclass(frozen, mapping, module = "device_ipc")]
 pub(crate) struct Mapping {
     inner: Mutex<Option<Arc<MappingInner>>>,
+    /// The callables of `on_dropped` and `on_gone`. They usually refer to this object: the garbage collector finds that cycle.
+    callbacks: Mutex<Vec<Arc<Callback>>>,
 }
 
 impl Mapping {
     pub(crate) fn new(inner: MappingInner) -> Self {
-        Self { inner: Mutex::new(Some(Arc::new(inner))) }
+        Self { inner: Mutex::new(Some(Arc::new(inner))), callbacks: Mutex::default() }
+    }
+
+    /// Keeps a callable for the collector.
+    fn callback(&self, callback: Py<PyAny>) -> Arc<Callback> {
+        let callback = Arc::new(Callback::new(callback));
+        self.callbacks.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&callback));
+        callback
     }
 
     pub(crate) fn inner(&self) -> PyResult<Arc<MappingInner>> {
@@ -202,6 +213,24 @@ impl Mapping {
         }
     }
 
+    /// Calls a function without arguments once when the exporter drops or closes the export, now if it has: a keeper has a new
+    /// version of the weights, for example. This mapping stays valid. The function runs on a thread of the library; on an event loop, pass one
+    /// that calls `loop.call_soon_threadsafe`. Not for memory of this process or a copy, nor after `close`.
+    fn on_dropped(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
+        let inner = self.inner()?;
+        let callback = self.callback(callback);
+        py.detach(|| inner.mapping.on_dropped(move || callback.call()));
+        Ok(())
+    }
+
+    /// Calls a function without arguments once when the exporter's process has ended, now if it has; otherwise as `on_dropped`.
+    fn on_gone(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
+        let inner = self.inner()?;
+        let callback = self.callback(callback);
+        py.detach(|| inner.mapping.on_gone(move |_| callback.call()));
+        Ok(())
+    }
+
     /// Returns the names, in the exporter's order.
     fn keys(&self) -> PyResult<Vec<String>> {
         Ok(self.inner()?.mapping.tensors().map(|(name, _)| name.to_owned()).collect())
@@ -274,6 +303,17 @@ impl Mapping {
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let absent = |error: PyErr| pyo3::exceptions::PyAttributeError::new_err(error.to_string());
         cuda_array_interface::interface(py, &self.only(py).map_err(absent)?)
+    }
+
+    // The collector may run while another thread holds the lock. It then finds no cycle, and looks again later.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Ok(callbacks) = self.callbacks.try_lock() else { return Ok(()) };
+        callbacks.iter().try_for_each(|callback| callback.traverse(&visit))
+    }
+
+    fn __clear__(&self) {
+        let callbacks = std::mem::take(&mut *self.callbacks.lock().unwrap_or_else(PoisonError::into_inner));
+        callbacks.iter().for_each(|callback| callback.clear());
     }
 
     fn __reduce__(&self) -> PyResult<()> {
