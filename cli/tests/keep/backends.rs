@@ -2,12 +2,19 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Instant;
 
-use super::{model, unique};
+use device_ipc::Ipc;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::{TIMEOUT, model, open, replace_model, unique, values};
 use crate::support::{Directory, Terminal, device_ipc};
 
-/// Returns a command on the simulator of CUDA; `None` where the tests were not built, because it is missing there.
-fn on_cuda(directory: &Directory, arguments: &[&str]) -> Option<Command> {
+/// Sets the environment of a command to the simulator of CUDA; `None` where the tests were not built, because it is missing there.
+fn cuda(directory: &Directory, mut command: Command) -> Option<Command> {
     let driver = directory.path("driver");
     std::fs::create_dir_all(&driver).expect("a directory");
     let installed = driver.join("libcuda.so.1");
@@ -17,10 +24,7 @@ fn on_cuda(directory: &Directory, arguments: &[&str]) -> Option<Command> {
         eprintln!("skipped: the simulator of CUDA exists only where the tests were built ({error})");
         return None;
     }
-    let mut command = device_ipc();
     command
-        .args(arguments)
-        .args(["--backend", "cuda"])
         .env_remove("DEVICE_IPC_BACKEND")
         .env("LD_LIBRARY_PATH", &driver)
         .env("DEVICE_IPC_CUDA_LIBRARY", installed)
@@ -29,22 +33,33 @@ fn on_cuda(directory: &Directory, arguments: &[&str]) -> Option<Command> {
     Some(command)
 }
 
-/// Returns a command on the simulator of ACL.
-fn on_ascend(arguments: &[&str]) -> Option<Command> {
+/// Sets the environment of a command to the simulator of ACL.
+fn ascend(_: &Directory, mut command: Command) -> Option<Command> {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("keep-ascend");
     if std::fs::create_dir_all(&directory).is_err() {
         eprintln!("skipped: the simulator of ACL exists only where the tests were built");
         return None;
     }
     let library = device_ipc_sim_ascendcl::install(&directory, device_ipc_sim_ascendcl::Cann::V9_1);
-    let mut command = device_ipc();
     command
-        .args(arguments)
-        .args(["--backend", "ascend"])
         .env_remove("DEVICE_IPC_BACKEND")
         .env(device_ipc_sim_ascendcl::MACHINE_VARIABLE, "soc=910b;devices=2")
         .env("DEVICE_IPC_ASCEND_LIBRARY", library.expect("the simulator can be copied"));
     Some(command)
+}
+
+/// Returns a command of the program on the simulator of CUDA.
+fn on_cuda(directory: &Directory, arguments: &[&str]) -> Option<Command> {
+    let mut command = device_ipc();
+    command.args(arguments).args(["--backend", "cuda"]);
+    cuda(directory, command)
+}
+
+/// Returns a command of the program on the simulator of ACL.
+fn on_ascend(directory: &Directory, arguments: &[&str]) -> Option<Command> {
+    let mut command = device_ipc();
+    command.args(arguments).args(["--backend", "ascend"]);
+    ascend(directory, command)
 }
 
 #[test]
@@ -74,10 +89,10 @@ fn ascend_weights_are_kept_writable_on_request_only() {
     let directory = Directory::new();
     let file = model(&directory, "m.safetensors", &[("a", &[1.0, 2.0])]);
     let name = unique("ascend");
-    let Some(refused) = on_ascend(&["keep", &file, "--name", &name]) else { return };
+    let Some(refused) = on_ascend(&directory, &["keep", &file, "--name", &name]) else { return };
     let error = Terminal::start(refused).wait().bad();
     assert!(error.contains("read-only") && error.contains("--writable"), "{error}");
-    let run = |arguments: &[&str]| Terminal::start(on_ascend(arguments).expect("installed"));
+    let run = |arguments: &[&str]| Terminal::start(on_ascend(&directory, arguments).expect("installed"));
     let mut keeper = run(&["keep", &file, "--name", &name, "--writable"]);
     assert!(keeper.until("keeps version 1").contains("ascend, read-write"));
     let read = run(&["attach", &format!("keeper:{name}"), "read", "--tensor", "a"]).wait().good();
@@ -85,4 +100,182 @@ fn ascend_weights_are_kept_writable_on_request_only() {
     let mut next = run(&["keep", "--hand-over", "--name", &name]);
     next.until("keeps version 1");
     keeper.wait().good();
+}
+
+/// The environment variables by which [`reader_process`] is a child of a test: the backend, and the name of the keeper.
+const BACKEND: &str = "DEVICE_IPC_TEST_KEPT_ON";
+const READER: &str = "DEVICE_IPC_TEST_KEPT_BY";
+
+/// Opens weights, keeps them until it is killed, and states what becomes of them.
+#[test]
+#[ignore = "a child process of other tests"]
+fn reader_process() {
+    let (Ok(backend), Ok(name)) = (std::env::var(BACKEND), std::env::var(READER)) else { return };
+    let ipc = Ipc::named(&backend).expect("the simulator");
+    let (version, mapping) = open(&ipc, &name).expect("opened");
+    let (sender, events) = channel();
+    let dropped = sender.clone();
+    mapping.on_dropped(move || dropped.send(None).unwrap());
+    mapping.on_gone(move |error| sender.send(Some(error.to_string())).unwrap());
+    println!("\nopened version {version}");
+    // It ends by itself if the test was killed.
+    while let Ok(event) = events.recv_timeout(2 * TIMEOUT) {
+        match event {
+            None => println!("dropped, and has {:?}", values(&ipc, &mapping, "w")),
+            Some(gone) => println!("gone: {gone}"),
+        }
+    }
+}
+
+/// A simulated machine with a keeper of one tensor, `w`.
+struct Kept {
+    backend: &'static str,
+    set: fn(&Directory, Command) -> Option<Command>,
+    directory: Directory,
+    file: String,
+    name: String,
+}
+
+impl Kept {
+    fn new(backend: &'static str, set: fn(&Directory, Command) -> Option<Command>) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let directory = Directory::new();
+        let file = model(&directory, "m.safetensors", &[("w", &[1.0])]);
+        let name = unique(&format!("{backend}-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        Self { backend, set, directory, file, name }
+    }
+
+    /// Starts a keeper, and waits until it answers. `None` without a simulator.
+    fn keep(&self) -> Option<Terminal> {
+        // Every backend has memory that can be opened read-write.
+        let mut command = device_ipc();
+        command.args(["keep", &self.file, "--name", &self.name, "--writable", "--backend", self.backend]);
+        let mut keeper = Terminal::start((self.set)(&self.directory, command)?);
+        keeper.until("keeps version 1");
+        Some(keeper)
+    }
+
+    fn program(&self, arguments: &[&str]) -> Terminal {
+        let mut command = device_ipc();
+        command.args(arguments).args(["--backend", self.backend]);
+        Terminal::start((self.set)(&self.directory, command).expect("installed"))
+    }
+
+    /// Starts a process that opens the weights, and waits until it has.
+    fn reader(&self, version: u64) -> Terminal {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", "backends::reader_process", "--ignored", "--nocapture"]);
+        command.env(BACKEND, self.backend).env(READER, &self.name);
+        let mut reader = Terminal::start((self.set)(&self.directory, command).expect("installed"));
+        reader.until(&format!("opened version {version}"));
+        reader
+    }
+
+    /// Starts the program, which reads the tensor; it waits for a keeper.
+    fn read(&self) -> Terminal {
+        self.program(&["attach", &format!("keeper:{}", self.name), "read", "--tensor", "w"])
+    }
+
+    /// Returns the version and the number of readers that the keeper states.
+    fn listed(&self) -> (u64, u64) {
+        let list: Value =
+            serde_json::from_str(&self.program(&["keep", "--list", "--json"]).wait().good()).expect("JSON");
+        let keepers = list["keepers"].as_array().expect("a list");
+        let keeper = keepers.iter().find(|keeper| keeper["name"] == *self.name).expect("it is listed");
+        let number = |field: &str| keeper[field].as_u64().unwrap_or_else(|| panic!("{field} of {keeper}"));
+        (number("version"), number("readers"))
+    }
+
+    /// Waits until the keeper states this number of readers.
+    #[track_caller]
+    fn wait_for_readers(&self, count: u64) {
+        // The keeper's poller sees closed sockets in its own time.
+        let end = Instant::now() + TIMEOUT;
+        loop {
+            let (_, readers) = self.listed();
+            if readers == count {
+                return;
+            }
+            assert!(Instant::now() < end, "{readers} readers, not {count}");
+        }
+    }
+}
+
+fn killed_reader_leaves_no_lease(kept: &Kept) {
+    let Some(keeper) = kept.keep() else { return };
+    let readers = [kept.reader(1), kept.reader(1)];
+    assert_eq!(kept.listed(), (1, 2));
+    let pids = readers.each_ref().map(Terminal::pid);
+    let [first, second] = readers;
+    first.kill();
+    kept.wait_for_readers(1);
+    second.kill();
+    kept.wait_for_readers(0);
+    // The weights are as before.
+    assert!(kept.read().wait().good().contains("mean=1.0"));
+    keeper.signal(Signal::TERM);
+    // The lease of the last read may be on its way back, so that its process is listed.
+    let stopped = keeper.wait().good();
+    assert!(!pids.iter().any(|pid| stopped.contains(&pid.to_string())), "{pids:?}: {stopped}");
+}
+
+fn killed_keeper_is_replaced_by_another(kept: &Kept) {
+    let Some(keeper) = kept.keep() else { return };
+    let mut reader = kept.reader(1);
+    let pid = keeper.pid();
+    keeper.kill();
+    let gone = reader.until("gone");
+    assert!(gone.contains("ended") && gone.contains(&pid.to_string()), "{gone}");
+    // A process that waits for the name is answered by the next keeper, and so is a later one.
+    let waiting = kept.read();
+    let _next = kept.keep().expect("installed");
+    assert!(waiting.wait().good().contains("mean=1.0"));
+    reader.kill();
+    let _reader = kept.reader(1);
+    assert_eq!(kept.listed(), (1, 1));
+}
+
+fn new_version_is_loaded_beside_readers_of_the_former_one(kept: &Kept) {
+    let Some(mut keeper) = kept.keep() else { return };
+    let mut former = kept.reader(1);
+    replace_model(&kept.directory, "m.safetensors", &[("w", &[2.0])]);
+    keeper.signal(Signal::HUP);
+    keeper.until("keeps version 2");
+    former.until("dropped, and has [1.0]");
+    let later = kept.reader(2);
+    assert!(kept.read().wait().good().contains("mean=2.0"));
+    former.kill();
+    // The end of the former version leaves the present one as it is.
+    kept.wait_for_readers(1);
+    assert!(kept.read().wait().good().contains("mean=2.0"));
+    later.kill();
+}
+
+/// Lists the cases as tests on each simulated driver.
+macro_rules! on_each_driver {
+    ($($case:ident),+ $(,)?) => {
+        mod cuda_driver {
+            $(
+                #[test]
+                fn $case() {
+                    super::$case(&super::Kept::new("cuda", super::cuda));
+                }
+            )+
+        }
+
+        mod ascend_driver {
+            $(
+                #[test]
+                fn $case() {
+                    super::$case(&super::Kept::new("ascend", super::ascend));
+                }
+            )+
+        }
+    };
+}
+
+on_each_driver! {
+    killed_reader_leaves_no_lease,
+    killed_keeper_is_replaced_by_another,
+    new_version_is_loaded_beside_readers_of_the_former_one,
 }
