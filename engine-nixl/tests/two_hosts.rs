@@ -5,11 +5,14 @@
 
 mod nixl;
 
-use device_ipc_remote_tests::{Conditions, DEVICE, Place, cases, steps};
+use device_ipc_remote_tests::{Conditions, DEVICE, Place, RingShape, cases, steps};
 use device_ipc_test_process::Process;
 
 /// The smallest region, a tensor, pages, some of many packets, and the memory of the mock's device, 1 GiB with the bytes around it.
 const LENGTHS: [usize; 7] = [1, 64, 4096, 1_000_003, 64 << 20, 256 << 20, (1 << 30) - 8192];
+
+/// A ring of few slots, one of a single slot, and one whose slots take a while.
+const RINGS: [RingShape; 3] = [(3, 8192, 100), (1, 256, 100), (2, 3 << 20, 20)];
 
 #[test]
 #[ignore = "a process of the other tests"]
@@ -35,6 +38,11 @@ cases! {
     state_dict_is_pulled,
     pull_over_a_lost_link_times_out,
     lease_ends_while_the_link_is_lost,
+    ring_publications_arrive_in_order(&RINGS),
+    ring_of_another_host_is_pulled,
+    ring_writer_waits_for_a_slow_reader,
+    ring_reader_reports_the_death_of_the_writer,
+    ring_writer_continues_when_the_reader_is_killed,
 }
 
 // An importer that continues after its lease has ended still sends its request, and UCX reads the address in it by TCP: the exporter

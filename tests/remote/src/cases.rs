@@ -68,7 +68,7 @@ impl Pair {
     }
 
     /// Returns the address of the exporter, and that of the importer.
-    fn addresses(&self) -> [&'static str; 2] {
+    pub(crate) fn addresses(&self) -> [&'static str; 2] {
         self.hosts.as_ref().map_or([LOOPBACK; 2], |hosts| [hosts.exporter.address, hosts.importer.address])
     }
 

@@ -62,11 +62,14 @@ pub fn ring_publications_arrive_in_order(mut pair: Pair, shapes: &[RingShape]) {
 /// Copies replace the open of a ring only where that is not possible.
 pub fn ring_of_another_host_is_pulled(mut pair: Pair) {
     let here = pair.exporter.ask("ring x 2 4096");
-    let there = elsewhere(&here);
+    let is_here = pair.hosts.is_none();
+    let there = if is_here { elsewhere(&here) } else { here.clone() };
     let mut join = |mode: &str, descriptor: &str| {
         pair.importer.ask(&format!("join {mode} {mode} {LONG_MS} {descriptor}"))
     };
-    assert_eq!(join("or-pulled", &here), "opened from 0");
+    if is_here {
+        assert_eq!(join("or-pulled", &here), "opened from 0");
+    }
     assert_eq!(join("or-pulled", &there), "copied from 0");
     let error = join("plain", &there);
     assert!(error.starts_with("OtherHost"), "{error}");
@@ -84,7 +87,10 @@ pub fn ring_writer_waits_for_a_slow_reader(mut pair: Pair) {
     let answer = pair.publish_until_full();
     assert!(answer.starts_with("4 published, Timeout"), "{answer}");
     let reader = format!("process {} (", pair.importer.id());
-    assert!(answer.contains(&reader) && answer.contains(" on 127.0.0.1)"), "{answer}");
+    assert!(
+        answer.contains(&reader) && answer.contains(&format!(" on {})", pair.addresses()[1])),
+        "{answer}"
+    );
     for _ in 0..3 {
         assert_eq!(pair.importer.ask(&format!("read r 1 {LONG_MS}")), "1 right");
         let answer = pair.publish_until_full();

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
-use device_ipc_remote_tests::{Conditions, Place, SocketEngine, cases, steps};
+use device_ipc_remote_tests::{Conditions, Place, RingShape, SocketEngine, cases, steps};
 use device_ipc_test_process::Process;
 
 /// The smallest region, a tensor, a page, and one of many packets.
 const LENGTHS: [usize; 4] = [1, 64, 4096, 64 << 20];
+
+/// A ring of few slots, one of a single slot, and one whose slots take a while.
+const RINGS: [RingShape; 3] = [(3, 8192, 100), (1, 256, 100), (2, 3 << 20, 20)];
 
 fn engine() -> Result<Arc<dyn device_ipc_core::backend::engine::TransferEngine>, String> {
     SocketEngine::start("sockets").map(|engine| Arc::new(engine) as _).map_err(|error| error.to_string())
@@ -39,6 +42,11 @@ cases! {
     pull_fails_when_the_exporter_is_killed,
     pull_over_a_lost_link_times_out,
     lease_ends_while_the_link_is_lost,
+    ring_publications_arrive_in_order(&RINGS),
+    ring_of_another_host_is_pulled,
+    ring_writer_waits_for_a_slow_reader,
+    ring_reader_reports_the_death_of_the_writer,
+    ring_writer_continues_when_the_reader_is_killed,
 }
 
 // On this host, where no permission is needed.
