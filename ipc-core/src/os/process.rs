@@ -153,24 +153,4 @@ impl Owner {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn process_with_other_start_time_has_exited() {
-        let current = ProcessIdentity::current().unwrap();
-        assert_eq!(current.pid, std::process::id());
-        assert!(!current.has_exited(&current));
-        let reused = ProcessIdentity { start_time: current.start_time + 1, ..current };
-        assert!(reused.has_exited(&current));
-        let elsewhere = ProcessIdentity { pid_namespace: 0, ..reused };
-        assert!(!elsewhere.has_exited(&current));
-    }
-
-    #[test]
-    fn parentheses_in_program_name_do_not_shift_fields() {
-        let fields: Vec<String> = (3..=30).map(|field| field.to_string()).collect();
-        let stat = format!("7 (a) b (c)) {}", fields.join(" "));
-        assert_eq!(start_time(&stat).unwrap(), 22);
-    }
-}
+mod tests;

@@ -202,15 +202,4 @@ fn play(listener: &OwnedFd, input: &[u8]) -> Played {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn seeds_are_conversations_as_specified() {
-        let importer = Importer::new();
-        for (name, seed) in super::super::reply_seeds() {
-            eprintln!("{name}");
-            importer.open(&seed);
-        }
-    }
-}
+mod tests;
