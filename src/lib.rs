@@ -84,7 +84,7 @@
 //! | share many named tensors | [`Ipc::tensors`], [`TensorSet`], [`Ipc::share_all`]; [`Mapping::get`], [`Mapping::tensors`]; [`TensorTable`] |
 //! | repeat hand-overs | [`Ipc::ring`], [`Ring`]; [`Ipc::open_ring`], [`RingReader`]; or a plain [`Timeline`] |
 //! | send memory in messages | [`Ipc::listen`], [`Ipc::connect`], [`Channel`], [`Message`], [`Received`] |
-//! | find memory by a name, in its current version | [`Ipc::keep`], [`Keeper`]; [`Ipc::find`], [`Kept`]; [`list_keepers`] |
+//! | find memory by a name, in its current version | [`Ipc::keep`], [`Keeper`]; [`Ipc::find`], [`KeptExport`]; [`list_keepers`] |
 //! | copy between devices without peer access | [`OpenBuilder::or_staged`], [`Mapping::is_copy`] |
 //! | send a descriptor | [`Descriptor`]: bytes or one line of text |
 //! | use cudarc's slices and streams | `cuda::interop` and the re-exported `cuda::cudarc`, with the feature `cuda` |

@@ -66,7 +66,7 @@ pub use patterns::channel::{
     Channel, ChannelReceiver, ChannelSender, ConnectBuilder, Connecting, ListenBuilder, Listener, Message,
     MessageExport, Received, ReceivedExport, TrySendError,
 };
-pub use patterns::keeper::{FindBuilder, Keeper, KeeperName, Kept, list_keepers};
+pub use patterns::keeper::{FindBuilder, Keeper, KeeperName, KeptExport, list_keepers};
 pub use patterns::ring::{
     ReaderPosition, Ring, RingBuilder, RingOpenBuilder, RingReadSlot, RingReader, RingReaders, RingWriteSlot,
 };

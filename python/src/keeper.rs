@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use device_ipc::{Error, Ipc, Kept};
+use device_ipc::{Error, Ipc, KeptExport};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
@@ -29,7 +29,7 @@ pub(crate) fn name_of(descriptor: &Bound<'_, PyAny>) -> PyResult<Option<String>>
 }
 
 /// Asks the keeper of this name for its present export.
-pub(crate) fn find(py: Python<'_>, ipc: &Ipc, name: &str, limit: Duration) -> PyResult<Kept> {
+pub(crate) fn find(py: Python<'_>, ipc: &Ipc, name: &str, limit: Duration) -> PyResult<KeptExport> {
     // One attempt: a keeper that is busy may answer after any part of the time.
     let (ipc, name) = (ipc.clone(), name.to_owned());
     wait::aside(py, move || ipc.find(&name).timeout(limit).start())?.or_raise(py)

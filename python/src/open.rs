@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use device_ipc::{Access, Descriptor, DeviceIdentity, DeviceMap, DeviceName, Ipc, Kept, OpenBuilder};
+use device_ipc::{Access, Descriptor, DeviceIdentity, DeviceMap, DeviceName, Ipc, KeptExport, OpenBuilder};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -173,7 +173,7 @@ pub(crate) fn open(
 enum Source {
     Descriptor(Descriptor),
     /// The answer of a keeper, which can be opened once even if the keeper replaces its export meanwhile.
-    Kept(Box<Kept>),
+    Kept(Box<KeptExport>),
 }
 
 impl Source {

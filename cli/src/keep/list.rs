@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
-use device_ipc::{Error, Ipc, KeeperName, Kept, list_keepers};
+use device_ipc::{Error, Ipc, KeeperName, KeptExport, list_keepers};
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 
@@ -48,7 +48,7 @@ pub(super) fn run(ipc: &Ipc, timeout: Duration, as_json: bool) -> Result<()> {
     output::line(table)
 }
 
-fn row(found: &Result<Kept, Error>) -> Vec<String> {
+fn row(found: &Result<KeptExport, Error>) -> Vec<String> {
     match found {
         Ok(kept) => {
             let descriptor = kept.descriptor();
@@ -66,7 +66,7 @@ fn row(found: &Result<Kept, Error>) -> Vec<String> {
     }
 }
 
-fn report(keeper: &KeeperName, found: &Result<Kept, Error>) -> Value {
+fn report(keeper: &KeeperName, found: &Result<KeptExport, Error>) -> Value {
     let mut report = json!({ "name": keeper.name, "user": keeper.user });
     match found {
         Ok(kept) => {

@@ -128,7 +128,7 @@ fn reader_process() {
 }
 
 /// A simulated machine with a keeper of one tensor, `w`.
-struct Kept {
+struct SimulatedKeeper {
     backend: &'static str,
     set: fn(&Directory, Command) -> Option<Command>,
     directory: Directory,
@@ -136,7 +136,7 @@ struct Kept {
     name: String,
 }
 
-impl Kept {
+impl SimulatedKeeper {
     fn new(backend: &'static str, set: fn(&Directory, Command) -> Option<Command>) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let directory = Directory::new();
@@ -201,7 +201,7 @@ impl Kept {
     }
 }
 
-fn killed_reader_leaves_no_lease(kept: &Kept) {
+fn killed_reader_leaves_no_lease(kept: &SimulatedKeeper) {
     let Some(keeper) = kept.keep() else { return };
     let readers = [kept.reader(1), kept.reader(1)];
     assert_eq!(kept.listed(), (1, 2));
@@ -219,7 +219,7 @@ fn killed_reader_leaves_no_lease(kept: &Kept) {
     assert!(!pids.iter().any(|pid| stopped.contains(&pid.to_string())), "{pids:?}: {stopped}");
 }
 
-fn killed_keeper_is_replaced_by_another(kept: &Kept) {
+fn killed_keeper_is_replaced_by_another(kept: &SimulatedKeeper) {
     let Some(keeper) = kept.keep() else { return };
     let mut reader = kept.reader(1);
     let pid = keeper.pid();
@@ -235,7 +235,7 @@ fn killed_keeper_is_replaced_by_another(kept: &Kept) {
     assert_eq!(kept.listed(), (1, 1));
 }
 
-fn new_version_is_loaded_beside_readers_of_the_former_one(kept: &Kept) {
+fn new_version_is_loaded_beside_readers_of_the_former_one(kept: &SimulatedKeeper) {
     let Some(mut keeper) = kept.keep() else { return };
     let mut former = kept.reader(1);
     replace_model(&kept.directory, "m.safetensors", &[("w", &[2.0])]);
@@ -258,7 +258,7 @@ macro_rules! on_each_driver {
             $(
                 #[test]
                 fn $case() {
-                    super::$case(&super::Kept::new("cuda", super::cuda));
+                    super::$case(&super::SimulatedKeeper::new("cuda", super::cuda));
                 }
             )+
         }
@@ -267,7 +267,7 @@ macro_rules! on_each_driver {
             $(
                 #[test]
                 fn $case() {
-                    super::$case(&super::Kept::new("ascend", super::ascend));
+                    super::$case(&super::SimulatedKeeper::new("ascend", super::ascend));
                 }
             )+
         }

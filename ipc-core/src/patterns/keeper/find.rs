@@ -54,7 +54,7 @@ impl<'a> FindBuilder<'a> {
     /// [`Error::Timeout`] if it does not answer; [`Error::NotPermitted`] if one of the two processes does not allow the other's
     /// user; [`Error::WrongBackend`]; [`Error::Protocol`] for another version of the library; [`Error::OnWorkerThread`];
     /// [`Error::Forked`].
-    pub fn start(self) -> Result<Kept> {
+    pub fn start(self) -> Result<KeptExport> {
         let channel = name::channel_name(self.name)?;
         check_may_wait("FindBuilder::start", self.timeout)?;
         let deadline = Deadline::after(self.timeout);
@@ -76,10 +76,10 @@ impl<'a> FindBuilder<'a> {
     }
 }
 
-fn ask(connect: ConnectBuilder<'_>, deadline: Deadline) -> Result<Kept> {
+fn ask(connect: ConnectBuilder<'_>, deadline: Deadline) -> Result<KeptExport> {
     let channel = connect.start()?;
     let answer = channel.receive(deadline.left())?;
-    Kept::new(&channel, answer)
+    KeptExport::new(&channel, answer)
 }
 
 /// The answer of a keeper: its export, which can be opened once even if it is replaced meanwhile.
@@ -99,14 +99,14 @@ fn ask(connect: ConnectBuilder<'_>, deadline: Deadline) -> Result<Kept> {
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Kept {
+pub struct KeptExport {
     export: ReceivedExport,
     announcement: Announcement,
     process: ProcessIdentity,
     program: String,
 }
 
-impl Kept {
+impl KeptExport {
     fn new(channel: &Channel, answer: Received) -> Result<Self> {
         let announcement: Announcement = postcard::from_bytes(answer.bytes())
             .map_err(|_| Error::Protocol("its answer is not that of a keeper".into()))?;

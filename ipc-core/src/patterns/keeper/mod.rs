@@ -13,7 +13,7 @@ mod keep;
 mod list;
 mod name;
 
-pub use find::{FindBuilder, Kept};
+pub use find::{FindBuilder, KeptExport};
 pub use keep::Keeper;
 pub use list::{KeeperName, list_keepers};
 

@@ -37,13 +37,13 @@ pub(crate) struct IdleConnections {
 #[derive(Debug, Default)]
 struct State {
     /// In the order of their times.
-    kept: VecDeque<Kept>,
+    kept: VecDeque<IdleControl>,
     /// Whether the worker looks at them when the oldest one is due.
     is_watched: bool,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct IdleControl {
     key: ConnectionKey,
     control: Control,
     until: Instant,
@@ -74,7 +74,7 @@ impl IdleConnections {
         let mut state = self.state();
         let until = Instant::now() + KEEP;
         let oldest = if state.kept.len() < MAX_KEPT { None } else { state.kept.pop_front() };
-        state.kept.push_back(Kept { key, control, until });
+        state.kept.push_back(IdleControl { key, control, until });
         let is_watched = std::mem::replace(&mut state.is_watched, true);
         drop(state);
         drop(oldest);
