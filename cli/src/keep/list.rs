@@ -10,13 +10,27 @@ use serde_json::{Value, json};
 
 use device_ipc_cli::output;
 
+/// The time after which a keeper without a listener is taken for one that has ended since it was listed.
+const ENDED: Duration = Duration::from_millis(500);
+
+/// Asks a keeper. A search waits for a keeper that does not run yet; one that has ended meanwhile is not waited for.
+fn ask(ipc: &Ipc, keeper: &KeeperName, timeout: Duration) -> Result<KeptExport, Error> {
+    let find = |timeout| ipc.find(&keeper.name).user(keeper.user).timeout(timeout).start();
+    match find(timeout.min(ENDED)) {
+        Err(error) if error.is_timeout() && !matches!(error, Error::NoListener { .. }) && timeout > ENDED => {
+            find(timeout - ENDED)
+        }
+        found => found,
+    }
+}
+
 pub(super) fn run(ipc: &Ipc, timeout: Duration, as_json: bool) -> Result<()> {
     let names = list_keepers(None)?;
     // At the same time: a keeper that is stopped delays no other.
     let asked: Vec<_> = std::thread::scope(|scope| {
         let ask = |keeper: KeeperName| {
             scope.spawn(move || {
-                let found = ipc.find(&keeper.name).user(keeper.user).timeout(timeout).start();
+                let found = ask(ipc, &keeper, timeout);
                 (keeper, found)
             })
         };

@@ -79,6 +79,9 @@ fn keeper_in_a_socket_directory_is_found_and_replaces_a_killed_one() {
         assert!(read.contains("mean=3.0"), "{read}");
         assert!(command(&["keep", "--list"]).wait().good().contains(&name));
         keeper.kill();
+        // Its socket is still there, and is not waited for: this timeout is longer than the program may run.
+        let listed = command(&["keep", "--list", "--timeout", "1000s"]).wait().good();
+        assert!(!listed.contains(&name), "{listed}");
     }
 }
 
