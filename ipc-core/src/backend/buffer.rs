@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::backend::host_copy::read_elements;
 use crate::backend::interop::{DeviceOwner, Region, ViewStream, ViewTypes};
 use crate::backend::stream::{AsStream, BorrowedStream};
-use crate::backend::{DeviceIpc, DeviceStream, MemoryUse, TestKernels, check_backend};
+use crate::backend::{DeviceIpc, DeviceStream, MemoryUse, TestKernels, check_stream_of};
 use crate::model::address::{DevicePtr, DeviceRange};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
@@ -153,12 +153,7 @@ impl Buffer {
     }
 
     fn check_stream(&self, stream: BorrowedStream<'_>) -> Result<()> {
-        check_backend("the stream", stream.backend(), self.backend.info().name)?;
-        if stream.device() != self.range.device {
-            let (what, expected) = ("the buffer", self.range.device);
-            return Err(Error::WrongStream { stream: stream.device(), what, expected });
-        }
-        Ok(())
+        check_stream_of(stream, &*self.backend, self.range.device, "the buffer")
     }
 
     pub(crate) const fn backend(&self) -> &Arc<dyn DeviceIpc> {

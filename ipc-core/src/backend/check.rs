@@ -1,5 +1,6 @@
 //! Checks of arguments, for core and for backends.
 
+use crate::backend::DeviceIpc;
 use crate::backend::stream::BorrowedStream;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
@@ -28,6 +29,17 @@ pub fn check_stream_device(
 ) -> Result<()> {
     let stream = stream.device();
     if stream == expected { Ok(()) } else { Err(Error::WrongStream { stream, what, expected }) }
+}
+
+/// Checks that a stream belongs to the backend and to the device of the memory, which `what` names.
+pub(crate) fn check_stream_of(
+    stream: BorrowedStream<'_>,
+    backend: &dyn DeviceIpc,
+    expected: DeviceOrdinal,
+    what: &'static str,
+) -> Result<()> {
+    check_backend("the stream", stream.backend(), backend.info().name)?;
+    check_stream_device(stream, what, expected)
 }
 
 /// Checks that source and destination of a copy have the same number of bytes.

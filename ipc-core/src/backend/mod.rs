@@ -146,6 +146,7 @@ pub use crate::os::environment;
 pub(crate) use bound::DeviceBound;
 pub(crate) use buffer::{Buffer, Stream, check_whole_elements};
 pub use capabilities::{Capabilities, HandleKind, HandleKindInfo, Lifetime};
+pub(crate) use check::check_stream_of;
 pub use check::{check_backend, check_copy_lengths, check_stream_device};
 pub use event::DeviceEvent;
 pub(crate) use host_copy::{read_elements, read_tensor};

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use super::view_owner::check_stream_of;
-use crate::backend::DeviceIpc;
 use crate::backend::stream::BorrowedStream;
+use crate::backend::{DeviceIpc, check_stream_of};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::Result;
 use crate::os::process::Owner;

@@ -6,12 +6,10 @@ use super::open_part::OpenPart;
 use super::own::OwnMemory;
 use crate::backend::interop::{ViewStream, ViewTypes};
 use crate::backend::stream::BorrowedStream;
-use crate::backend::{Access, DeviceIpc, check_whole_elements, read_elements, read_tensor};
+use crate::backend::{Access, check_whole_elements, read_elements, read_tensor};
 use crate::model::address::DeviceRange;
-use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::tensor::{Element, LayoutError, TensorLayout};
-use crate::sharing::export::check_backend;
 
 /// The guard that keeps the memory.
 #[derive(Clone, Copy, Debug)]
@@ -174,18 +172,6 @@ impl<'m> ViewOwner<'m> {
             Self::Own(_) => Ok(()),
         }
     }
-}
-
-/// Checks that the stream belongs to the device of the memory, which `what` names.
-pub(super) fn check_stream_of(
-    stream: BorrowedStream<'_>,
-    backend: &dyn DeviceIpc,
-    expected: DeviceOrdinal,
-    what: &'static str,
-) -> Result<()> {
-    check_backend("the stream", stream.backend(), backend.info().name)?;
-    let stream = stream.device();
-    if stream == expected { Ok(()) } else { Err(Error::WrongStream { stream, what, expected }) }
 }
 
 /// Checks that the bytes are whole, aligned, contiguous elements of this type.
