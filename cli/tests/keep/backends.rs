@@ -3,14 +3,13 @@
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::channel;
 use std::time::Instant;
 
-use device_ipc::Ipc;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::{TIMEOUT, model, open, replace_model, unique, values};
+use super::readers::reader;
+use super::{TIMEOUT, model, replace_model, unique};
 use crate::support::{Directory, Terminal, device_ipc};
 
 /// Sets the environment of a command to the simulator of CUDA; `None` where the tests were not built, because it is missing there.
@@ -102,31 +101,6 @@ fn ascend_weights_are_kept_writable_on_request_only() {
     keeper.wait().good();
 }
 
-/// The environment variables by which [`reader_process`] is a child of a test: the backend, and the name of the keeper.
-const BACKEND: &str = "DEVICE_IPC_TEST_KEPT_ON";
-const READER: &str = "DEVICE_IPC_TEST_KEPT_BY";
-
-/// Opens weights, keeps them until it is killed, and states what becomes of them.
-#[test]
-#[ignore = "a child process of other tests"]
-fn reader_process() {
-    let (Ok(backend), Ok(name)) = (std::env::var(BACKEND), std::env::var(READER)) else { return };
-    let ipc = Ipc::named(&backend).expect("the simulator");
-    let (version, mapping) = open(&ipc, &name).expect("opened");
-    let (sender, events) = channel();
-    let dropped = sender.clone();
-    mapping.on_dropped(move || dropped.send(None).unwrap());
-    mapping.on_gone(move |error| sender.send(Some(error.to_string())).unwrap());
-    println!("\nopened version {version}");
-    // It ends by itself if the test was killed.
-    while let Ok(event) = events.recv_timeout(2 * TIMEOUT) {
-        match event {
-            None => println!("dropped, and has {:?}", values(&ipc, &mapping, "w")),
-            Some(gone) => println!("gone: {gone}"),
-        }
-    }
-}
-
 /// A simulated machine with a keeper of one tensor, `w`.
 struct SimulatedKeeper {
     backend: &'static str,
@@ -163,9 +137,7 @@ impl SimulatedKeeper {
 
     /// Starts a process that opens the weights, and waits until it has.
     fn reader(&self, version: u64) -> Terminal {
-        let mut command = Command::new(std::env::current_exe().expect("this program"));
-        command.args(["--exact", "backends::reader_process", "--ignored", "--nocapture"]);
-        command.env(BACKEND, self.backend).env(READER, &self.name);
+        let command = reader(self.backend, &self.name);
         let mut reader = Terminal::start((self.set)(&self.directory, command).expect("installed"));
         reader.until(&format!("opened version {version}"));
         reader

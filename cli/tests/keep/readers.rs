@@ -1,35 +1,51 @@
 //! Processes that open kept weights, and end.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::mpsc::channel;
 
-use device_ipc::Access;
+use device_ipc::mock::NAME as MOCK;
+use device_ipc::{Access, Ipc};
 use rustix::process::Signal;
 
 use super::{TIMEOUT, ipc, keep, model, open, release, unique, values};
-use crate::support::{Directory, run, wait};
+use crate::support::{Directory, Terminal, run};
 
-/// The environment variable by which [`reader_process`] is a child of a test.
-const READER: &str = "DEVICE_IPC_TEST_KEPT";
+/// The environment variables by which [`reader_process`] is a child of a test: the backend, and the name of the keeper.
+const BACKEND: &str = "DEVICE_IPC_TEST_KEPT_ON";
+const READER: &str = "DEVICE_IPC_TEST_KEPT_BY";
 
-/// Opens weights, states so, and waits to be killed.
+/// Opens weights, keeps them until it is killed, and states what becomes of them.
 #[test]
 #[ignore = "a child process of other tests"]
 fn reader_process() {
-    let Ok(name) = std::env::var(READER) else { return };
-    let _open = open(&ipc(), &name).expect("opened");
-    println!("\nopened");
-    std::thread::sleep(TIMEOUT);
+    let (Ok(backend), Ok(name)) = (std::env::var(BACKEND), std::env::var(READER)) else { return };
+    let ipc = if backend == MOCK { ipc() } else { Ipc::named(&backend).expect("the simulator") };
+    let (version, mapping) = open(&ipc, &name).expect("opened");
+    let (sender, events) = channel();
+    let dropped = sender.clone();
+    mapping.on_dropped(move || dropped.send(None).unwrap());
+    mapping.on_gone(move |error| sender.send(Some(error.to_string())).unwrap());
+    println!("\nopened version {version}");
+    // It ends by itself if the test was killed.
+    while let Ok(event) = events.recv_timeout(2 * TIMEOUT) {
+        match event {
+            None => println!("dropped, and has {:?}", values(&ipc, &mapping, "w")),
+            Some(gone) => println!("gone: {gone}"),
+        }
+    }
 }
 
-fn start_reader(name: &str) -> Child {
+/// Returns the command of a process that opens what this keeper keeps.
+pub(crate) fn reader(backend: &str, name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command.args(["--exact", "readers::reader_process", "--ignored", "--nocapture"]).env(READER, name);
-    let mut reader = command.stdout(Stdio::piped()).spawn().expect("a reader starts");
-    let lines = BufReader::new(reader.stdout.take().expect("piped")).lines();
-    let opened = lines.map_while(Result::ok).any(|line| line == "opened");
-    assert!(opened, "the reader has opened the weights");
+    command.args(["--exact", "readers::reader_process", "--ignored", "--nocapture"]);
+    command.env(BACKEND, backend).env(READER, name);
+    command
+}
+
+fn start_reader(name: &str) -> Terminal {
+    let mut reader = Terminal::start(reader(MOCK, name));
+    reader.until("opened version");
     reader
 }
 
@@ -84,14 +100,12 @@ fn killed_reader_leaves_no_lease() {
     let file = model(&directory, "m.safetensors", &[("w", &[1.0])]);
     let name = unique("killed-reader");
     let keeper = keep(&[&file, "--name", &name]);
-    let mut readers = [start_reader(&name), start_reader(&name)];
+    let readers = [start_reader(&name), start_reader(&name)];
+    let pids = readers.each_ref().map(Terminal::pid);
     let ipc = ipc();
     let readers_now = || ipc.find(&name).timeout(TIMEOUT).start().unwrap().readers();
     assert_eq!(readers_now(), 2);
-    for reader in &mut readers {
-        reader.kill().unwrap();
-        wait(reader);
-    }
+    readers.into_iter().for_each(Terminal::kill);
     // The keeper's poller sees the closed sockets in its own time.
     let end = std::time::Instant::now() + TIMEOUT;
     while readers_now() > 0 {
@@ -101,7 +115,7 @@ fn killed_reader_leaves_no_lease() {
     keeper.signal(Signal::INT);
     // The grant of this process's last question may be on its way back, so that this process is listed.
     let stopped = keeper.wait().good();
-    assert!(!readers.iter().any(|reader| stopped.contains(&reader.id().to_string())), "{stopped}");
+    assert!(!pids.iter().any(|pid| stopped.contains(&pid.to_string())), "{stopped}");
 }
 
 #[test]
