@@ -119,8 +119,11 @@ for test in "$here"/*--*; do
         "$conformance" | device-ipc-nixl--*) ;;
         device-ipc-broker-tests--*)
             # On the real driver, where each process takes seconds to start.
-            [[ $devices -eq 0 ]] || step "$name" env DEVICE_IPC_CUDA_LIBRARY=libcuda.so.1 \
-                DEVICE_IPC_KILL_ROUNDS="${DEVICE_IPC_KILL_ROUNDS:-2}" "$test" --skip ascend
+            [[ $devices -ge 1 ]] || continue
+            for theme in hostile_counters kill namespaces recycling rings staged timelines; do
+                step "device-ipc-broker-tests--$theme" env DEVICE_IPC_CUDA_LIBRARY=libcuda.so.1 \
+                    DEVICE_IPC_KILL_ROUNDS="${DEVICE_IPC_KILL_ROUNDS:-2}" "$test" "$theme::" --skip ascend
+            done
             ;;
         # Without a backend, it runs on the simulated drivers, which the bundle does not contain.
         *--parameter_server) step "$name" env DEVICE_IPC_BACKEND="${DEVICE_IPC_BACKEND:-$([[ $devices -eq 0 ]] && echo mock || echo cuda)}" "$test" ;;

@@ -1,7 +1,7 @@
 //! An exporter whose driver takes long to make a further handle: importers that need none do not wait.
 
 #[macro_use]
-#[path = "../../../backend-mock/tests/support/delegate.rs"]
+#[path = "../../../../backend-mock/tests/support/delegate.rs"]
 mod delegate;
 
 use std::fmt;

@@ -50,7 +50,7 @@ fn importers_die(machine: &str) {
     for point in
         kill_points("importer", "").into_iter().filter(|point| timelines || !point.ends_with("timeline"))
     {
-        for round in 0..kill_rounds(20) {
+        for round in 0..kill_rounds(2) {
             let when = format!("{machine} {point} round {round}");
             importer_dies(point, round, machine, &mut exporter);
             before.is_now(&when, &mut exporter);
@@ -153,7 +153,7 @@ fn exporters_die(machine: &str) {
     for point in
         kill_points("exporter", "").into_iter().filter(|point| timelines || !point.ends_with("timeline"))
     {
-        for round in 0..kill_rounds(20) {
+        for round in 0..kill_rounds(2) {
             let when = format!("{machine} {point} round {round}");
             exporter_dies(&when, point, machine, &mut importer);
             before.is_now(&when, &mut importer);
@@ -304,7 +304,7 @@ fn exporter_after_random_importer_deaths_has_no_leftovers() {
         let mut exporter = agent!(machine);
         warm_and_alone(&mut exporter, warm, machine);
         let before = Before::of(&mut exporter);
-        for round in 0..kill_rounds(20) {
+        for round in 0..kill_rounds(2) {
             let descriptor = exporter.share("x 8192");
             let mut importers = [agent!(machine), agent!(machine)];
             for (index, importer) in importers.iter_mut().enumerate() {
@@ -328,7 +328,7 @@ fn importer_after_random_exporter_deaths_has_no_leftovers() {
         let mut importer = agent!(machine);
         warm_and_alone(&mut importer, |importer, exporter| warm(exporter, importer), machine);
         let before = Before::of(&mut importer);
-        for round in 0..kill_rounds(20) {
+        for round in 0..kill_rounds(2) {
             let when = format!("{machine} round {round}");
             let mut exporter = agent!(machine);
             let descriptor = exporter.share("x 8192");

@@ -9,7 +9,7 @@ fn file_of(name: &str) -> PathBuf {
     if ["cli/", "ipc-core/", "tcp/", "tests/"].iter().any(|folder| name.starts_with(folder)) {
         return broker.join("../..").join(name);
     }
-    broker.join("tests").join(name)
+    broker.join("tests/suite").join(name)
 }
 
 #[test]

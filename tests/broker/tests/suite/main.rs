@@ -1,0 +1,30 @@
+//! The tests of the broker, as one executable: the modules are the themes.
+//!
+//! `DEVICE_IPC_KILL_ROUNDS` is the number of rounds at each kill point.
+
+mod ahead;
+mod bundles;
+mod channels;
+mod fork;
+mod grants;
+mod hostile;
+mod hostile_counters;
+mod hostile_files;
+mod hostile_identity;
+mod impostors;
+mod kill;
+mod lifetimes;
+mod many_handles;
+mod namespaces;
+mod observe;
+mod one_model;
+mod recycling;
+mod rings;
+mod security_page;
+mod slow_export;
+mod staged;
+mod staged_tensors;
+mod stale;
+mod stopped_processes;
+mod threads;
+mod timelines;
