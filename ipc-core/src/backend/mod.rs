@@ -100,9 +100,9 @@
 //!
 //! # Growth of the types
 //!
-//! [`Exported`], [`ReceivedHandle`], [`Opened`], [`Extent`], [`MemoryInfo`] and [`HandleKindInfo`] are exhaustive on purpose:
-//! a new field is a new question that every backend has to answer, so it comes with a new major version. All other types that
-//! may grow are non-exhaustive, and have constructors.
+//! [`Exported`], [`ReceivedHandle`], [`Opened`], [`Extent`] and [`MemoryInfo`] are exhaustive on purpose: a new field is a new
+//! question that every backend has to answer, so it comes with a new major version. All other structures that may grow, such
+//! as [`HandleKindInfo`] and [`Capabilities`], are non-exhaustive, and have constructors.
 //!
 //! # Access and trust
 //!

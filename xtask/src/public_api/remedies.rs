@@ -284,3 +284,24 @@ fn calls_in_a_text_are_found() {
     let found: Vec<_> = calls("call close() before str(ring) (or not), see Ipc::open(x)").collect();
     assert_eq!(found, ["close", "str", "open"]);
 }
+
+/// The contract for backends names the types that are exhaustive on purpose.
+#[test]
+fn types_that_the_contract_calls_exhaustive_are() {
+    let contract = fs::read_to_string(root().join("ipc-core/src/backend/mod.rs")).unwrap();
+    let (_, growth) = contract.split_once("# Growth of the types").unwrap();
+    let (exhaustive, others) = growth.split_once("exhaustive on purpose").unwrap();
+    let (others, _) = others.split_once("# Access").unwrap();
+    let names = |text: &str| {
+        text.split("[`").skip(1).filter_map(|rest| Some(rest.split_once('`')?.0.to_owned())).collect()
+    };
+    let (exhaustive, others): (Vec<_>, Vec<_>) = (names(exhaustive), names(others));
+    assert!(exhaustive.len() >= 5 && others.len() >= 2, "{exhaustive:?} {others:?}");
+    let list = fs::read_to_string(root().join(LISTS).join("device-ipc-core.txt")).unwrap();
+    for (names, declaration) in [(exhaustive, "pub struct"), (others, "#[non_exhaustive] pub struct")] {
+        for name in names {
+            let line = format!("backend::{name}: {declaration} {name} ");
+            assert!(list.contains(&line), "the list has no line {line:?}");
+        }
+    }
+}
