@@ -90,11 +90,12 @@ struct Exported<M> {
 }
 
 /// Returns the DLPack device of memory of this backend.
-pub(crate) fn device_of(backend: &str, ordinal: u32) -> (i32, i32) {
+pub(crate) fn device_of(backend: &str, ordinal: u32) -> PyResult<(i32, i32)> {
     match backend {
-        "cuda" => (CUDA, ordinal as i32),
-        "ascend" => (EXTENSION, ordinal as i32),
-        _ => (CPU, 0),
+        "cuda" => Ok((CUDA, ordinal as i32)),
+        "ascend" => Ok((EXTENSION, ordinal as i32)),
+        "mock" => Ok((CPU, 0)),
+        _ => Err(PyBufferError::new_err(format!("DLPack has no type of device for the backend {backend:?}"))),
     }
 }
 
@@ -108,7 +109,7 @@ pub(crate) fn capsule(py: Python<'_>, tensor: &TensorData, versioned: bool) -> P
     })?;
     let mut shape = signed(&tensor.shape)?;
     let mut strides = signed(&tensor.strides)?;
-    let (device_type, device_id) = device_of(tensor.backend, tensor.range.device.get());
+    let (device_type, device_id) = device_of(tensor.backend, tensor.range.device.get())?;
     let dl = DlTensor {
         data: tensor.range.ptr.get() as *mut c_void,
         device_type,

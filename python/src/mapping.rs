@@ -295,7 +295,7 @@ impl Mapping {
     /// Returns the DLPack device of the only tensor.
     fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
         let tensor = self.only(py)?;
-        Ok(dlpack::device_of(tensor.backend, tensor.range.device.get()))
+        dlpack::device_of(tensor.backend, tensor.range.device.get())
     }
 
     /// The CUDA array interface of the only tensor.

@@ -312,7 +312,7 @@ impl RingWriteSlot {
 
     /// Returns the DLPack device.
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
-        Ok(dlpack::device_of(self.inner()?.backend, self.range.device.get()))
+        dlpack::device_of(self.inner()?.backend, self.range.device.get())
     }
 
     fn __reduce__(&self) -> PyResult<()> {
@@ -549,7 +549,7 @@ impl RingReadSlot {
     /// Returns the DLPack device.
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
         let inner = self.inner()?;
-        Ok(dlpack::device_of(inner.reader.backend, inner.range.device.get()))
+        dlpack::device_of(inner.reader.backend, inner.range.device.get())
     }
 
     fn __reduce__(&self) -> PyResult<()> {

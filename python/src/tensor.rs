@@ -174,7 +174,7 @@ impl Tensor {
     }
 
     /// Returns the DLPack device: its type and ordinal.
-    fn __dlpack_device__(&self) -> (i32, i32) {
+    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
         dlpack::device_of(self.data.backend, self.data.range.device.get())
     }
 
@@ -214,7 +214,7 @@ pub(crate) fn to_dlpack(
     if copy == Some(true) {
         return Err(PyBufferError::new_err("device_ipc makes no copies; copy the imported tensor"));
     }
-    let own = dlpack::device_of(tensor.backend, tensor.range.device.get());
+    let own = dlpack::device_of(tensor.backend, tensor.range.device.get())?;
     if dl_device.is_some_and(|wanted| wanted != own) {
         return Err(PyBufferError::new_err(format!(
             "the tensor is on the DLPack device {own:?}; open it on the wanted device instead (device_ipc.open(…, device=…))"
