@@ -43,7 +43,7 @@ pub(crate) unsafe fn read_elements<T: Element>(
 ///
 /// # Errors
 ///
-/// As for [`read_elements`].
+/// As for [`read_elements`]; [`Error::Layout`] for a tensor that repeats elements and would exceed the limit.
 pub(crate) unsafe fn read_tensor<T: Element>(
     memory: &dyn DeviceMemory,
     range: DeviceRange,
@@ -54,16 +54,16 @@ pub(crate) unsafe fn read_tensor<T: Element>(
         // SAFETY: as the caller promised.
         return unsafe { read_elements(memory, range, stream) };
     }
+    // Before any allocation: the exporter states the layout.
+    let bytes = layout.gathered_bytes()?;
     // SAFETY: as the caller promised.
     let source = unsafe { read_elements::<u8>(memory, range, stream)? };
-    let bytes = layout.elements() * layout.dtype().bytes().unwrap_or(1);
     let mut gathered = zeroed::<T>(bytes / size_of::<T>() as u64)?;
     layout.gather(&source, bytes_of(&mut gathered));
     Ok(gathered)
 }
 
-/// Elements whose bytes are 0. A stride of 0 lets a descriptor name more elements than the host can hold, so the lack of
-/// memory is an error.
+/// Elements whose bytes are 0. The device can have more memory than the host, so the lack of memory is an error.
 fn zeroed<T: Element>(count: u64) -> Result<Vec<T>> {
     let mut elements = Vec::<T>::new();
     let reserved = usize::try_from(count).ok().and_then(|count| {

@@ -75,6 +75,7 @@ samples!(layout_errors: LayoutError {
     NotContiguous => LayoutError::NotContiguous { shape: vec![4, 4], strides: vec![5, 1] },
     Named => LayoutError::Named(3),
     NoTensor => LayoutError::NoTensor,
+    Repeated => LayoutError::Repeated { bytes: 1 << 40, memory: 80, shape: vec![1 << 36, 4], strides: vec![0, 1] },
     OtherTensor => LayoutError::OtherTensor { exporter: text("float32 [4]"), destination: text("float32 [5]") },
 });
 

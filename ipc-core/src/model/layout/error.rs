@@ -91,6 +91,22 @@ pub enum LayoutError {
         /// The tensor's strides in elements.
         strides: Vec<u64>,
     },
+    /// The elements would take much more memory on the host than on the device, because the tensor repeats elements.
+    #[error(
+        "the tensor has {bytes} B of elements in {memory} B of memory, as its strides repeat elements (shape {shape:?}, strides \
+         {strides:?}), and at most {limit} B of repeated elements are copied to the host; view its bytes (view_bytes), and repeat \
+         them there", limit = super::gather::MAX_REPEATED_BYTES
+    )]
+    Repeated {
+        /// The size of all elements in bytes.
+        bytes: u64,
+        /// The number of bytes from the first element to the end of the last.
+        memory: u64,
+        /// The tensor's shape.
+        shape: Vec<u64>,
+        /// The tensor's strides in elements.
+        strides: Vec<u64>,
+    },
     /// The destination of a copy is another tensor than its source.
     #[error(
         "the exporter's tensor is {exporter}, and the destination {destination}; pass a destination of the same type and shape"

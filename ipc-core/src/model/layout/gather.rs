@@ -1,8 +1,28 @@
 //! Gathering of the elements of a strided tensor.
 
-use super::TensorLayout;
+use super::{LayoutError, TensorLayout};
+
+/// Maximum size in bytes of the gathered elements of a tensor that repeats elements, as a stride of 0 does. A tensor without
+/// repeated elements is limited by its memory instead.
+pub(crate) const MAX_REPEATED_BYTES: u64 = 64 << 20;
 
 impl TensorLayout {
+    /// Returns the size of the gathered elements in bytes. The exporter states the layout, so the size is limited: by the
+    /// memory of the tensor, or by [`MAX_REPEATED_BYTES`] for a tensor that repeats elements.
+    pub(crate) fn gathered_bytes(&self) -> Result<u64, LayoutError> {
+        if self.is_empty() {
+            return Ok(0);
+        }
+        let element = self.dtype().bytes().ok_or(LayoutError::UnknownDtype(self.dtype().code()))?;
+        let bytes = self.elements().checked_mul(element).ok_or(LayoutError::Overflow)?;
+        let memory = self.span_bytes() - self.start_bytes();
+        if bytes > memory.max(MAX_REPEATED_BYTES) {
+            let (shape, strides) = (self.shape().to_vec(), self.strides().to_vec());
+            return Err(LayoutError::Repeated { bytes, memory, shape, strides });
+        }
+        Ok(bytes)
+    }
+
     /// Copies the elements to `target` in row-major order, without gaps.
     ///
     /// `source` begins at the first element and ends with the last one; `target` has the bytes of all elements.

@@ -171,6 +171,20 @@ impl TensorLayout {
             })
     }
 
+    /// Returns whether the elements have neither gaps between them nor bytes in common, in any order of the dimensions.
+    pub(crate) fn is_dense(&self) -> bool {
+        let axes = self.shape().iter().zip(self.strides()).filter(|(size, _)| **size > 1);
+        let mut axes: Vec<_> = axes.map(|(size, stride)| (*stride, *size)).collect();
+        axes.sort_unstable();
+        let mut expected = 1;
+        self.is_empty()
+            || axes.into_iter().all(|(stride, size)| {
+                let fits = stride == expected;
+                expected *= size;
+                fits
+            })
+    }
+
     /// Returns the number of bytes from the start of the region to the end of the tensor's last element; 0 for a tensor without
     /// elements.
     pub const fn span_bytes(&self) -> u64 {

@@ -169,11 +169,7 @@ fn check_same_elements(source: &TensorLayout, destination: &TensorLayout) -> Res
         return Err(LayoutError::OtherTensor { exporter: text(source), destination: text(destination) });
     }
     let bytes = source.span_bytes() - source.start_bytes();
-    let is_dense = |layout: &TensorLayout| {
-        let size = layout.dtype().bytes().and_then(|element| element.checked_mul(layout.elements()));
-        layout.is_empty() || size == Some(layout.span_bytes() - layout.start_bytes())
-    };
-    if source.strides() == destination.strides() && is_dense(source) {
+    if source.strides() == destination.strides() && source.is_dense() {
         return Ok(if source.is_empty() { 0 } else { bytes });
     }
     contiguous_bytes(source)?;

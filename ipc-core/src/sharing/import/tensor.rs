@@ -151,12 +151,13 @@ impl<'m> Tensor<'m> {
     /// ready.
     ///
     /// The elements of a tensor with gaps are gathered: the bytes from its first element to its last are copied, and the host
-    /// picks the elements.
+    /// picks the elements. Elements that strides of 0 repeat are repeated on the host, up to 64 MiB in all.
     ///
     /// # Errors
     ///
     /// [`Error::WrongStream`](crate::Error::WrongStream) for a stream of another device; [`Error::Layout`](crate::Error::Layout) for another element type than the
-    /// tensor's ([`to_host_bytes`](Self::to_host_bytes) takes any), or bytes that are not whole, aligned elements;
+    /// tensor's ([`to_host_bytes`](Self::to_host_bytes) takes any), bytes that are not whole, aligned elements, or a tensor whose
+    /// repeated elements exceed the limit ([`LayoutError::Repeated`]);
     /// [`Error::Io`](crate::Error::Io) if the host has no memory for the elements; otherwise the vendor's error.
     ///
     /// # Examples

@@ -280,6 +280,9 @@ pub fn elements_of_any_type_and_strides(context: &Context) -> Outcome {
     }
     let repeated: Vec<f32> = mapping.tensor_in(&table, "repeated")?.to_host(&stream)?;
     equal((repeated.len(), repeated[0] == repeated[4]), (6, true), "the floats of a tensor with a stride of 0")?;
+    let endless = TensorTable::new([("endless", 0, strided(Dtype::F32, &[1 << 57, 5], &[0, 1])?)])?;
+    let endless = mapping.tensor_in(&endless, "endless")?.to_host_bytes(&stream);
+    refused(endless, "more repeated elements than the limit", "Layout", &["20 B of memory", "[0, 1]"])?;
     let flags: Vec<Bool> = mapping.tensor_in(&table, "rows")?.to_host(&stream)?;
     let expected = [0, 1, 2, 9, 10, 11].map(|at| Bool::from(bytes[at] != 0));
     equal(&flags[..6], &expected[..], "booleans of bytes that are neither 0 nor 1")?;

@@ -44,6 +44,35 @@ fn contiguous_scalar_and_empty_tensors_are_copied() {
     }
 }
 
+#[test]
+fn repeated_elements_are_bounded() {
+    let repeated = |size, stride: &[u64]| {
+        let layout = TensorLayout::strided(Dtype::F32, [size, 20], [stride, &[1]].concat()).unwrap();
+        layout.gathered_bytes()
+    };
+    assert_eq!(repeated(1000, &[0]), Ok(80_000));
+    for size in [1 << 30, 1 << 40, 1 << 57] {
+        // By a stride of 0, or by rows that overlap.
+        assert!(matches!(repeated(size, &[0]), Err(LayoutError::Repeated { memory: 80, .. })), "{size}");
+        assert!(matches!(repeated(size, &[1]), Err(LayoutError::Repeated { .. })), "{size}");
+        // Elements with memory of their own are not repeated.
+        assert_eq!(repeated(size, &[20]), Ok(80 * size));
+    }
+    assert_eq!(TensorLayout::strided(Dtype::F32, [1 << 60, 0], [0, 0]).unwrap().gathered_bytes(), Ok(0));
+}
+
+#[test]
+fn dense_elements_have_no_gaps_and_nothing_in_common() {
+    let is_dense = |shape: &[u64], strides: &[u64]| {
+        TensorLayout::strided(Dtype::F32, shape, strides).unwrap().is_dense()
+    };
+    assert!(is_dense(&[2, 3], &[3, 1]) && is_dense(&[2, 3], &[1, 2]) && is_dense(&[2, 1, 3], &[1, 9, 2]));
+    assert!(is_dense(&[0, 3], &[7, 7]) && is_dense(&[], &[]));
+    assert!(!is_dense(&[2, 3], &[4, 1]) && !is_dense(&[2, 3], &[0, 1]));
+    // As many elements as places between the first and the last, but not each place once.
+    assert!(!is_dense(&[2, 2], &[0, 3]));
+}
+
 proptest! {
     #[test]
     fn gathered_elements_are_those_of_the_indices(
