@@ -137,6 +137,7 @@ samples!(errors: Error {
     ImporterGone => Error::ImporterGone { pid: PID },
     LeaseEnded => Error::LeaseEnded { pid: PID },
     ExportDropped => Error::ExportDropped { pid: PID },
+    GrantEnded => Error::GrantEnded { pid: PID },
     StaleGeneration => Error::StaleGeneration(text("number 2, not 1")),
     Rebooted => Error::Rebooted,
     OtherHost => Error::OtherHost { exporter: text("one"), local: text("other"), listens: false },
@@ -283,7 +284,10 @@ fn predicates_hold_for_these_variants() {
             "PeerGone"
         ]
     );
-    assert_eq!(variants_with(Error::is_stale), ["ExportDropped", "StaleGeneration", "Rebooted"]);
+    assert_eq!(
+        variants_with(Error::is_stale),
+        ["ExportDropped", "GrantEnded", "StaleGeneration", "Rebooted"]
+    );
     assert_eq!(variants_with(Error::is_timeout), ["Timeout", "StillHeld", "NotOpened", "NoListener"]);
     assert_eq!(variants_with(Error::is_not_permitted), ["AccessDenied", "NotPermitted"]);
 }

@@ -279,6 +279,16 @@ pub enum Error {
         pid: u32,
     },
 
+    /// The exporter has dropped the export, and the [grant](crate::Grant) by which it was opened has ended.
+    #[error(
+        "the grant has already been used, was given back, or has reached its time limit, and process {pid} has dropped the \
+         export; request a new grant from it"
+    )]
+    GrantEnded {
+        /// The exporter's process id.
+        pid: u32,
+    },
+
     /// The memory was freed, and another allocation may have its address.
     #[error(
         "the exported memory was freed by its owner, and another allocation may have its address now: {0}"

@@ -20,9 +20,12 @@ impl Error {
     }
 
     /// Returns whether the descriptor is stale: the exporter has dropped the export, the memory was freed, or the host has
-    /// rebooted. Request a new descriptor from the exporter.
+    /// rebooted. Request a new descriptor from the exporter, with a new grant if the export was opened by one.
     pub fn is_stale(&self) -> bool {
-        matches!(self.innermost(), Self::ExportDropped { .. } | Self::StaleGeneration(_) | Self::Rebooted)
+        matches!(
+            self.innermost(),
+            Self::ExportDropped { .. } | Self::GrantEnded { .. } | Self::StaleGeneration(_) | Self::Rebooted
+        )
     }
 
     /// Returns whether the timeout of the call has expired. The call can be repeated.

@@ -179,7 +179,7 @@ impl<'a> OpenBuilder<'a> {
     /// Opens by a grant of the exporter ([`Export::grant`](crate::Export::grant)), also if it has dropped the export since. The
     /// open uses the grant up, or gives it back if this process has the memory open already; if the exporter could not be asked,
     /// the grant remains for another try. A grant that has ended is ignored: then the export opens as long as it has not been
-    /// dropped.
+    /// dropped, and fails with [`Error::GrantEnded`] afterwards.
     ///
     /// # Errors
     ///
@@ -495,7 +495,10 @@ impl<'a> OpenBuilder<'a> {
         let known = if self.always_copies() { None } else { opening.reuse_lease() };
         match known {
             Some(lease) => Ok(MappingSource::Remote(lease)),
-            None => self.open_or_copy(opening, layout, blame),
+            None => self.open_or_copy(opening, layout, blame).map_err(|error| match error {
+                Error::ExportDropped { pid } if opening.grant.is_some() => Error::GrantEnded { pid },
+                other => other,
+            }),
         }
     }
 

@@ -30,13 +30,14 @@ fn grant_opens_a_dropped_export_once() {
     second.fails(&format!("open y {descriptor}"), "ExportDropped");
     importer.ok(&open_by("y", &descriptor, &grant));
     importer.ok("touch y");
-    second.fails(&open_by("y", &descriptor, &grant), "ExportDropped");
+    let text = second.fails(&open_by("y", &descriptor, &grant), "GrantEnded");
+    assert!(text.contains("the grant has already been used"), "{text}");
     assert_eq!(exporter.counter("exports"), 1, "the lease keeps it");
     importer.ok("drop y");
     eventually("exports", 0, || exporter.counter("exports"));
     assert_eq!(exporter.allocated(), 0);
     // Nothing of it is left behind that could be used.
-    importer.fails(&open_by("y", &descriptor, &grant), "ExportDropped");
+    importer.fails(&open_by("y", &descriptor, &grant), "GrantEnded");
 }
 
 #[test]
@@ -58,7 +59,7 @@ fn used_grant_opens_as_long_as_the_export_lives() {
     }
     assert_eq!(exporter.holders("x"), 3, "leases and no grant");
     exporter.ok("drop x");
-    importer.fails(&open_by("y", &descriptor, &grant), "ExportDropped");
+    importer.fails(&open_by("y", &descriptor, &grant), "GrantEnded");
     drop(others);
     eventually("exports", 0, || exporter.counter("exports"));
 }
@@ -133,7 +134,7 @@ fn unused_grant_ends_at_its_time_limit() {
         exporter.ok("close-keeping x 0").contains("grants that no process has used: 1")
     });
     let mut importer = agent!(PINNING);
-    importer.fails(&open_by("y", &descriptor, &short), "ExportDropped");
+    importer.fails(&open_by("y", &descriptor, &short), "GrantEnded");
     importer.ok(&open_by("y", &descriptor, &long));
     importer.ok("drop y");
     eventually("exports", 0, || exporter.counter("exports"));
@@ -181,7 +182,7 @@ fn damaged_and_foreign_grants_are_refused() {
     bytes[covered..].copy_from_slice(&checksum);
     let guessed = HEXLOWER.encode(&bytes);
     for _ in 0..40 {
-        importer.fails(&open_by("y", &descriptor, &guessed), "ExportDropped");
+        importer.fails(&open_by("y", &descriptor, &guessed), "GrantEnded");
     }
     // Neither has it ended the right one.
     importer.ok(&format!("give-back {guessed}"));
