@@ -155,7 +155,8 @@ impl DeviceIpc for MockBackend {
         Ok(Capabilities::NONE
             .with_ipc_events(config.events)
             .with_timelines(self.timelines.is_some())
-            .with_generations(config.generations))
+            .with_generations(config.generations)
+            .with_fault_isolation(true))
     }
 
     fn handle_kinds(&self) -> Vec<HandleKindInfo> {

@@ -117,6 +117,41 @@ fn doctor_tests_every_card_and_reports_driver_errors() {
 }
 
 #[test]
+fn use_through_mps_is_reported_once_for_each_process() {
+    let verdict = |machine: &'static str| {
+        let machine = Machine::simulated(machine)?;
+        let report = machine.run(&["doctor", "--json", "--backend", "cuda", "--quick"]);
+        let report: Value = serde_json::from_str(&report).unwrap();
+        let mps = report["checks"].as_array().unwrap().iter().find(|one| one["check"] == "MPS");
+        Some(mps.expect("it was checked")["verdict"].as_str().expect("a text").to_owned())
+    };
+    let Some(without) = verdict("devices=2") else { return };
+    assert_eq!(without, "ok");
+    assert_eq!(verdict("devices=2;mps").as_deref(), Some("warning"));
+    assert_eq!(
+        verdict("devices=1;driver=12000").as_deref(),
+        Some("warning"),
+        "a driver that does not report it"
+    );
+
+    for (description, expected) in [("devices=2;mps", 1), ("devices=2", 0)] {
+        let Some(machine) = Machine::simulated(description) else { return };
+        let file = machine.directory.text("w.ipc");
+        let mut sender = machine.start(&["send", "--backend", "cuda", "--file", &file, "--receivers", "2"]);
+        sender.until("wrote");
+        for device in ["0", "1"] {
+            let received = machine.start(&["recv", "--file", &file, "--device", device, "--add", "1"]).wait();
+            assert_eq!(received.err.matches("used through MPS").count(), expected, "{received:?}");
+        }
+        let sent = sender.wait();
+        assert!(sent.status.success(), "{sent:?}");
+        assert_eq!(sent.err.matches("used through MPS").count(), expected, "{sent:?}");
+        let listed = machine.start(&["devices"]).wait();
+        assert!(!listed.err.contains("MPS"), "a listing uses no device: {listed:?}");
+    }
+}
+
+#[test]
 fn tensor_is_shared_between_terminals_on_gpus() {
     let Some(machine) = Machine::real() else { return };
     terminals(&machine, "0");

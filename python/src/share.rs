@@ -149,6 +149,9 @@ fn torch(tensor: &Bound<'_, PyAny>) -> PyResult<Foreign> {
 }
 
 /// Shares one tensor, or a mapping of names to tensors.
+///
+/// With access="r" importers may only read. A kernel that writes does not change the bytes, and ends the importer's use of the
+/// device; under MPS also the exporter's.
 #[pyfunction]
 #[pyo3(signature = (tensors, *, name=None, access="rw", ready=None, exposure="allow", allow_users=Vec::new()))]
 pub(crate) fn share(

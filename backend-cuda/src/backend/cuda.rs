@@ -168,7 +168,13 @@ impl DeviceIpc for CudaBackend {
     fn capabilities(&self, device: DeviceOrdinal) -> Result<Capabilities> {
         let ipc_events = self.has_ipc_events(device)?;
         let timelines = self.driver.has_timelines(device)?;
-        Ok(Capabilities::NONE.with_ipc_events(ipc_events).with_timelines(timelines).with_generations(true))
+        // A driver that does not report MPS may use it.
+        let fault_isolation = self.driver.is_mps_client(device)? == Some(false);
+        Ok(Capabilities::NONE
+            .with_ipc_events(ipc_events)
+            .with_timelines(timelines)
+            .with_generations(true)
+            .with_fault_isolation(fault_isolation))
     }
 
     fn handle_kinds(&self) -> Vec<HandleKindInfo> {

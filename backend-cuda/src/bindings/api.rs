@@ -117,6 +117,10 @@ pub(crate) const DEVICE_ATTRIBUTE_VALUE_OPERATIONS: c_int = 122;
 pub(crate) const MEMORYTYPE_HOST: u64 = 1;
 /// `CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED`, supported by drivers of CUDA 12 and newer.
 pub(crate) const DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED: c_int = 125;
+/// `CU_DEVICE_ATTRIBUTE_MPS_ENABLED`, supported by drivers of CUDA 12.1 and newer: whether contexts that this process creates
+/// on the device are shared through MPS. 0 without a running control daemon, also if the directory of its pipes is set or has a
+/// socket of an earlier daemon (observed with driver 580.159.04).
+pub(crate) const DEVICE_ATTRIBUTE_MPS_ENABLED: c_int = 133;
 
 /// `CUpointer_attribute`.
 #[derive(Clone, Copy)]

@@ -163,6 +163,7 @@ impl Driver {
         let status = unsafe { (self.api.device_primary_ctx_retain)(&raw mut context, device.handle) };
         self.check("cuDevicePrimaryCtxRetain", status)?;
         tracing::debug!(target: crate::LOG, device = %ordinal, "retained the primary CUDA context");
+        self.warn_of_mps(ordinal);
         let id = self.context_id(context).ok();
         device.context.get_or_init(|| PrimaryContext { context, id });
         Ok(context)

@@ -18,6 +18,8 @@ pub(crate) struct Device {
     pub(crate) add_f32: OnceLock<Kernel>,
     pub(crate) staging: Staging,
     pub(crate) ipc_events: OnceLock<bool>,
+    /// Whether this process uses the device through MPS; `None` if the driver does not report it.
+    pub(super) mps: OnceLock<Option<bool>>,
 }
 
 /// A primary context that this backend has retained.
@@ -73,6 +75,7 @@ impl Device {
             add_f32: OnceLock::new(),
             staging: Staging::default(),
             ipc_events: OnceLock::new(),
+            mps: OnceLock::new(),
         })
     }
 }

@@ -8,6 +8,7 @@ pub(crate) mod driver;
 pub(crate) mod event;
 pub(crate) mod host_pages;
 pub(crate) mod kernel;
+mod mps;
 pub(crate) mod relay;
 pub(crate) mod staging;
 pub(crate) mod stream;

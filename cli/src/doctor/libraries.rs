@@ -38,6 +38,8 @@ pub(super) struct AvailableLibrary {
     file: Option<String>,
     /// Row `i`, column `j`: whether device `i` can access memory of device `j`.
     pub(super) peers: Vec<Vec<bool>>,
+    /// The ordinals of the CUDA devices on which a fault of one process may affect others.
+    pub(super) without_fault_isolation: Vec<u32>,
 }
 
 /// The reason why a backend is unavailable.
@@ -118,8 +120,16 @@ fn probe(name: &str) -> Result<AvailableLibrary, UnavailableReason> {
     }
     let row = |from| devices.iter().map(|to| backend.peer_access(from, to.ordinal)).collect::<Result<_, _>>();
     let peers = devices.iter().map(|from| row(from.ordinal)).collect::<Result<_, _>>().map_err(other)?;
+    let mut without_fault_isolation = Vec::new();
+    // Other backends may have to create a context for their capabilities.
+    for device in devices.iter().filter(|_| name == "cuda") {
+        if !backend.capabilities(device.ordinal).map_err(other)?.fault_isolation {
+            without_fault_isolation.push(device.ordinal.get());
+        }
+    }
     let info = backend.info();
-    Ok(AvailableLibrary { version: info.version.clone(), file: info.library.clone(), peers })
+    let (version, file) = (info.version.clone(), info.library.clone());
+    Ok(AvailableLibrary { version, file, peers, without_fault_isolation })
 }
 
 pub(super) fn check(facts: &Facts, libraries: &[Library], selected: Option<&str>) -> Vec<Finding> {
@@ -187,7 +197,8 @@ pub(super) mod tests {
 
     /// Creates an available library with this peer access.
     pub(in crate::doctor) fn with_peers(name: &'static str, peers: Vec<Vec<bool>>) -> Library {
-        Library { name, state: Ok(AvailableLibrary { version: "1.0".into(), file: None, peers }) }
+        let (version, without_fault_isolation) = ("1.0".into(), Vec::new());
+        Library { name, state: Ok(AvailableLibrary { version, file: None, peers, without_fault_isolation }) }
     }
 
     /// Creates an unavailable library.

@@ -109,6 +109,7 @@ fn inspect(facts: &Facts, libraries: &[Library], selected: Option<&str>) -> Vec<
     findings.extend(libraries.iter().filter_map(devices::peer_access));
     findings.extend(devices::visible(facts, concerns));
     if concerns("cuda") {
+        findings.extend(libraries.iter().filter(|library| library.name == "cuda").filter_map(nvidia::mps));
         findings.extend(nvidia::check(facts));
     }
     if concerns("ascend") {

@@ -1,7 +1,8 @@
-//! Checks of NVIDIA: the kernel driver, the nodes in `/dev`, MIG and IMEX channels.
+//! Checks of NVIDIA: the kernel driver, the nodes in `/dev`, MIG, MPS and IMEX channels.
 
 use super::facts::Facts;
 use super::finding::Finding;
+use super::libraries::Library;
 
 const VERSION: &str = super::facts::NVIDIA_VERSION;
 
@@ -98,6 +99,28 @@ fn multi_instance(facts: &Facts) -> Finding {
     )
 }
 
+/// Checks whether processes share the contexts of devices through MPS. `None` if the library has no device.
+pub(super) fn mps(library: &Library) -> Option<Finding> {
+    let check = "MPS";
+    let devices: Vec<String> =
+        library.available()?.without_fault_isolation.iter().map(u32::to_string).collect();
+    if devices.is_empty() {
+        return Some(Finding::ok(
+            check,
+            "not in use: a kernel that writes to a read-only mapping ends its own process's use of the device only",
+        ));
+    }
+    Some(Finding::warning(
+        check,
+        format!(
+            "in use on device {} (or not reported, by a driver before CUDA 12.1): a kernel that writes to a read-only mapping, or \
+             a process that is killed while its kernels run, ends the use of the device for all processes of the MPS server",
+            devices.join(", ")
+        ),
+        "to isolate the processes, run them without the control daemon: echo quit | nvidia-cuda-mps-control",
+    ))
+}
+
 fn fabric_channels(facts: &Facts) -> Finding {
     let check = "IMEX channels";
     let channels = facts.names("/dev/nvidia-caps-imex-channels");
@@ -115,6 +138,7 @@ fn fabric_channels(facts: &Facts) -> Finding {
 mod tests {
     use super::super::facts::tests::Machine;
     use super::super::finding::Verdict;
+    use super::super::libraries::tests::with_peers;
     use super::*;
 
     fn with_driver(version: &str) -> Machine {
@@ -160,6 +184,15 @@ mod tests {
         assert!(finding.verdict == Verdict::Warning && finding.found.contains("gpu0"), "{finding}");
         let hidden = with_cards().with_variable("CUDA_VISIBLE_DEVICES", "MIG-1234");
         assert_eq!(multi_instance(&hidden.facts).verdict, Verdict::Warning);
+    }
+
+    #[test]
+    fn devices_behind_mps_are_a_warning() {
+        let mut library = with_peers("cuda", vec![vec![true]]);
+        assert_eq!(mps(&library).unwrap().verdict, Verdict::Ok);
+        library.state.as_mut().unwrap_or_else(|_| unreachable!()).without_fault_isolation = vec![0, 2];
+        let finding = mps(&library).unwrap();
+        assert!(finding.verdict == Verdict::Warning && finding.found.contains("device 0, 2"), "{finding}");
     }
 
     #[test]

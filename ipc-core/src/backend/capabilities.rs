@@ -71,11 +71,15 @@ pub struct Capabilities {
     /// The vendor numbers its allocations ([`Extent::generation`](super::Extent)), which reveals a new allocation at an old
     /// address.
     pub generations: bool,
+    /// A fault of the device work of one process, such as a write to a read-only mapping, and the termination of a process
+    /// while its work runs, leave the other processes' use of the device intact. CUDA has this except under MPS.
+    pub fault_isolation: bool,
 }
 
 impl Capabilities {
     /// No capabilities.
-    pub const NONE: Self = Self { ipc_events: false, timelines: false, generations: false };
+    pub const NONE: Self =
+        Self { ipc_events: false, timelines: false, generations: false, fault_isolation: false };
 
     /// Sets [`ipc_events`](Self::ipc_events).
     pub const fn with_ipc_events(mut self, yes: bool) -> Self {
@@ -92,6 +96,12 @@ impl Capabilities {
     /// Sets [`generations`](Self::generations).
     pub const fn with_generations(mut self, yes: bool) -> Self {
         self.generations = yes;
+        self
+    }
+
+    /// Sets [`fault_isolation`](Self::fault_isolation).
+    pub const fn with_fault_isolation(mut self, yes: bool) -> Self {
+        self.fault_isolation = yes;
         self
     }
 }

@@ -6,7 +6,7 @@ use device_ipc_mock_engine::MachineConfig;
 
 use crate::VARIABLE;
 
-const OWN_KEYS: &str = "driver, fault, imex";
+const OWN_KEYS: &str = "driver, fault, imex, mps";
 const MACHINE_KEYS: [&str; 4] = ["devices", "memory", "peers", "latency"];
 
 /// The reported version unless configured: CUDA 13.0.
@@ -29,6 +29,8 @@ pub(crate) struct Config {
     pub(crate) faults: Vec<Fault>,
     /// Whether an IMEX channel exists. Without one, fabric handles are rejected.
     pub(crate) imex: bool,
+    /// Whether the devices are reported as used through MPS. Faults stay isolated all the same.
+    pub(crate) mps: bool,
 }
 
 impl Config {
@@ -44,7 +46,7 @@ impl Config {
 
     fn parse(spec: &str) -> Result<Self, String> {
         let mut machine = String::from("latency=50us");
-        let (mut version, mut faults, mut imex) = (DEFAULT_VERSION, Vec::new(), false);
+        let (mut version, mut faults, mut imex, mut mps) = (DEFAULT_VERSION, Vec::new(), false, false);
         for entry in spec.split(';').map(str::trim).filter(|entry| !entry.is_empty()) {
             let (key, value) = entry.split_once('=').unwrap_or((entry, ""));
             let (key, value) = (key.trim(), value.trim());
@@ -63,6 +65,8 @@ impl Config {
                 }
                 "imex" if value.is_empty() || value == "on" => imex = true,
                 "imex" if value == "off" => imex = false,
+                "mps" if value.is_empty() || value == "on" => mps = true,
+                "mps" if value == "off" => mps = false,
                 key if MACHINE_KEYS.contains(&key) => machine = format!("{machine};{entry}"),
                 _ => {
                     return Err(format!(
@@ -79,7 +83,7 @@ impl Config {
             // The first four bytes are unique, so that a short prefix of the UUID selects a device.
             device.uuid.rotate_left(4);
         }
-        Ok(Self { machine, version, faults, imex })
+        Ok(Self { machine, version, faults, imex, mps })
     }
 }
 
@@ -124,10 +128,12 @@ mod tests {
 
     #[test]
     fn description_is_parsed_and_errors_name_entry() {
-        let config =
-            Config::parse("devices=3; driver=12020; imex; fault=cuMemFree:1:4242,cuInit:2:3; peers=none")
-                .expect("a valid description");
-        assert_eq!((config.machine.devices.len(), config.version, config.imex), (3, 12_020, true));
+        let config = Config::parse(
+            "devices=3; driver=12020; imex; mps; fault=cuMemFree:1:4242,cuInit:2:3; peers=none",
+        )
+        .expect("a valid description");
+        assert_eq!((config.machine.devices.len(), config.version), (3, 12_020));
+        assert!(config.imex && config.mps);
         assert_eq!(config.faults[0], Fault { function: "cuMemFree".into(), call: 1, status: 4242 });
         assert!(!config.machine.peers.allows(0, 1));
         for wrong in

@@ -48,6 +48,8 @@ fn attribute(number: c_int, device: usize) -> Result<c_int> {
         125 => 1,
         // HANDLE_TYPE_FABRIC_SUPPORTED: also where the use is rejected, as seen on two H200.
         128 => 1,
+        // MPS_ENABLED
+        133 if simulator()?.config.version >= 12_010 => simulator()?.config.mps.into(),
         _ => return Err(Status::INVALID_VALUE),
     })
 }

@@ -30,6 +30,7 @@
 //! | `driver=12020` | the version that `cuDriverGetVersion` returns (13000) |
 //! | `fault=cuIpcOpenMemHandle:2:304` | the second call fails with status 304 (any number); several separated by commas |
 //! | `imex` | an IMEX channel exists, and fabric handles work |
+//! | `mps` | the devices are reported as used through MPS; a fault still ends the context of its own process only |
 //!
 //! `CUDA_VISIBLE_DEVICES` works as with the driver: ordinals, or prefixes of UUIDs, in any order.
 //!

@@ -150,6 +150,10 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
 
     /// Sets the access of importers, by default read-write. The hardware enforces read-only access; [`start`](Self::start)
     /// fails for kinds of handles that cannot be mapped read-only.
+    ///
+    /// A kernel that writes to a read-only mapping does not change the bytes, and ends the importer's use of the device. On a device
+    /// without [`fault_isolation`](crate::backend::Capabilities::fault_isolation), such as a CUDA device that is used through MPS, it
+    /// ends the use of the device in other processes too, also in the exporter.
     pub const fn access(mut self, access: Access) -> Self {
         self.access = access;
         self
