@@ -165,7 +165,8 @@ pub fn importer_killed_at_each_step_ends_the_lease(start: StartUnder, place: Pla
         warm(&mut exporter, &mut other);
         let descriptor = share(&mut exporter);
         let before = Resources::of(&mut exporter);
-        importer.ask(&format!("begin open pulled 1 {LONG_MS} {descriptor}"));
+        // The answer may not arrive: the copy can be at the point before it is written.
+        importer.send(&format!("begin open pulled 1 {LONG_MS} {descriptor}"));
         wait_for(&importer, WaitIdOptions::EXITED, point);
         let killed = Instant::now();
         eventually(&mut exporter, "holders x", "");
@@ -191,7 +192,7 @@ pub fn importer_stopped_at_each_step_loses_the_lease(start: StartUnder, place: P
         let descriptor = share(&mut exporter);
         let before = Resources::of(&mut exporter);
         let timeout = if has_lease { SHORT_MS } else { LONG_MS };
-        importer.ask(&format!("begin open pulled 1 {timeout} {descriptor}"));
+        importer.send(&format!("begin open pulled 1 {timeout} {descriptor}"));
         wait_for(&importer, WaitIdOptions::STOPPED, point);
         let stopped = Instant::now();
         if has_lease {
@@ -207,6 +208,7 @@ pub fn importer_stopped_at_each_step_loses_the_lease(start: StartUnder, place: P
             assert_eq!(exporter.ask("close x 60000"), "closed");
         }
         resume(&importer);
+        importer.receive();
         let answer = importer.ask("end");
         if !is_freed {
             // The engine has finished with its first request before this one.
