@@ -20,7 +20,7 @@ use device_ipc::cuda::interop::CudaMappedMut;
 use device_ipc::cuda::raw::{self, RawHandle};
 use device_ipc::{
     Buffer, CopyProgress, Descriptor, DeviceIdentity, DeviceMap, DeviceOrdinal, DeviceRange, Dtype, Error,
-    Export, Ipc, Mapping, Message, Region, RingReadSlot, RingReader, Stream, TensorLayout, View, cuda,
+    Export, Grant, Ipc, Mapping, Message, Region, RingReadSlot, RingReader, Stream, TensorLayout, View, cuda,
 };
 
 #[rustfmt::skip]
@@ -137,6 +137,21 @@ fn sharing() -> Result<()> {
     let tensor = ipc.open(&descriptor).on(&stream)?; // the stream waits until the bytes are written; the host does not
     tensor.view_mut::<f32, _>(&stream)?.add(1.0)?; // element type and access are checked
     tensor.release(&stream)?; // the lease ends when the stream reaches this point
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn grants(ipc: &Ipc, export: Export, descriptor: Descriptor, stream: Stream, grant_text: &str, send: fn(String, String)) -> Result<()> {
+    // begin docs/guide/sharing.md
+    // The exporter.
+    let grant = export.grant(Duration::from_secs(60))?;
+    send(export.descriptor().to_string(), grant.to_string()); // "dipc1:…" and "dipcg1:…"
+    drop(export); // the grant keeps the memory for 60 s at most
+
+    // The importer, another process.
+    let grant: Grant = grant_text.parse()?;
+    let tensor = ipc.open(&descriptor).grant(&grant)?.on(&stream)?; // uses the grant up; the lease keeps the memory now
     // end
     Ok(())
 }

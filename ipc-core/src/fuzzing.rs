@@ -74,6 +74,9 @@ fn read_grant(bytes: &[u8]) {
 }
 
 fn read_text(text: &str) {
+    if let Ok(read) = text.parse::<Grant>() {
+        read_grant(&read.to_bytes());
+    }
     let Ok(read) = text.parse::<Descriptor>() else { return };
     assert_eq!(Descriptor::from_bytes(&read.to_bytes()).as_ref(), Ok(&read));
     show(&read);

@@ -71,6 +71,7 @@ pub(crate) const RING_IS_NOT_READABLE: &str = "reading is not supported for the 
 
 /// Returns the maximum text length of a descriptor with this prefix: Base64 and surrounding white space.
 pub(super) fn max_text_bytes(prefix: &[u8]) -> u64 {
-    let is_one = prefix.trim_ascii_start().starts_with(TEXT_PREFIX.as_bytes());
+    // A byte order mark or a quote may be before it.
+    let is_one = prefix.windows(TEXT_PREFIX.len()).any(|part| part == TEXT_PREFIX.as_bytes());
     if is_one { 2 * MAX_DESCRIPTOR_BYTES as u64 } else { 128 * 1024 }
 }

@@ -70,7 +70,7 @@ pub(crate) fn descriptor_of(argument: &str, timeout: Duration) -> Result<AnyDesc
         }
         None => {
             return AnyDescriptor::parse(argument).map_err(|error| {
-                let is_text = argument.starts_with(TEXT_PREFIX);
+                let is_text = argument.contains(TEXT_PREFIX);
                 let hint = if is_text { "" } else { "; to read the descriptor from a file, use @FILE" };
                 UsageError(format!("{error}{hint}")).into()
             });

@@ -1,4 +1,4 @@
-//! The byte form of a grant that travels beside a descriptor. `docs/spec/grant.md` specifies it; the two change together.
+//! The forms of a grant that travels beside a descriptor. `docs/spec/grant.md` specifies it; the two change together.
 
 use std::fmt;
 
@@ -10,10 +10,13 @@ use super::descriptor::{DescriptorError, ExportId, MAX_REGIONS_SECTIONS};
 use crate::model::error::Result;
 use crate::model::one_or_many::OneOrMany;
 use crate::os::process::ProcessIdentity;
+use crate::wire::text::TextForm;
 
 const MAGIC: [u8; 4] = *b"DIPG";
 
 const VERSION: u8 = 1;
+
+const CUT_OFF: &str = "it is damaged or cut off";
 
 /// The bytes behind the last part: CRC-32 of all before them.
 const CHECKSUM_BYTES: usize = 4;
@@ -37,12 +40,22 @@ struct PartBytes {
     token: [u8; 16],
 }
 
-/// A right to open an export once, as bytes that travel beside the descriptor, over any transport.
+/// The text form, with the maximum size of the binary form.
+const FORM: TextForm = TextForm {
+    prefix: "dipcg1:",
+    name: "grant",
+    max_bytes: size_of::<Preamble>() + MAX_REGIONS_SECTIONS * size_of::<PartBytes>() + CHECKSUM_BYTES,
+};
+
+/// A right to open an export once, as one line of text or as bytes, which travel beside the descriptor over any transport.
 ///
 /// [`Export::grant`](crate::Export::grant) makes one, and from then on it keeps the memory as a lease does, also when the
 /// export is dropped. It ends when an open uses it ([`OpenBuilder::grant`](crate::OpenBuilder::grant)), when its receiver gives it
 /// back ([`give_back`](Self::give_back)), or at its time limit. It opens nothing without the descriptor. The value itself is plain
 /// bytes: cloning it copies the right to the same single open, and dropping it ends nothing.
+///
+/// `Display` and `FromStr` are the text form, [`to_bytes`](Self::to_bytes) and [`from_bytes`](Self::from_bytes) the binary one. Both
+/// contain secrets, so treat them as a password. `Debug` does not show the secrets.
 ///
 /// # Examples
 ///
@@ -52,10 +65,10 @@ struct PartBytes {
 /// use std::time::Duration;
 ///
 /// let export = ipc.share(ipc.allocate(0, 1024)?).start()?;
-/// let (text, grant) = (export.descriptor().to_string(), export.grant(Duration::from_secs(60))?.to_bytes());
+/// let (text, grant) = (export.descriptor().to_string(), export.grant(Duration::from_secs(60))?.to_string());
 /// drop(export); // the grant keeps the memory
-/// // The importer, usually another process, receives the text and the bytes.
-/// let grant = device_ipc_core::Grant::from_bytes(&grant)?;
+/// // The importer, usually another process, receives both texts.
+/// let grant: device_ipc_core::Grant = grant.parse()?;
 /// assert_eq!(ipc.open(&text.parse()?).grant(&grant)?.at_home()?.len(), 1024);
 /// # Ok(())
 /// # }
@@ -132,21 +145,21 @@ impl Grant {
 fn parse(bytes: &[u8]) -> Result<Grant, DescriptorError> {
     let bad = |why: &'static str| DescriptorError::BadGrant { why };
     if !bytes.starts_with(&MAGIC) {
-        return Err(bad("they begin otherwise"));
+        return Err(bad("it has other magic bytes"));
     }
-    let damaged = || bad("they are damaged or cut off");
+    let damaged = || bad(CUT_OFF);
     let (covered, checksum) = bytes.split_last_chunk::<CHECKSUM_BYTES>().ok_or_else(damaged)?;
     if crc32fast::hash(covered).to_le_bytes() != *checksum {
         return Err(damaged());
     }
     let (preamble, parts) = Preamble::ref_from_prefix(covered).map_err(|_| damaged())?;
     if preamble.version != VERSION {
-        return Err(bad("they have a format of another version of this library"));
+        return Err(bad("it has a format of another version of this library"));
     }
     let count = usize::from(preamble.parts);
-    let parts = <[PartBytes]>::ref_from_bytes(parts).map_err(|_| bad("their length is wrong"))?;
+    let parts = <[PartBytes]>::ref_from_bytes(parts).map_err(|_| bad("its length is wrong"))?;
     if parts.len() != count || !(1..=MAX_REGIONS_SECTIONS).contains(&count) || preamble.reserved.get() != 0 {
-        return Err(bad("their fields contradict each other"));
+        return Err(bad("its fields contradict each other"));
     }
     let exporter = GrantExporter {
         pid: preamble.pid.get(),
@@ -155,6 +168,22 @@ fn parse(bytes: &[u8]) -> Result<Grant, DescriptorError> {
     };
     let part = |part: &PartBytes| (ExportId(part.export.get()), Token::from_bytes(part.token));
     Ok(Grant { exporter, parts: parts.iter().map(part).collect() })
+}
+
+impl fmt::Display for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        FORM.write(&self.to_bytes(), f)
+    }
+}
+
+impl std::str::FromStr for Grant {
+    type Err = crate::model::error::Error;
+
+    /// Decodes the text form. White space in it and around it, a byte order mark and quotes are ignored.
+    fn from_str(text: &str) -> Result<Self> {
+        let cut_off = |_: &[u8]| Some(DescriptorError::BadGrant { why: CUT_OFF });
+        Ok(parse(&FORM.decode(text, cut_off)?)?)
+    }
 }
 
 impl fmt::Debug for Grant {

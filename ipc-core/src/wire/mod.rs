@@ -12,6 +12,7 @@ pub(crate) mod protocol;
 pub(crate) mod relay;
 pub(crate) mod remote;
 pub(crate) mod ring;
+pub(crate) mod text;
 mod token;
 
 pub(crate) use address::MAX_ADDRESS_BYTES;

@@ -80,8 +80,8 @@ samples!(layout_errors: LayoutError {
 });
 
 samples!(descriptor_errors: DescriptorError {
-    NotText => DescriptorError::NotText,
-    BadCharacter => DescriptorError::BadCharacter { position: 7 },
+    NotText => DescriptorError::NotText { name: "grant", prefix: "dipcg1:", found: text("an empty text") },
+    BadCharacter => DescriptorError::BadCharacter { position: 7, found: '@' },
     BadMagic => DescriptorError::BadMagic,
     Version => DescriptorError::Version {
         found: FormatVersion { major: 2, minor: 0 },
@@ -92,7 +92,7 @@ samples!(descriptor_errors: DescriptorError {
     TrailingBytes => DescriptorError::TrailingBytes { extra: 3 },
     TooLarge => DescriptorError::TooLarge { found: 1 << 30 },
     BadChecksum => DescriptorError::BadChecksum,
-    BadGrant => DescriptorError::BadGrant { why: "they are damaged or cut off" },
+    BadGrant => DescriptorError::BadGrant { why: "it is damaged or cut off" },
     BadField => DescriptorError::BadField { field: "length", why: text("it is shorter than the fixed part") },
     Layout => DescriptorError::Layout(LayoutError::Overflow),
     UnknownSection => DescriptorError::UnknownSection { kind: 99 },

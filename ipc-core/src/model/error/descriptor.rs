@@ -8,14 +8,25 @@ use crate::model::layout::LayoutError;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DescriptorError {
-    /// The text does not begin with the prefix of descriptors.
-    #[error("not a device-ipc descriptor: expected the prefix \"dipc1:\"")]
-    NotText,
-    /// A character that does not occur in descriptors.
-    #[error("the descriptor's text is damaged at character {position}; copy it whole, as one line")]
+    /// The text does not begin with the prefix of descriptors, or of grants.
+    #[error("not a device-ipc {name}: expected the prefix {prefix:?}, found {found}; pass the {name} alone")]
+    NotText {
+        /// The expected kind: `descriptor`, `grant`.
+        name: &'static str,
+        /// The prefix of its text form.
+        prefix: &'static str,
+        /// A description of the text, with a few of its characters.
+        found: String,
+    },
+    /// A character that does not occur in the text form, or not there.
+    #[error(
+        "the text is damaged at character {position}: found {found:?}; copy it whole, and nothing behind it"
+    )]
     BadCharacter {
-        /// The position after the prefix, counted from 0.
+        /// The position after the prefix, counted from 0, without white space.
         position: usize,
+        /// The character.
+        found: char,
     },
     /// The bytes do not begin with the magic bytes of descriptors.
     #[error("not a device-ipc descriptor: wrong magic bytes")]
@@ -105,8 +116,8 @@ pub enum DescriptorError {
         /// The reason.
         cause: LayoutError,
     },
-    /// Bytes that are passed as a grant are not one.
-    #[error("these bytes are not a device-ipc grant: {why}; pass the bytes of Grant::to_bytes unchanged")]
+    /// A text, or bytes, that are passed as a grant are not one, or that of another export.
+    #[error("not a device-ipc grant: {why}; pass the text or the bytes of the grant unchanged")]
     BadGrant {
         /// Why not.
         why: &'static str,

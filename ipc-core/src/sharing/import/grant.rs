@@ -162,7 +162,7 @@ impl Grant {
             && self.parts().len() == contents.parts.len()
             && named().zip(self.parts()).all(|(named, (export, _))| named.part.export == *export);
         if !fits {
-            return Err(DescriptorError::BadGrant { why: "they belong to another descriptor" }.into());
+            return Err(DescriptorError::BadGrant { why: "it belongs to another descriptor" }.into());
         }
         let unused = |(named, (_, token)): (NamedExport<'_>, &(ExportId, Token))| {
             UnusedGrant::new(&named, *token, None, allow.clone())

@@ -1,50 +1,40 @@
 //! The text form: one line that survives a file, a shell, a URL and an environment variable.
 
-use data_encoding::BASE64URL_NOPAD;
 use serde::de::Error as _;
 
 use super::{Descriptor, DescriptorError, MAX_DESCRIPTOR_BYTES};
+use crate::wire::text::TextForm;
 
 /// The first characters of the text form; the rest is the binary form in URL-safe Base64 without padding (RFC 4648 §5).
 pub const TEXT_PREFIX: &str = "dipc1:";
 
+const FORM: TextForm = TextForm { prefix: TEXT_PREFIX, name: "descriptor", max_bytes: MAX_DESCRIPTOR_BYTES };
+
 impl std::fmt::Display for Descriptor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{TEXT_PREFIX}{}", BASE64URL_NOPAD.encode_display(&self.to_bytes()))
+        FORM.write(&self.to_bytes(), f)
     }
 }
 
 impl std::str::FromStr for Descriptor {
     type Err = crate::model::error::Error;
 
-    /// Decodes the text form. White space around it is ignored.
+    /// Decodes the text form. White space in it and around it, a byte order mark and quotes are ignored.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(parse(text)?)
     }
 }
 
 fn parse(text: &str) -> Result<Descriptor, DescriptorError> {
-    let encoded = text.trim().strip_prefix(TEXT_PREFIX).ok_or(DescriptorError::NotText)?;
-    let bytes = encoded.len() / 4 * 3;
-    if bytes > MAX_DESCRIPTOR_BYTES {
-        return Err(DescriptorError::TooLarge { found: bytes });
-    }
-    let bytes = BASE64URL_NOPAD.decode(encoded.as_bytes());
-    let bytes = bytes.map_err(|error| cut_off(encoded, error))?;
+    let bytes = FORM.decode(text, |whole| match Descriptor::from_bytes(whole) {
+        Err(truncated @ DescriptorError::Truncated { .. }) => Some(truncated),
+        _ => None,
+    })?;
     // The prefix is correct, so wrong magic bytes behind it are damage.
     Descriptor::from_bytes(&bytes).map_err(|error| match error {
         DescriptorError::BadMagic => DescriptorError::BadChecksum,
         error => error,
     })
-}
-
-/// Explains a decoding error: a text that was cut off within a group of four characters is not Base64.
-fn cut_off(encoded: &str, error: data_encoding::DecodeError) -> DescriptorError {
-    let whole = &encoded.as_bytes()[..encoded.len() / 4 * 4];
-    match BASE64URL_NOPAD.decode(whole).map(|bytes| Descriptor::from_bytes(&bytes)) {
-        Ok(Err(truncated @ DescriptorError::Truncated { .. })) => truncated,
-        _ => DescriptorError::BadCharacter { position: error.position },
-    }
 }
 
 impl serde::Serialize for Descriptor {

@@ -14,7 +14,11 @@ proptest! {
         let written = grant(&parts);
         let bytes = written.to_bytes();
         prop_assert_eq!(bytes.len(), 32 + 24 * parts.len());
-        prop_assert_eq!(Grant::from_bytes(&bytes).expect("it was just written"), written);
+        prop_assert_eq!(&Grant::from_bytes(&bytes).expect("it was just written"), &written);
+        let text = written.to_string();
+        prop_assert_eq!(&text.parse::<Grant>().expect("it was just written"), &written);
+        let wrapped: String = text.chars().enumerate().flat_map(|(at, one)| (at % 60 == 59).then_some('\n').into_iter().chain([one])).collect();
+        prop_assert_eq!(format!("'{wrapped}'").parse::<Grant>().expect("it was wrapped"), written);
     }
 
     #[test]
@@ -24,6 +28,8 @@ proptest! {
         changed[at] ^= 1 << bit;
         prop_assert!(Grant::from_bytes(&changed).is_err());
         prop_assert!(Grant::from_bytes(&bytes[..at]).is_err());
+        let text = grant(&[(7, [9; 16])]).to_string();
+        prop_assert!(text[..at].parse::<Grant>().is_err());
     }
 
     #[test]
@@ -40,4 +46,18 @@ proptest! {
 #[test]
 fn debug_of_a_grant_does_not_show_its_token() {
     assert_eq!(format!("{:?}", grant(&[(7, [1; 16])])), format!("{:?}", grant(&[(7, [2; 16])])));
+}
+
+#[test]
+fn text_of_a_descriptor_is_no_grant() {
+    let text = grant(&[(7, [1; 16])]).to_string();
+    assert!(text.starts_with("dipcg1:") && text.len() < 90, "{text}");
+    let error = |text: &str| text.parse::<Grant>().unwrap_err().to_string();
+    assert!(error("dipc1:AAAA").contains("not a device-ipc grant"), "{}", error("dipc1:AAAA"));
+    assert!(error(&text[..40]).contains("damaged or cut off"), "{}", error(&text[..40]));
+    let descriptor = text.parse::<crate::Descriptor>().unwrap_err().to_string();
+    assert!(
+        descriptor.contains("not a device-ipc descriptor") && descriptor.contains("dipcg1:"),
+        "{descriptor}"
+    );
 }
