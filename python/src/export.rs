@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
 use crate::error::{OrRaise as _, exception};
+use crate::grant::Grant;
 use crate::owner::Callback;
 use crate::session::not_picklable;
 use crate::wait;
@@ -150,7 +151,7 @@ pub(crate) fn parse(py: Python<'_>, descriptor: &Bound<'_, PyAny>) -> PyResult<d
         return Ok(parsed.get().descriptor.clone());
     }
     let parsed = if let Ok(text) = descriptor.cast::<PyString>() {
-        text.to_cow()?.trim().parse::<device_ipc::Descriptor>()
+        text.to_cow()?.parse::<device_ipc::Descriptor>()
     } else {
         let bytes = descriptor.extract::<Vec<u8>>().map_err(|_| not_a_descriptor(descriptor))?;
         device_ipc::Descriptor::from_bytes(&bytes).map_err(device_ipc::Error::from)
@@ -283,11 +284,11 @@ impl Export {
         Ok(())
     }
 
-    /// Returns a right to open the export once, as bytes: pass them to `open` beside the descriptor. The memory stays until they
-    /// are used, given back or `limit` seconds old, also if the export is closed or dropped before.
+    /// Returns a right to open the export once: send its text beside the descriptor, and pass it to `open(…, grant=…)`. The memory
+    /// stays until it is used, given back or `limit` seconds old, also if the export is dropped before.
     #[pyo3(signature = (limit=600.0))]
-    fn grant<'py>(&self, py: Python<'py>, limit: Option<f64>) -> PyResult<Bound<'py, PyBytes>> {
-        crate::grant::make(py, &*self.get()?, limit)
+    fn grant(&self, py: Python<'_>, limit: Option<f64>) -> PyResult<Grant> {
+        self.get()?.grant(wait::limit(limit)?).or_raise(py).map(Grant::from)
     }
 
     /// Ends the export, and waits until no process holds the memory and its owner has been dropped. After a timeout, call it

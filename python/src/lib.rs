@@ -40,6 +40,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<devices::Device>()?;
     module.add_class::<export::Changes>()?;
     module.add_class::<export::Descriptor>()?;
+    module.add_class::<grant::Grant>()?;
     module.add_class::<export::Export>()?;
     module.add_class::<export::Holder>()?;
     module.add_class::<keeper::Keeper>()?;
@@ -60,7 +61,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(devices::available, module)?)?;
     module.add_function(wrap_pyfunction!(devices::devices, module)?)?;
     module.add_function(wrap_pyfunction!(grant::end_unless_used, module)?)?;
-    module.add_function(wrap_pyfunction!(grant::give_back, module)?)?;
     module.add_function(wrap_pyfunction!(keeper::keep, module)?)?;
     module.add_function(wrap_pyfunction!(memory::empty, module)?)?;
     module.add_function(wrap_pyfunction!(open::open, module)?)?;

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use device_ipc::{Access, DeviceRange, Dtype, TensorLayout};
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
+use pyo3::types::{PyDict, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::error::{OrRaise as _, exception};
 use crate::export::Descriptor;
+use crate::grant::Grant;
 use crate::owner::Callback;
 use crate::session::not_picklable;
 use crate::stream::StreamArg;
@@ -168,12 +169,11 @@ impl Mapping {
         Ok(Descriptor { descriptor: self.inner()?.mapping.descriptor().clone() })
     }
 
-    /// Returns a right to open the export once, as bytes, for a process that the memory is sent on to; as `Export.grant`.
+    /// Returns a right to open the export once, for a process that the memory is sent on to; as `Export.grant`.
     #[pyo3(signature = (limit=600.0))]
-    fn grant<'py>(&self, py: Python<'py>, limit: Option<f64>) -> PyResult<Bound<'py, PyBytes>> {
+    fn grant(&self, py: Python<'_>, limit: Option<f64>) -> PyResult<Grant> {
         let (inner, limit) = (self.inner()?, crate::wait::limit(limit)?);
-        let grant = py.detach(|| inner.mapping.grant(limit)).or_raise(py)?;
-        Ok(PyBytes::new(py, &grant.to_bytes()))
+        py.detach(|| inner.mapping.grant(limit)).or_raise(py).map(Grant::from)
     }
 
     /// Whether the mapping was closed.

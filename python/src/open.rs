@@ -113,7 +113,7 @@ pub(crate) fn open(
     timeout: Option<f64>,
     allow_users: Vec<u32>,
     allow_read_only: bool,
-    grant: Option<&[u8]>,
+    grant: Option<&Bound<'_, PyAny>>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Mapping> {
     let grant = grant.map(|grant| crate::grant::parse(py, grant)).transpose()?;

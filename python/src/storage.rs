@@ -4,10 +4,10 @@ use std::sync::{Arc, Weak};
 
 use device_ipc::{DevicePtr, DeviceRange, OwnedRegion, Region};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use crate::error::OrRaise as _;
 use crate::export::Export;
+use crate::grant::Grant;
 use crate::mapping::{Mapping, MappingInner};
 use crate::owner::PyOwner;
 use crate::session::{DeviceArg, ipc};
@@ -64,10 +64,10 @@ impl WeakMapping {
     }
 
     /// Returns a right to open the export once, as `Mapping.grant`; `None` once the mapping has ended.
-    fn grant<'py>(&self, py: Python<'py>, limit: Option<f64>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    fn grant(&self, py: Python<'_>, limit: Option<f64>) -> PyResult<Option<Grant>> {
         let limit = wait::limit(limit)?;
         let Some(inner) = self.inner.upgrade() else { return Ok(None) };
         let grant = py.detach(move || inner.mapping.grant(limit)).or_raise(py)?;
-        Ok(Some(PyBytes::new(py, &grant.to_bytes())))
+        Ok(Some(grant.into()))
     }
 }

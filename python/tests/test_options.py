@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import os
+import pickle
 import queue
 from collections.abc import Callable
 
@@ -225,6 +226,77 @@ def test_map_names_a_home_device_that_is_not_visible(start: Start) -> None:
     finish(other)
 
 
+def test_grant_opens_a_dropped_export_once(start: Start) -> None:
+    memory = ones(4)
+    export = device_ipc.share(memory)
+    grant = export.grant(60)
+    text = str(grant)
+    assert text.startswith("dipcg1:") and text[20:] not in repr(grant)
+    for same in [text, f'"{text[:40]}\n{text[40:]}"', bytes(grant), grant]:
+        assert device_ipc.Grant(same) == grant and hash(device_ipc.Grant(same)) == hash(grant)
+    assert pickle.loads(pickle.dumps(grant)) == grant
+    with pytest.raises(device_ipc.DescriptorError, match='not a device-ipc grant: expected the prefix "dipcg1:"'):
+        device_ipc.open(export.descriptor, grant=str(export))
+    with pytest.raises(device_ipc.DescriptorError, match="belongs to another descriptor"):
+        device_ipc.open(device_ipc.share(ones(4)).descriptor, grant=grant)
+    descriptor = str(export)
+    del export
+    other = start(
+        """
+        import device_ipc.numpy
+        with device_ipc.numpy.open(sys.argv[1], grant=sys.argv[2]) as arrays:
+            print(float(arrays.tensor.sum()), flush=True)
+            del arrays
+        try:
+            d.open(sys.argv[1], grant=d.Grant(sys.argv[2]))
+        except d.StaleError as error:
+            print(error, flush=True)
+        """,
+        descriptor,
+        text,
+    )
+    assert line(other) == "4.0"
+    assert "already been used" in line(other)
+    finish(other)
+
+
+def test_grant_that_is_given_back_ends() -> None:
+    export = device_ipc.share(ones(4))
+    grant = export.grant(None)
+    assert len(export.holders()) == 1
+    device_ipc.Grant(str(grant)).give_back()
+    export.close(timeout=30)
+
+
+def test_copied_text_of_a_descriptor_is_read() -> None:
+    export = device_ipc.share(ones(4))
+    text = str(export)
+    for copied in [f"\ufeff{text}\r\n", f"'{text}'", f"{text[:60]}\n  {text[60:]}"]:
+        assert device_ipc.Descriptor(copied) == export.descriptor
+    with pytest.raises(device_ipc.DescriptorError, match='found 2 characters before it: "\\$ "'):
+        device_ipc.open(f"$ {text}")
+
+
+def test_repeated_elements_keep_their_strides(start: Start) -> None:
+    memory = np.from_dlpack(device_ipc.empty((4,), "float32", "mock:0"))
+    memory[:] = [1, 2, 3, 4]
+    rows = np.lib.stride_tricks.as_strided(memory, (3, 4), (0, 4))
+    many = np.lib.stride_tricks.as_strided(memory, (1 << 40, 4), (0, 4))
+    export = device_ipc.share({"rows": rows, "many": many})
+    other = start(
+        """
+        import device_ipc.numpy
+        with device_ipc.numpy.open(sys.argv[1]) as arrays:
+            assert arrays["rows"].tolist() == [[1, 2, 3, 4]] * 3 and arrays["rows"].strides == (0, 4)
+            assert arrays["many"].shape == (1 << 40, 4) and arrays["many"][1 << 39].tolist() == [1, 2, 3, 4]
+            assert arrays.mapping["many"].nbytes == 16
+            del arrays
+        """,
+        str(export),
+    )
+    finish(other)
+
+
 def test_counters_count() -> None:
     before = device_ipc.counters()
     export = device_ipc.share(ones(4))
@@ -237,7 +309,7 @@ def test_counters_count() -> None:
 @pytest.mark.parametrize("framework", ["cupy", "numpy", "torch"])
 def test_frameworks_open_with_the_same_options(framework: str) -> None:
     module = importlib.import_module(f"device_ipc.{framework}")
-    options = set(inspect.signature(device_ipc.open).parameters) - {"allow_read_only", "grant"}
+    options = set(inspect.signature(device_ipc.open).parameters) - {"allow_read_only"}
     assert options <= set(inspect.signature(module.open).parameters)
 
 

@@ -112,7 +112,7 @@ class _Storages:
         with _device(kind, index), self._lock:
             received = self._find_received(storage)
             if received is not None:
-                handle, grant = received.handle, received.mapping.grant(self.payload_lifetime) or b""
+                handle, granted = received.handle, received.mapping.grant(self.payload_lifetime)
             else:
                 shared = self._find_shared(storage)
                 if shared is None:
@@ -120,7 +120,8 @@ class _Storages:
                 else:
                     # A receiver that has the storage waits for nothing, so what was written since has to be complete.
                     _synchronize(kind, index)
-                handle, grant = shared.handle, shared.export.grant(self.payload_lifetime)
+                handle, granted = shared.handle, shared.export.grant(self.payload_lifetime)
+            grant = b"" if granted is None else bytes(granted)
             self._look_at_some(2)
         return index, handle, storage.nbytes(), 0, grant, 0, b"", False
 
@@ -240,7 +241,7 @@ _install_lock = threading.Lock()
 
 def _give_back(grant: bytes) -> None:
     if grant.startswith(_GRANT):
-        _native.give_back(grant)
+        _native.Grant(grant).give_back()
 
 
 def _device(kind: str, index: int) -> Any:
@@ -283,7 +284,7 @@ def _methods(kind: str) -> Iterator[tuple[str, Any]]:
 
     def release(counter: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(counter, bytes) and counter.startswith(_GRANT):
-            return _native.give_back(counter)
+            return _native.Grant(counter).give_back()
         return stock_release(counter, *args, **kwargs)
 
     yield share_name, share

@@ -59,6 +59,7 @@ def open(
     pulled: bool | None = False,
     timeout: float | None = 30.0,
     allow_users: Sequence[int] = (),
+    grant: _native.Grant | str | bytes | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Arrays:
     """Opens memory of another process as NumPy arrays, which are read-only where the memory is."""
@@ -70,6 +71,7 @@ def open(
             stream=stream,
             staged=staged,
             pulled=pulled,
+            grant=grant,
             progress=progress,
             timeout=timeout,
             allow_users=allow_users,

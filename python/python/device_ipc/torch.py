@@ -76,6 +76,7 @@ def open(
     timeout: float | None = 30.0,
     allow_users: Sequence[int] = (),
     allow_read_only: bool = False,
+    grant: _native.Grant | str | bytes | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Tensors:
     """Opens memory of another process as torch tensors.
@@ -89,6 +90,7 @@ def open(
         "stream": stream,
         "staged": staged,
         "pulled": pulled,
+        "grant": grant,
         "progress": progress,
         "timeout": timeout,
         "allow_users": allow_users,
