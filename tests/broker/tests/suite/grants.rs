@@ -173,7 +173,7 @@ fn damaged_and_foreign_grants_are_refused() {
         assert!(text.contains("not a device-ipc grant"), "{text}");
     }
     let text = importer.fails(&open_by("y", &other, &grant), "Descriptor");
-    assert!(text.contains("belong to another descriptor"), "{text}");
+    assert!(text.contains("belongs to another descriptor"), "{text}");
     // A guess with a right checksum opens no dropped export, and is ignored for another one.
     let mut bytes = HEXLOWER.decode(grant.as_bytes()).expect("it is hex");
     let covered = bytes.len() - 4;
