@@ -84,6 +84,7 @@ impl fmt::Display for Holder {
 pub struct Holders {
     pub(crate) now: Vec<Holder>,
     pub(crate) ever: u64,
+    pub(crate) died: Vec<Holder>,
 }
 
 impl Holders {
@@ -97,6 +98,13 @@ impl Holders {
         self.now.iter().filter(|holder| holder.state == state).count()
     }
 
+    /// Returns the processes that died while they used the memory, at most the last 64: killed, crashed, or exited before their device
+    /// work had finished. What they were writing may be incomplete. Their state is that at their death, in use or draining: a lease
+    /// that was idle then is a release.
+    pub fn died(&self) -> impl ExactSizeIterator<Item = &Holder> {
+        self.died.iter()
+    }
+
     /// Returns the number of times that the export has been opened.
     pub const fn opened(&self) -> u64 {
         self.ever
@@ -107,6 +115,7 @@ impl Holders {
     /// Adds the holders of a further part of the same export. All parts are opened equally often.
     pub(crate) fn add(&mut self, others: Self) {
         self.now.extend(others.now);
+        self.died.extend(others.died);
         self.ever = self.ever.max(others.ever);
     }
 }

@@ -7,6 +7,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use crate::model::error::{Error, Result};
 use crate::os::process::{Owner, ProcessIdentity};
@@ -20,10 +21,16 @@ use crate::transport::{Metrics, Poller, Worker};
 
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
 
-/// Reports to the exporters of leases that this process exits in order, so that they do not log a death.
-extern "C" fn announce_exit() {
+/// Time for which an orderly exit waits for device work on imported memory.
+const EXIT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Waits for device work on imported memory, and then reports to the exporters that this process exits in order, so that they take
+/// the end of its leases for a release and not for a death.
+extern "C" fn exit_in_order() {
     // A forked child has the parent's registration, and no connection of its own.
-    if let Some(runtime) = Runtime::existing() {
+    if let Some(runtime) = Runtime::existing()
+        && runtime.imports.finish_device_work(EXIT_LIMIT)
+    {
         runtime.imports.announce_exit();
     }
 }
@@ -79,7 +86,7 @@ impl Runtime {
         };
         // If two threads reach this point, one state is kept; the worker of the other one ends with its drop.
         Ok(RUNTIME.get_or_init(|| {
-            at_exit(announce_exit);
+            at_exit(exit_in_order);
             made
         }))
     }

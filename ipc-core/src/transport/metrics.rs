@@ -58,6 +58,8 @@ metrics! {
     gauge leases_idle;
     /// Leases ended while they were idle, without waiting for the importer.
     counter leases_reclaimed_total;
+    /// Leases whose importers died while they used the memory; their device work may be incomplete.
+    counter leases_lost_total;
     /// Opens refused by this process's broker.
     counter refusals_total;
     /// Connections refused by this process's broker: of a user that no export allows, or above a limit.

@@ -54,7 +54,7 @@ fn holders() -> Holders {
     let state = LeaseState::InUse;
     let holder =
         Holder { pid: PID, program: text("reader"), bytes: 4096, since: std::time::Instant::now(), state };
-    Holders { now: vec![holder], ever: 1 }
+    Holders { now: vec![holder.clone()], ever: 1, died: vec![holder] }
 }
 
 fn io_error() -> std::io::Error {
@@ -147,6 +147,7 @@ samples!(errors: Error {
     Io => Error::io("connecting", io_error()),
     Timeout => Error::Timeout { what: text("the answer"), after: TIME, detail: String::new() },
     StillHeld => Error::StillHeld { after: TIME, holders: holders() },
+    HolderDied => Error::HolderDied { holders: holders() },
     NotOpened => Error::NotOpened { after: TIME, opened: 0, expected: 1 },
     Forked => Error::Forked,
     RingClosed => Error::RingClosed { pid: PID },
@@ -232,7 +233,11 @@ fn error_text_names_its_cause() {
 #[test]
 fn export_that_was_not_released_names_its_holders() {
     let text = |now: Vec<Holder>| {
-        Error::StillHeld { after: Duration::from_secs(2), holders: Holders { now, ever: 3 } }.to_string()
+        Error::StillHeld {
+            after: Duration::from_secs(2),
+            holders: Holders { now, ever: 3, died: Vec::new() },
+        }
+        .to_string()
     };
     let released = text(Vec::new());
     assert!(released.contains("no process holds it now (opened 3 times)"), "{released}");
@@ -278,6 +283,7 @@ fn predicates_hold_for_these_variants() {
             "ExporterGone",
             "ImporterGone",
             "LeaseEnded",
+            "HolderDied",
             "RingClosed",
             "RingUnpublished",
             "ChannelClosed",

@@ -20,7 +20,7 @@ use super::lease::Holders;
 pub use descriptor::{DescriptorError, FormatVersion};
 pub use vendor::{VendorError, VendorStatus};
 
-use text::{list, no_entry, not_opened, not_released, other_host_remedy};
+use text::{holders_died, list, no_entry, not_opened, not_released, other_host_remedy};
 
 /// The result of the fallible functions of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -365,6 +365,13 @@ pub enum Error {
         /// The duration of the timeout.
         after: Duration,
         /// The remaining holders.
+        holders: Holders,
+    },
+
+    /// The export is released, but importers died while they used the memory.
+    #[error("{}", holders_died(.holders))]
+    HolderDied {
+        /// The processes that died ([`Holders::died`]).
         holders: Holders,
     },
 

@@ -11,6 +11,7 @@ impl Error {
             Self::ExporterGone { .. }
             | Self::ImporterGone { .. }
             | Self::LeaseEnded { .. }
+            | Self::HolderDied { .. }
             | Self::RingClosed { .. }
             | Self::ChannelClosed { .. }
             | Self::PeerGone { .. } => true,

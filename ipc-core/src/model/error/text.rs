@@ -26,6 +26,16 @@ pub(super) fn not_released(after: Duration, holders: &Holders) -> String {
     format!("after {after} ms the export is still held: {holders}")
 }
 
+pub(super) fn holders_died(holders: &Holders) -> String {
+    let died: Vec<_> =
+        holders.died().map(|holder| format!("process {} ({})", holder.pid, holder.program)).collect();
+    format!(
+        "the export is released, but {} died while using it: device work that was to write the memory may be incomplete; \
+         write it again, or discard it",
+        died.join(", ")
+    )
+}
+
 pub(super) fn no_entry(home: &DeviceIdentity, peer: Option<&str>) -> String {
     match peer {
         None => format!("the device map has no entry for device {home}; add one with DeviceMap::insert"),

@@ -99,7 +99,11 @@ impl Service for Broker {
     fn closed(&mut self, mut session: Self::Session, peer: &PeerCredentials) {
         session.log_end(peer);
         let slots = session.take_slots();
+        let exits = session.exits();
         for (lease, export) in session.into_leases() {
+            if !exits {
+                self.runtime.exports.note_death(export, lease);
+            }
             self.runtime.exports.release(export, lease, Termination::Died);
         }
         for page in slots.awaited_pages() {

@@ -238,6 +238,11 @@ impl<'a> BrokerSession<'a> {
         }
     }
 
+    /// Returns whether the importer has reported that it exits in order: its device work has finished.
+    pub(crate) fn exits(&self) -> bool {
+        self.exits
+    }
+
     /// Takes the counter slots of a closed connection.
     pub(crate) fn take_slots(&mut self) -> Slots<LeaseId> {
         std::mem::replace(&mut self.slots, Slots::new(true))

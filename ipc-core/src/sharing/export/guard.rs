@@ -224,12 +224,19 @@ impl Export {
 
     /// Waits until the export has been opened and no process uses it any longer. The export stays open.
     ///
+    /// `Ok` means that the device work of every importer on this memory has finished: of those that released their mappings, and of
+    /// those that exited in order ([`exit(3)`], or a return from `main`), which finish it first.
+    ///
+    /// [`exit(3)`]: std::process::exit
+    ///
     /// Idle leases are [recalled](Self::recall), so no process that has only an idle lease is waited for.
     ///
     /// # Errors
     ///
     /// When the time is over, [`Error::NotOpened`] if no process has opened the export yet, otherwise [`Error::StillHeld`] with
-    /// the process, the program and the bytes of each holder; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
+    /// the process, the program and the bytes of each holder. [`Error::HolderDied`] if the export is released, and importers died
+    /// while they used it, once for each death; [`holders`](Self::holders) keeps listing them. [`Error::OnWorkerThread`] in a
+    /// callback; [`Error::Forked`].
     pub fn wait_released(&self, timeout: Duration) -> Result<()> {
         check_may_wait("Export::wait_released", timeout)?;
         let deadline = Deadline::after(timeout);
@@ -239,12 +246,22 @@ impl Export {
                 held.get_or_insert_with(Holders::default).add(holders);
             }
         }
-        held.map_or(Ok(()), |holders| {
-            Err(match holders.opened() {
-                0 => Error::NotOpened { after: timeout, opened: 0, expected: 1 },
-                _ => Error::StillHeld { after: timeout, holders },
-            })
-        })
+        match held {
+            None => self.report_deaths(),
+            Some(holders) if holders.opened() == 0 => {
+                Err(Error::NotOpened { after: timeout, opened: 0, expected: 1 })
+            }
+            Some(holders) => Err(Error::StillHeld { after: timeout, holders }),
+        }
+    }
+
+    /// Fails if importers died while they used the memory, once for each death.
+    fn report_deaths(&self) -> Result<()> {
+        let mut is_new = false;
+        for part in self.parts.iter() {
+            is_new |= Runtime::get()?.exports.take_deaths(part.export);
+        }
+        if is_new { Err(Error::HolderDied { holders: self.holders() }) } else { Ok(()) }
     }
 
     /// Returns whether the export has been opened and no process holds it any longer. Does not wait. As
@@ -256,13 +273,16 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// [`Error::Forked`].
+    /// [`Error::HolderDied`] as there; [`Error::Forked`].
     pub fn try_wait_released(&self) -> Result<bool> {
         self.clear_readiness();
         let mut is_released = true;
         for part in self.parts.iter() {
             part.owner.check()?;
             is_released &= Runtime::get()?.exports.try_wait_released(part.export);
+        }
+        if is_released {
+            self.report_deaths()?;
         }
         Ok(is_released)
     }

@@ -2,6 +2,7 @@
 
 mod ahead;
 mod allocations;
+mod deaths;
 mod grants;
 mod holders;
 mod kept;
@@ -28,6 +29,7 @@ use crate::wire::descriptor::ExportId;
 use crate::wire::{Reply, Token};
 
 use allocations::Address;
+use deaths::Deaths;
 pub(crate) use grants::{Bearer, ChannelId};
 use grants::{Grants, InFlight, TimedGrants};
 use leases::Lease;
@@ -97,6 +99,8 @@ struct Entry {
     shared: Option<Arc<Shared>>,
     /// Boxed, as few exports have observers.
     observers: Option<Box<Observers>>,
+    /// Boxed, as few importers die.
+    deaths: Option<Box<Deaths>>,
 }
 
 /// The observers of an export's leases.
@@ -150,6 +154,7 @@ impl ExportTable {
             borrowed: new.borrowed.map(Box::new),
             shared: Some(Arc::new(new.shared)),
             observers: None,
+            deaths: None,
         };
         metrics(|metrics| {
             metrics.exports_total.add(1);

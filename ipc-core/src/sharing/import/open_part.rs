@@ -348,7 +348,9 @@ impl OpenPart {
         let Some(event) = event else { return };
         let Some((runtime, source)) = self.take_for_end() else { return };
         let near = self.end_local_timeline(runtime, &source);
+        runtime.imports.releasing.fetch_add(1, Ordering::AcqRel);
         runtime.worker.submit_when(event, move || {
+            runtime.imports.releasing.fetch_sub(1, Ordering::AcqRel);
             end(near);
             source.end(runtime);
         });

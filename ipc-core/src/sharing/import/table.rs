@@ -7,6 +7,7 @@
 mod ahead;
 mod begin;
 mod by_thread;
+mod exit;
 mod keys;
 mod lease;
 mod links;
@@ -15,7 +16,7 @@ mod regions;
 mod reusable;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 pub(super) use begin::OpenTarget;
@@ -52,6 +53,8 @@ pub(crate) struct ImportTable {
     pub(super) ended: Mutex<EndedGrants>,
     addresses: Addresses,
     layouts: Recent<LayoutKey>,
+    /// The number of releases that wait for a stream.
+    pub(super) releasing: AtomicUsize,
 }
 
 impl ImportTable {

@@ -73,7 +73,7 @@ fn lease_ahead_keeps_no_memory() {
     eventually("exports", 2, || parts.exporter.counter("exports"));
     // The importer is notified, and forgets the lease.
     eventually("idle", 1, || importer.counter("imports_idle"));
-    importer.fails(&parts.open(1), "ExportDropped");
+    importer.fails(&parts.open(1), "GrantEnded");
     // A grant keeps a dropped export, and a lease ahead does not.
     parts.exporter.ok("drop x2");
     eventually("leases", 1, || parts.exporter.counter("leases"));

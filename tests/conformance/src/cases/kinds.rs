@@ -275,7 +275,7 @@ pub fn importer_killed(context: &Context) -> Outcome {
         let mut importer = context.agent()?;
         importer.open("m", share.descriptor(), Place::Home)?;
         importer.kill()?;
-        share.wait_released(SOON)?;
+        refused(share.wait_released(SOON), "waiting for an importer that was killed", "HolderDied", &["died"])?;
         let mut next = context.agent()?;
         next.open("m", share.descriptor(), Place::Home)?;
         same(&next.bytes("m")?, &bytes, "the bytes that the next importer reads")?;

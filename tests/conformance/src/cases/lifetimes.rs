@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_core::{DeviceOwner, Export};
 
-use crate::agent::{Command, Place};
+use crate::agent::{Agent, Command, Place};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, SOON, Witness, bytes_of, memory_stays_free, pattern};
 use crate::{Context, Outcome, Stop, unchecked};
@@ -125,16 +125,48 @@ pub fn close_names_who_does_not_let_go(context: &Context) -> Outcome {
     dropped.recv_timeout(SOON).map_err(|_| Stop::failed("the owner was not dropped after the release"))
 }
 
-/// The death of an importer ends its lease.
+/// The death of an importer ends its lease; a wait for the release reports it once, and `holders` keeps it.
 pub fn importer_killed(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(64))?;
     let (share, dropped) = share_with_witness(&memory)?;
     let mut importer = context.agent()?;
     importer.open("m", share.descriptor(), Place::Home)?;
+    let id = importer.peer().id();
     importer.kill()?;
+    let phrases = [&*format!("process {id}"), "died", "incomplete"];
+    refused(share.wait_released(SOON), "waiting for an importer that was killed", "HolderDied", &phrases)?;
     share.wait_released(SOON)?;
+    let died: Vec<_> = share.holders().died().map(|holder| holder.pid).collect();
+    equal(died, vec![id], "the importers that died")?;
     share.close(SOON)?;
     that(dropped.try_recv().is_ok(), "the owner was not dropped after the killed importer")
+}
+
+/// An importer that exits in order while its stream has not reached the release of a mapping: its work is not lost.
+pub fn exit_waits_for_released_work(context: &Context) -> Outcome {
+    exits_with_work(context, |importer| importer.must(&Command::Release { name: "m".into(), device: None }).map(drop))
+}
+
+/// An importer that exits in order while a mapping is in use: the work that it has submitted is not lost.
+pub fn exit_waits_for_work_in_use(context: &Context) -> Outcome {
+    exits_with_work(context, |_| Ok(()))
+}
+
+/// An importer adds to every float behind a delay, and exits after `before_exit`.
+fn exits_with_work(context: &Context, before_exit: impl FnOnce(&mut Agent) -> Outcome) -> Outcome {
+    let floats = [1f32; 1024].map(f32::to_ne_bytes);
+    let memory = Memory::with_bytes(context, 0, floats.as_flattened())?;
+    let share = memory.share()?;
+    let mut importer = context.agent()?;
+    importer.prepare(0)?;
+    importer.open("m", share.descriptor(), Place::Home)?;
+    importer.must(&Command::Delay { time: Duration::from_millis(300), device: 0 })?;
+    importer.must(&Command::Add { name: "m".into(), value: 2.0 })?;
+    before_exit(&mut importer)?;
+    importer.exit()?;
+    share.wait_released(SOON)?;
+    let bytes = bytes_of(&memory.ipc.open(share.descriptor()).at_home()?, &memory.stream)?;
+    same(&bytes, [3f32; 1024].map(f32::to_ne_bytes).as_flattened(), "the result of the importer that exited")
 }
 
 /// An importer that exits without dropping anything releases everything.
@@ -155,6 +187,7 @@ pub fn one_of_two_importers_killed(context: &Context) -> Outcome {
     let (mut one, mut other) = (context.agent()?, context.agent()?);
     one.open("m", share.descriptor(), Place::Home)?;
     other.open("m", share.descriptor(), Place::Home)?;
+    let killed = one.peer().id();
     one.kill()?;
     let until = Instant::now() + SOON;
     while share.holders().iter().len() == 2 {
@@ -165,7 +198,8 @@ pub fn one_of_two_importers_killed(context: &Context) -> Outcome {
     equal(left, vec![other.peer().id()], "the processes that still hold the export")?;
     same(&other.bytes("m")?, &bytes, "the bytes that the other importer reads")?;
     other.drop_mapping("m")?;
-    Ok(share.wait_released(SOON)?)
+    let phrases = [&*format!("process {killed}"), "died"];
+    refused(share.wait_released(SOON), "waiting for both importers", "HolderDied", &phrases)
 }
 
 /// The exporting process itself may have the memory open, and outlive its own export.

@@ -87,6 +87,8 @@ themes! {
         close_waits_for_the_holders,
         close_names_who_does_not_let_go,
         importer_killed,
+        exit_waits_for_released_work,
+        exit_waits_for_work_in_use,
         importer_exited,
         one_of_two_importers_killed,
         own_mapping_outlives_the_export,

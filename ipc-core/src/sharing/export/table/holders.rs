@@ -111,6 +111,8 @@ impl Entry {
     fn holders(&self) -> Holders {
         let mut now: Vec<Holder> = self.used_leases().map(|lease| lease.holder(self.bytes)).collect();
         now.sort_by_key(|holder| holder.since);
-        Holders { now, ever: self.opened }
+        let mut holders = Holders { now, ever: self.opened, died: Vec::new() };
+        self.add_deaths(&mut holders);
+        holders
     }
 }

@@ -12,7 +12,7 @@ use crate::backend::stream::BorrowedStream;
 use crate::backend::{DeviceEvent, DeviceIpc};
 use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Result};
-use crate::model::lease::LeaseId;
+use crate::model::lease::{LeaseId, LeaseState};
 use crate::sharing::Runtime;
 use crate::sharing::import::cache::{CacheEntry, Cached};
 use crate::sharing::import::link::Link;
@@ -110,6 +110,12 @@ impl Lease {
 
     fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Acquire)
+    }
+
+    /// Returns whether device work may be using the memory, for an exporter that lives.
+    pub(super) fn may_have_work(&self) -> bool {
+        let is_idle = self.word.as_ref().is_some_and(|word| word.state() == LeaseState::Idle);
+        !is_idle && !self.is_revoked() && !self.link.is_gone()
     }
 
     /// Returns its number in the exporting process.

@@ -121,12 +121,19 @@ fn sixty_four_importers_are_counted() {
         match index % 3 {
             0 => drop((importer.ok("cache 0 0"), importer.ok("drop x"))),
             1 => importer.kill(),
+            _ if index == 2 => drop(importer.ok("release x")),
             _ => drop(importer.ok("drop x")),
         }
     }
     eventually("leases", 21, || exporter.counter("leases"));
-    exporter.ok("wait-released x 10000");
+    // The death of an importer whose lease is idle is a release.
+    eventually("idle leases", 1, || exporter.counter("leases_idle"));
+    importers[2].kill();
+    eventually("leases", 20, || exporter.counter("leases"));
+    let died = exporter.fails("wait-released x 10000", "HolderDied");
+    assert_eq!(died.matches("broker-agent").count(), 21, "{died}");
     assert_eq!((exporter.counter("leases"), exporter.counter("leases_total")), (0, 64));
+    assert_eq!(exporter.counter("leases_lost_total"), 21);
     exporter.ok("close x 10000");
     assert_eq!(exporter.allocated(), 0);
 }

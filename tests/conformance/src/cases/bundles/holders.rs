@@ -38,7 +38,7 @@ pub fn importer_killed(context: &Context) -> Outcome {
     importer.open("b", export.descriptor(), Place::Home)?;
     equal(export.holders().iter().len(), 1, "the number of holders")?;
     importer.kill()?;
-    export.wait_released(SOON)?;
+    refused(export.wait_released(SOON), "waiting for an importer that was killed", "HolderDied", &["died"])?;
     Ok(export.close(SOON)?)
 }
 
