@@ -185,7 +185,7 @@ impl Grant {
         for &(export, token) in self.parts() {
             let is_full = imports.note_ended(&exporter, EndedGrant { channel: None, export, token });
             // Looked at after the grant, so that no notification is missed in between.
-            let may_wait = || imports.known_link(&exporter).is_some_and(|link| link.may_keep(export));
+            let may_wait = || imports.known_links(&exporter).iter().any(|link| link.may_keep(export));
             if is_full || !may_wait() {
                 imports.give_back_soon(&exporter);
             }
@@ -244,19 +244,28 @@ impl ImportTable {
         if let Ok(runtime) = Runtime::get() {
             runtime.worker.submit(move || {
                 // Without a connection the exporter has ended.
-                if let Some(link) = self.known_link(&exporter) {
-                    self.give_back_over(&link, &exporter);
-                }
+                self.give_back(&exporter, None);
             });
         }
     }
 
-    /// Tells an exporter which grants are over.
-    pub(super) fn give_back_over(&self, link: &Link, exporter: &ProcessIdentity) {
+    /// Reports the grants that are over to their exporter, also over this link if there is one. Of several brokers in the
+    /// process, those that do not know a grant ignore it.
+    pub(super) fn give_back(&self, exporter: &ProcessIdentity, link: Option<&Arc<Link>>) {
+        if !self.lock_ended().contains_key(exporter) {
+            return;
+        }
+        let mut links = self.known_links(exporter);
+        links.extend(link.filter(|link| !links.iter().any(|known| Arc::ptr_eq(known, link))).cloned());
+        if links.is_empty() {
+            return;
+        }
         let waiting = self.lock_ended().remove(exporter);
         let grants: Vec<_> = waiting.into_iter().flatten().map(|ended| (ended.export, ended.token)).collect();
         // A packet takes more of them, and there are rarely so many.
-        grants.chunks(MAX_GRANTS).for_each(|some| link.end_grants(some.to_vec()));
+        for some in grants.chunks(MAX_GRANTS) {
+            links.iter().for_each(|link| link.end_grants(some.to_vec()));
+        }
     }
 
     /// The exporter has gone, and its exports with it.

@@ -36,6 +36,7 @@ pub(crate) type Link = Client<Subscriptions>;
 pub(crate) struct Subscriptions {
     runtime: &'static Runtime,
     exporter: ProcessIdentity,
+    broker: BrokerAddress,
     state: Mutex<State>,
     /// The page with the states of the leases, if the exporter has sent one.
     lease_page: OnceLock<Arc<LeasePage>>,
@@ -141,7 +142,7 @@ impl Subscriber for Subscriptions {
         for (_, callback) in callbacks {
             self.run(callback);
         }
-        self.runtime.imports.forget_link(&self.exporter);
+        self.runtime.imports.forget_link(&self.exporter, &self.broker);
         self.runtime.poller.unwatch(client);
     }
 }
@@ -155,9 +156,9 @@ impl Client<Subscriptions> {
         deadline: Deadline,
         runtime: &'static Runtime,
     ) -> Result<Self> {
-        let state = Mutex::default();
+        let (state, lease_page) = (Mutex::default(), OnceLock::new());
         let subscriptions =
-            Subscriptions { runtime, exporter: *exporter, state, lease_page: OnceLock::new() };
+            Subscriptions { runtime, exporter: *exporter, broker: broker.clone(), state, lease_page };
         let metrics = Arc::clone(&runtime.metrics);
         let mut link = Self::connect(exporter, broker, allow, deadline, (subscriptions, metrics))?;
         if let Some(file) = link.take_lease_page() {

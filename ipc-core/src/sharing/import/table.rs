@@ -15,7 +15,6 @@ mod range;
 mod regions;
 mod reusable;
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -25,7 +24,7 @@ pub(super) use lease::LeaseRef;
 
 use keys::{LeaseKey, OnDevice, RangeKey};
 use lease::Lease;
-use links::LinkSlot;
+use links::Links;
 use range::OpenRange;
 use reusable::LayoutKey;
 
@@ -46,7 +45,7 @@ use crate::wire::descriptor::NamedExport;
 /// The imports of this process.
 #[derive(Debug, Default)]
 pub(crate) struct ImportTable {
-    links: Mutex<HashMap<Arc<ProcessIdentity>, Arc<LinkSlot>>>,
+    links: Mutex<Links>,
     leases: Cache<LeaseKey, Lease>,
     ranges: Cache<RangeKey, OpenRange>,
     /// Ended grants that have not been reported to their exporters yet.
@@ -209,7 +208,7 @@ impl ImportTable {
         kill_point!("importer:closed");
         tracing::debug!(target: crate::os::log::IMPORT, pid = exporter.pid, %export, "closed");
         // No notification about the export arrives after this.
-        self.give_back_over(&lease.link, exporter);
+        self.give_back(exporter, Some(&lease.link));
         lease.link.release(lease.id);
         kill_point!("importer:released");
         lease.link.forget_notices(*export, &KnownLease::of(lease));

@@ -227,6 +227,28 @@ fn equal_pids_in_two_namespaces_are_two_processes() {
 }
 
 #[test]
+fn exports_of_two_library_copies_in_one_process_are_distinguished() {
+    let mut exporter = agent!(PINNING);
+    let (second, first) = (exporter.ok("share-by-second-copy"), exporter.share("x 4096"));
+    let mut importer = agent!(PINNING);
+    // The two have the same process, and allocations and exports with the same numbers.
+    importer.ok(&format!("open a {first}"));
+    importer.ok(&format!("open b {second}"));
+    assert_eq!((importer.ok("touch a").as_str(), importer.ok("touch a").as_str()), ("1", "2"));
+    assert_eq!(importer.ok("touch b"), "1", "it is other memory");
+    // A grant is given back to the copy that made it.
+    let grant = exporter.ok("grant x 600000");
+    assert_eq!(exporter.holders("x"), 2);
+    importer.ok(&format!("give-back {grant}"));
+    importer.ok("drop b");
+    importer.ok("drop a");
+    importer.ok("close-unused 10000");
+    eventually("holders", 0, || exporter.holders("x"));
+    importer.ok(&format!("open b {second}"));
+    assert_eq!(importer.ok("touch b"), "2");
+}
+
+#[test]
 fn export_of_a_second_library_copy_is_named_as_such() {
     let mut process = agent!(PINNING);
     let descriptor = process.ok("share-by-second-copy");

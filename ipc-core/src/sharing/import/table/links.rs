@@ -1,4 +1,8 @@
 //! The links to exporters.
+//!
+//! A process may have several exporters: a program and an extension module that it loads have a copy of this library each,
+//! with exports, grants and a broker of its own. A link belongs to a broker. Numbers of exports are unique for each broker
+//! only; tokens and numbers of allocations are unique for all.
 
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -14,6 +18,9 @@ use crate::wire::{BrokerAddress, GrantExporter};
 /// Locked while the link is created, so that an exporter that does not answer delays no opens of other exporters.
 pub(super) type LinkSlot = TimedMutex<Option<Arc<Link>>>;
 
+/// The links to the brokers of each process, usually one.
+pub(super) type Links = HashMap<Arc<ProcessIdentity>, Vec<(BrokerAddress, Arc<LinkSlot>)>>;
+
 impl ImportTable {
     /// Returns the link to an exporter, and whether this call created it.
     pub(crate) fn link(
@@ -23,7 +30,7 @@ impl ImportTable {
         deadline: Deadline,
     ) -> Result<(Arc<Link>, bool)> {
         let runtime = Runtime::get()?;
-        let slot = self.link_slot(exporter);
+        let slot = self.link_slot(exporter, broker);
         let connecting = || deadline.passed("connecting to the exporting process", "");
         let mut slot = slot.lock(deadline).ok_or_else(connecting)?;
         if let Some(link) = slot.as_ref().filter(|link| !link.is_gone()) {
@@ -32,16 +39,15 @@ impl ImportTable {
         }
         let connected = Link::connect_to(exporter, broker, allow, deadline, runtime);
         // An exporter that cannot be reached has no entry.
-        let link = Arc::new(connected.inspect_err(|_| self.forget_link(exporter))?);
+        let link = Arc::new(connected.inspect_err(|_| self.forget_link(exporter, broker))?);
         runtime.poller.watch(&link)?;
         *slot = Some(Arc::clone(&link));
         Ok((link, true))
     }
 
-    /// Returns the link to an exporter, if it exists and no thread is creating it.
-    pub(in crate::sharing::import) fn known_link(&self, exporter: &ProcessIdentity) -> Option<Arc<Link>> {
-        let slot = Arc::clone(self.lock_links().get(exporter)?);
-        slot.try_lock()?.as_ref().filter(|link| !link.is_gone()).cloned()
+    /// Returns the links to a process that exist and that no thread is creating.
+    pub(in crate::sharing::import) fn known_links(&self, exporter: &ProcessIdentity) -> Vec<Arc<Link>> {
+        self.lock_links().get(exporter).into_iter().flatten().filter_map(known_link).collect()
     }
 
     /// Returns the full identity of an exporter that this process is connected to.
@@ -55,7 +61,7 @@ impl ImportTable {
     /// Reports to all exporters that this process exits in order. Waits for no lock and no exporter.
     pub(crate) fn announce_exit(&self) {
         let Ok(links) = self.links.try_lock() else { return };
-        for slot in links.values() {
+        for (_, slot) in links.values().flatten() {
             if let Some(link) =
                 slot.try_lock().as_ref().and_then(|slot| slot.as_ref()).filter(|link| !link.is_gone())
             {
@@ -66,22 +72,36 @@ impl ImportTable {
 
     /// Returns whether the exporter is known to be alive, without asking the kernel.
     pub(in crate::sharing::import) fn knows_to_live(&self, exporter: &ProcessIdentity) -> bool {
-        self.known_link(exporter).is_some_and(|link| link.is_known_to_live())
+        let links = self.lock_links();
+        let mut known = links.get(exporter).into_iter().flatten().filter_map(known_link);
+        known.any(|link| link.is_known_to_live())
     }
 
     /// Removes the link to an exporter that has terminated.
-    pub(crate) fn forget_link(&self, exporter: &ProcessIdentity) {
-        self.lock_links().remove(exporter);
-        self.forget_ended(exporter);
+    pub(crate) fn forget_link(&self, exporter: &ProcessIdentity, broker: &BrokerAddress) {
+        let mut links = self.lock_links();
+        let Some(slots) = links.get_mut(exporter) else { return };
+        slots.retain(|(other, _)| other != broker);
+        if slots.is_empty() {
+            links.remove(exporter);
+            drop(links);
+            self.forget_ended(exporter);
+        }
     }
 
-    fn link_slot(&self, exporter: &ProcessIdentity) -> Arc<LinkSlot> {
+    fn link_slot(&self, exporter: &ProcessIdentity, broker: &BrokerAddress) -> Arc<LinkSlot> {
         let mut links = self.lock_links();
-        if let Some(slot) = links.get(exporter) {
-            return Arc::clone(slot);
+        let known = links.get(exporter).and_then(|slots| slots.iter().find(|(other, _)| other == broker));
+        if let Some(known) = known {
+            return slot_of(known);
         }
-        let slot = links.entry(Arc::new(*exporter)).or_insert_with(|| Arc::new(TimedMutex::new(None)));
-        Arc::clone(slot)
+        let slots = match links.get_mut(exporter) {
+            Some(slots) => slots,
+            None => links.entry(Arc::new(*exporter)).or_default(),
+        };
+        let slot = Arc::new(TimedMutex::new(None));
+        slots.push((broker.clone(), Arc::clone(&slot)));
+        slot
     }
 
     /// Returns the identity of an exporter for the keys of its leases, which share it.
@@ -90,7 +110,16 @@ impl ImportTable {
         links.get_key_value(exporter).map_or_else(|| Arc::new(*exporter), |(shared, _)| Arc::clone(shared))
     }
 
-    fn lock_links(&self) -> MutexGuard<'_, HashMap<Arc<ProcessIdentity>, Arc<LinkSlot>>> {
+    fn lock_links(&self) -> MutexGuard<'_, Links> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the link in a slot, unless a thread is creating it. Does not wait.
+fn known_link((_, slot): &(BrokerAddress, Arc<LinkSlot>)) -> Option<Arc<Link>> {
+    slot.try_lock()?.as_ref().filter(|link| !link.is_gone()).cloned()
+}
+
+fn slot_of((_, slot): &(BrokerAddress, Arc<LinkSlot>)) -> Arc<LinkSlot> {
+    Arc::clone(slot)
 }
