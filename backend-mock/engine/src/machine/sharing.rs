@@ -32,6 +32,8 @@ pub struct Part<'a> {
 /// An object that another process exported.
 struct ImportedObject {
     object: Object,
+    /// Number of the memory file's descriptor in the exporter.
+    slot: u32,
     /// The pidfd of an exporter that can revoke the memory, and the epoch of the export.
     exporter: Option<(OwnedFd, ExportEpoch)>,
 }
@@ -168,6 +170,7 @@ impl Machine {
             [only] => Some(ImportKey {
                 owner: only.object.identity.owner,
                 generation: only.object.identity.id,
+                slot: only.slot,
                 device,
                 access,
                 epoch: only.exporter.as_ref().map(|(_, epoch)| *epoch),
@@ -273,7 +276,7 @@ impl Machine {
                 if (identity.owner, identity.id, identity.size) != (handle.exporter, handle.id, handle.size) {
                     return Err(invalid("the bytes and the file descriptor name different memory"));
                 }
-                Ok(ImportedObject { object, exporter: None })
+                Ok(ImportedObject { object, slot: handle.fd, exporter: None })
             }
             (HandleKind::Bytes, Some(_)) => Err(invalid("a handle of bytes has no file descriptor")),
             (HandleKind::Descriptor, None) => Err(invalid("the file descriptor of the handle is missing")),
@@ -304,7 +307,7 @@ impl Machine {
             Some(Revocation::Unexported) => return Err(invalid("the exporter has revoked it")),
             Some(_) => return Err(invalid("the exporter has freed the memory")),
         }
-        Ok(ImportedObject { object, exporter: revoking.then_some((exporter, handle.epoch)) })
+        Ok(ImportedObject { object, slot: handle.fd, exporter: revoking.then_some((exporter, handle.epoch)) })
     }
 }
 

@@ -139,12 +139,10 @@ impl Machine {
         self.devices.get(ordinal).ok_or(EngineError::InvalidDevice { ordinal, count: self.devices.len() })
     }
 
-    /// Returns a generation that no other memory of this process has had, of any machine. A process may have several copies of
-    /// this crate; a driver would number for all of them, so each copy has numbers of its own, by the address of its counter.
+    /// Returns a generation that no other memory of this process has had, of any machine.
     pub(crate) fn next_generation(&self) -> u64 {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        let copy = ((&raw const LAST).addr() as u64 >> 3) << 24;
-        copy + LAST.fetch_add(1, Ordering::Relaxed) + 1
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        NEXT.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) fn next_id(&self) -> u64 {

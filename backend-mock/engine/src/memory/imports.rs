@@ -11,6 +11,8 @@ use crate::system::ProcessId;
 pub(crate) struct ImportKey {
     pub(crate) owner: ProcessId,
     pub(crate) generation: u64,
+    /// Number of the memory file's descriptor in the exporter. Copies of this crate in one process have equal generations.
+    pub(crate) slot: u32,
     pub(crate) device: usize,
     pub(crate) access: Access,
     /// The epoch of the export, for memory that its exporter can revoke.
