@@ -275,6 +275,11 @@ impl<S: Subscriber> Client<S> {
         self.conversation.no_answer(deadline)
     }
 
+    /// Returns whether the exporter is another copy of the library in this process, as the kernel reports it.
+    pub(crate) fn is_in_this_process(&self) -> bool {
+        self.conversation.server().pid == std::process::id()
+    }
+
     /// Returns the exporter's process id in this pid namespace, where it has one.
     pub(super) fn server_pid(&self) -> Option<u32> {
         Some(self.conversation.server().pid).filter(|pid| *pid != 0)

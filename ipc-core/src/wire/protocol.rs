@@ -262,6 +262,12 @@ pub(crate) struct WireHandle {
     pub(crate) generation: Option<Generation>,
 }
 
+impl WireHandle {
+    /// The kind of a handle for another copy of the library in the exporting process itself: its bytes are the address of the
+    /// allocation, little-endian. No backend has this kind. An importer accepts it from its own process only, as the kernel reports it.
+    pub(crate) const OWN_ADDRESS: HandleKind = HandleKind(u16::MAX);
+}
+
 /// The number of an allocation in the exporting process: the same for all its exports, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct AllocationId(pub(crate) u64);

@@ -11,7 +11,7 @@ const ENTRY: &str = "device_ipc_broker_tests_share_by_second_copy";
 
 type Entry = unsafe extern "C" fn(*mut c_char, usize) -> usize;
 
-/// Shares 4096 bytes for as long as the process lives, and writes the descriptor's text.
+/// Shares 1024 floats of 1.0 for as long as the process lives, and writes the descriptor's text.
 ///
 /// # Safety
 ///
@@ -20,7 +20,11 @@ type Entry = unsafe extern "C" fn(*mut c_char, usize) -> usize;
 unsafe extern "C" fn device_ipc_broker_tests_share_by_second_copy(text: *mut c_char, room: usize) -> usize {
     let backend = MockBackend::from_spec("devices=2").expect("a machine");
     let ipc = Ipc::with_backend(backend);
-    let export = ipc.share(ipc.allocate(0, 4096).expect("memory")).start().expect("it can be shared");
+    let (memory, stream) = (ipc.allocate(0, 4096).expect("memory"), ipc.create_stream(0).expect("a stream"));
+    let mut view = memory.view_mut::<f32, _>(&stream).expect("a view");
+    view.copy_from(&[1.0; 1024]).and_then(|()| stream.synchronize()).expect("it is filled");
+    drop(view);
+    let export = ipc.share(memory).start().expect("it can be shared");
     let descriptor = export.descriptor().to_string();
     std::mem::forget(export);
     assert!(descriptor.len() <= room, "it fits");

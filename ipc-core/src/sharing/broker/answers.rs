@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::session::{BrokerSession, Waiting};
+use crate::backend::HandleBytes;
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
 use crate::sharing::export::Granted;
@@ -83,10 +84,13 @@ impl BrokerSession<'_> {
         let Some(exported) = exported else {
             return connection.violated("a handle was to be sent that has not been made");
         };
+        // Another copy of the library in this process: drivers do not open handles of the same process.
+        let is_own_process = connection.peer().pid == self.identity.pid;
         let mut fds = Vec::new();
         let mut packet = Vec::with_capacity(exported.len().min(HANDLES_OF_A_PACKET));
         for (allocation, exported) in allocations.iter().zip(&exported) {
-            if fds.len() + exported.fds.len() > MAX_FDS || packet.len() >= HANDLES_OF_A_PACKET {
+            let sent_fds = if is_own_process { &[] } else { exported.fds.as_slice() };
+            if fds.len() + sent_fds.len() > MAX_FDS || packet.len() >= HANDLES_OF_A_PACKET {
                 let handles = std::mem::take(&mut packet);
                 let next = connection.send(&Reply::Handles { request, handles }, &fds);
                 if next != Next::Keep {
@@ -94,12 +98,18 @@ impl BrokerSession<'_> {
                 }
                 fds.clear();
             }
-            fds.extend(exported.fds.iter().map(AsFd::as_fd));
+            fds.extend(sent_fds.iter().map(AsFd::as_fd));
+            let (kind, bytes) = if is_own_process {
+                let address = exported.extent.allocation.ptr.get().to_le_bytes();
+                (WireHandle::OWN_ADDRESS, HandleBytes::new(address))
+            } else {
+                (exported.kind, exported.bytes.clone())
+            };
             packet.push(WireHandle {
                 allocation: allocation.id(),
-                kind: exported.kind,
-                bytes: exported.bytes.clone(),
-                fds: exported.fds.len() as u16,
+                kind,
+                bytes,
+                fds: sent_fds.len() as u16,
                 size: exported.extent.allocation.len,
                 generation: exported.extent.generation,
             });

@@ -46,7 +46,7 @@ const SHOWN_EXPORTS: usize = 8;
 pub(crate) struct BrokerSession<'a> {
     pub(super) runtime: &'static Runtime,
     pub(super) exports: &'a ExportTable,
-    identity: ProcessIdentity,
+    pub(super) identity: ProcessIdentity,
     pub(super) connection: ConnectionId,
     /// The importer's program, once it has said hello.
     program: Option<Arc<str>>,

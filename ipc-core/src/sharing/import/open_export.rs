@@ -90,6 +90,9 @@ impl OpenExport<'_> {
             self.check_at_home()?;
             self.local_source(self.granted_locally()?)
         } else {
+            if named.contents.exporter == runtime.identity {
+                self.check_at_home()?;
+            }
             if !self.has_peer_access()? {
                 return Err(Error::NoPeerAccess { from: device, to: named.part.home });
             }
@@ -206,7 +209,7 @@ impl OpenExport<'_> {
         Ok(())
     }
 
-    /// Returns whether this process is the exporter, so that there is nothing to open.
+    /// Returns whether this copy of the library is the exporter, so that there is nothing to open.
     fn is_local(&self) -> Result<bool> {
         let Self { runtime, named, .. } = self;
         if named.contents.exporter != runtime.identity {
@@ -219,11 +222,8 @@ impl OpenExport<'_> {
             // The process has executed another program since, which has the same id and start time (execve(2)).
             return Err(Error::ExporterGone { pid: named.exporter().pid });
         }
-        Err(Error::Unsupported {
-            backend: self.session.backend().info().name,
-            what: "open memory that another copy of device-ipc shares in this process".into(),
-            why: "drivers do not open handles of the same process; use the address that was shared".into(),
-        })
+        // Another copy of the library in this process, which grants leases by its own broker.
+        Ok(false)
     }
 
     /// Checks that memory of this process is opened on its home device.

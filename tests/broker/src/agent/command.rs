@@ -39,6 +39,8 @@ pub enum SystemCommand {
     Engine,
     /// Shares memory by a second copy of the library in this process.
     ShareBySecondCopy,
+    /// Opens memory of this process, of another copy of the library; returns its first float, read by the host.
+    Peek { name: String, descriptor: Descriptor },
     /// Lists the exports of each process, as `PID:EXPORT:BYTES:HELD_BY`.
     List,
     /// Lists exporting processes with a time limit; returns the ms that it took, then their ids.

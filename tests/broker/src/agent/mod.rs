@@ -76,6 +76,7 @@ impl Agent {
             }
             C::Engine => Answer::Text(self.engine()),
             C::ShareBySecondCopy => Answer::Text(crate::second::share_by_second_copy()),
+            C::Peek { name, descriptor } => self.peek(name, &descriptor)?,
             C::List => process::list()?,
             C::TimedList { timeout } => hostile::timed_list(timeout)?,
             C::Threads { descriptor, threads, rounds } => self.threads(&descriptor, threads, rounds)?,

@@ -344,6 +344,31 @@ fn leases_ahead_of_a_failed_open_are_returned() {
     }
 }
 
+/// Handles of this kind are addresses, for another copy of the library in the exporter's own process.
+#[test]
+fn address_from_another_process_is_not_used() {
+    let (server, forged) = posing("address");
+    let mut importer = agent!(PINNING);
+    importer.send(&format!("open x {} timeout=5000", forged.finish()));
+    let (connection, request) = asked(&server, &forged, &[]);
+    let bytes = 0x1000_u64.to_le_bytes().to_vec();
+    let address = Handle { allocation: 1, kind: u16::MAX, bytes, fds: 0, size: 4096, generation: Some(1) };
+    let opened = Opened {
+        request,
+        lease: 4711,
+        handles: vec![address],
+        ready: None,
+        keep: true,
+        confirm: false,
+        like: false,
+        slot: None,
+    };
+    connection.send(&FromExporter::Opened(opened)).expect("it reads");
+    let text = importer.receive_failure("the open", "Protocol");
+    assert!(text.contains("an address"), "{text}");
+    assert_eq!(importer.counter("imports_idle"), 0);
+}
+
 #[test]
 fn exporter_that_sends_too_many_leases_ahead_is_disconnected() {
     let (server, forged) = posing("many-ahead");

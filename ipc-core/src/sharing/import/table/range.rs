@@ -8,7 +8,7 @@ use super::begin::{OpenTarget, check_opened};
 use super::keys::{LeaseKey, OnDevice, RangeKey};
 use super::regions::Regions;
 use crate::backend::{DeviceIpc, Opened, ReceivedHandle};
-use crate::model::address::DeviceRange;
+use crate::model::address::{DevicePtr, DeviceRange};
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::os::process::ProcessIdentity;
@@ -55,12 +55,13 @@ impl ImportTable {
         let mut opened = Opening { table: self, ranges: Vec::with_capacity(regions.len()) };
         for (index, region) in regions.iter().enumerate() {
             let handles = handles.by_ref().take(region.len());
-            let range = self.open_region(wanted, place, handles, &mut fds).map_err(|error| match error {
-                // The driver's errors for an exporter that has terminated meanwhile, or has dropped the export, differ; the
-                // answer of its broker decides.
-                Error::Vendor(_) => link.confirm(id, wanted.deadline).err().unwrap_or(error),
-                error => error,
-            });
+            let range =
+                self.open_region(wanted, place, link, handles, &mut fds).map_err(|error| match error {
+                    // The driver's errors for an exporter that has terminated meanwhile, or has dropped the export, differ; the
+                    // answer of its broker decides.
+                    Error::Vendor(_) => link.confirm(id, wanted.deadline).err().unwrap_or(error),
+                    error => error,
+                });
             let range = range.map_err(|error| (wanted.blame)(index, error))?;
             opened.ranges.push(range);
         }
@@ -72,6 +73,7 @@ impl ImportTable {
         &self,
         wanted: &OpenTarget<'_>,
         (exporter, on): (&Arc<ProcessIdentity>, OnDevice),
+        link: &Link,
         handles: impl Iterator<Item = WireHandle>,
         fds: &mut impl Iterator<Item = OwnedFd>,
     ) -> Result<RangeRef> {
@@ -91,6 +93,9 @@ impl ImportTable {
         let received: Vec<_> = received.collect();
         let key = RangeKey { exporter: Arc::clone(exporter), allocations: allocations.into(), on };
         let open = |_: &RangeRef| {
+            if received.iter().any(|handle| handle.kind == WireHandle::OWN_ADDRESS) {
+                return OpenRange::of_own_process(wanted, link, &received);
+            }
             let opened = wanted.backend.open(received, wanted.device, wanted.access)?;
             if let Some(runtime) = Runtime::existing() {
                 runtime.metrics.driver_opens_total.add(1);
@@ -112,6 +117,25 @@ impl ImportTable {
 }
 
 impl OpenRange {
+    /// Returns memory that another copy of the library shares in this process: there is one address, which the lease keeps valid.
+    fn of_own_process(wanted: &OpenTarget<'_>, link: &Link, received: &[ReceivedHandle]) -> Result<Self> {
+        let invalid = || Error::Protocol("it sent an address that is not of this process or region".into());
+        if !link.is_in_this_process() {
+            return Err(invalid());
+        }
+        let mut range: Option<DeviceRange> = None;
+        for handle in received {
+            let bytes = handle.bytes.as_slice().try_into().map_err(|_| invalid())?;
+            let ptr = DevicePtr::new(u64::from_le_bytes(bytes));
+            let (start, len) = range.map_or((ptr, 0), |before| (before.ptr, before.len));
+            let is_next = handle.kind == WireHandle::OWN_ADDRESS && ptr.offset_from(start) == Some(len);
+            let len = len.checked_add(handle.size).filter(|_| is_next).ok_or_else(invalid)?;
+            range = Some(DeviceRange::new(wanted.device, start, len));
+        }
+        let (backend, range) = (Arc::clone(wanted.backend), range.ok_or_else(invalid)?);
+        Ok(Self { backend, range, opened: Mutex::new(None) })
+    }
+
     fn close(&self) {
         let Some(opened) = self.opened.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         if let Some(runtime) = Runtime::existing() {
