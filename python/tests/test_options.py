@@ -247,6 +247,7 @@ def test_grant_opens_a_dropped_export_once(start: Start) -> None:
         with device_ipc.numpy.open(sys.argv[1], grant=sys.argv[2]) as arrays:
             print(float(arrays.tensor.sum()), flush=True)
             del arrays
+        d.close_unused(timeout=30)  # a lease that has not ended yet would serve the second open
         try:
             d.open(sys.argv[1], grant=d.Grant(sys.argv[2]))
         except d.StaleError as error:
