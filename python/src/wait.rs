@@ -95,11 +95,16 @@ impl Waiting {
     }
 }
 
-/// Has the tasks that wait for a closed object fail; see `device_ipc.aio`.
+/// Has the tasks that wait for an object make an attempt, as it has changed or was closed; see `device_ipc.aio`.
 pub(crate) fn wake_tasks(object: &Bound<'_, PyAny>) -> PyResult<()> {
-    let modules = object.py().import("sys")?.getattr("modules")?;
+    wake_tasks_of(object.py(), object.as_ptr().addr())
+}
+
+/// As [`wake_tasks`], for the object of this identity.
+pub(crate) fn wake_tasks_of(py: Python<'_>, object: usize) -> PyResult<()> {
+    let modules = py.import("sys")?.getattr("modules")?;
     if let Ok(aio) = modules.get_item("device_ipc.aio") {
-        aio.call_method1("_closed", (object,))?;
+        aio.call_method1("_wake", (object,))?;
     }
     Ok(())
 }

@@ -114,7 +114,7 @@ def test_writer_waits_for_the_release_of_a_slot() -> None:
         ring = device_ipc.Ring(device_ipc.empty((2048,), "uint8", "mock:0"), slots=1)
         reader = device_ipc.join(str(ring))
         with await aio.write(ring):
-            with pytest.raises(ValueError, match="being written"):
+            with pytest.raises(ValueError, match="this task is writing"):
                 await aio.write(ring)
         read = reader.next(SECONDS)
         assert read is not None
@@ -125,6 +125,31 @@ def test_writer_waits_for_the_release_of_a_slot() -> None:
         read.release()
         assert (await writing).sequence == 1
         reader.close()
+
+    run(main)
+
+
+def test_tasks_and_threads_take_turns_to_write() -> None:
+    async def main() -> None:
+        ring = device_ipc.Ring(device_ipc.empty((4, 256), "uint8"), slots=4)
+        order: list[int] = []
+
+        async def write(number: int) -> None:
+            for _ in range(20):
+                with await aio.write(ring, timeout=SECONDS):
+                    order.append(number)
+                    await asyncio.sleep(0)
+                    assert order[-1] == number
+
+        def write_in_a_thread() -> None:
+            for _ in range(20):
+                with ring.write(timeout=SECONDS):
+                    order.append(8)
+
+        thread = aio.call(write_in_a_thread)
+        await asyncio.gather(*(write(number) for number in range(8)), thread)
+        assert sorted(order) == sorted(list(range(9)) * 20) and ring.sequence == 180
+        ring.close()
 
     run(main)
 

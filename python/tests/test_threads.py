@@ -1,6 +1,7 @@
 """Many threads that use one object."""
 
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -96,3 +97,98 @@ def test_types_have_no_settable_attributes() -> None:
     for shared in [ones(4), device_ipc.share(ones(4)), device_ipc.Stream("mock:0"), *device_ipc.devices()]:
         with pytest.raises(AttributeError):
             shared.anything = 1  # type: ignore[attr-defined]
+
+
+def test_threads_take_turns_to_write_a_ring() -> None:
+    slots, each = 3, 100
+    ring = device_ipc.Ring(device_ipc.empty((slots, 256), "uint8"), slots=slots)
+    reader = device_ipc.join(str(ring))
+    torn: list[list[int]] = []
+    seen: list[int] = []
+
+    def read() -> None:
+        for slot in reader:
+            with slot:
+                values = sorted(set(np.from_dlpack(slot.tensor).tolist()))
+                seen.append(values[0])
+                if len(values) > 1:
+                    torn.append(values)
+        reader.close()
+
+    def write(number: int) -> None:
+        for _ in range(each):
+            with ring.write(timeout=60) as slot:
+                array = np.from_dlpack(slot.tensor)
+                # In two steps, between which another thread could write.
+                array[:128] = number
+                time.sleep(0)
+                array[128:] = number
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    together(write)
+    ring.close(timeout=60)
+    reading.join(60)
+    assert not reading.is_alive() and not torn
+    assert len(seen) == THREADS * each and set(seen) == set(range(THREADS))
+
+
+def test_write_beside_a_slot_of_this_thread_raises() -> None:
+    ring = device_ipc.Ring(device_ipc.empty((2, 256), "uint8"))
+    slot = ring.write()
+    with pytest.raises(ValueError, match="this thread is writing"):
+        ring.write(timeout=10)
+    failed: list[BaseException] = []
+
+    def other() -> None:
+        try:
+            ring.write(timeout=0.1)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(60)
+    assert isinstance(failed[0], device_ipc.TimeoutError) and "being written" in str(failed[0])
+    slot.publish()
+    ring.write(timeout=10).publish()
+    ring.close()
+
+
+def test_threads_share_the_slots_of_a_reader() -> None:
+    slots, count = 4, 400
+    ring = device_ipc.Ring(device_ipc.empty((slots, 256), "uint8"), slots=slots)
+    reader = device_ipc.join(str(ring))
+    seen: list[int] = []
+
+    def write() -> None:
+        for _ in range(count):
+            with ring.write(timeout=60):
+                pass
+        ring.close(timeout=60)
+
+    def read(number: int) -> None:
+        while (slot := reader.next(60)) is not None:
+            with slot:
+                # Some threads hold a slot while others take several.
+                time.sleep(0.001 if number % 4 == 0 else 0)
+                seen.append(slot.sequence)
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    together(read)
+    reader.close()
+    writing.join(60)
+    assert not writing.is_alive()
+    assert sorted(seen) == list(range(count))
+
+
+def test_thread_with_all_slots_of_a_reader_gets_an_error() -> None:
+    ring = device_ipc.Ring(device_ipc.empty((2, 256), "uint8"))
+    reader = device_ipc.join(str(ring))
+    ring.write().publish()
+    ring.write().publish()
+    taken = [reader.next(10), reader.next(10)]
+    with pytest.raises(device_ipc.Error, match="holds all 2 slots"):
+        reader.next(10)
+    del taken

@@ -15,6 +15,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from . import _native, _streams
@@ -22,6 +23,9 @@ from ._errors import TimeoutError
 
 if TYPE_CHECKING:
     from ._native import Channel, Export, Listener, Received, Ring, RingReader, RingReadSlot, RingWriteSlot
+
+# The turn in which a task has written a ring last; tasks inherit the value of the task that made them.
+_writes: ContextVar[tuple[int, asyncio.Task[Any] | None, int | None] | None] = ContextVar("_writes", default=None)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,8 +47,20 @@ async def readers(ring: Ring, count: int = 1, timeout: float | None = None) -> N
 
 
 async def write(ring: Ring, stream: object | None = None, timeout: float | None = None) -> RingWriteSlot:
-    """Waits for the next slot for writing."""
-    return await _wait(ring, ring.fileno, lambda: ring.write(stream, timeout=0), timeout)
+    """Waits for the next slot for writing. Tasks take turns: the call waits until another task has published or dropped its slot."""
+    task = asyncio.current_task()
+
+    def attempt() -> RingWriteSlot:
+        try:
+            return ring.write(stream, timeout=0)
+        except TimeoutError as error:
+            if _writes.get() == (id(ring), task, ring._turn):
+                raise ValueError("this task is writing a slot of the ring already; publish or drop it first") from None
+            raise
+
+    slot = await _wait(ring, ring.fileno, attempt, timeout)
+    _writes.set((id(ring), task, ring._turn))
+    return slot
 
 
 async def next(reader: RingReader, timeout: float | None = None) -> RingReadSlot | None:
@@ -191,6 +207,8 @@ async def _wait(owner: object, fileno: Callable[[], int], attempt: Callable[[], 
                 if timeout is not None and timeout <= 0:
                     raise
             queue = _queues[key] = _Queue(key, owner, fileno())
+            # Another thread may have changed the object since the attempt.
+            queue.loop.call_soon(queue.wake)
         elif queue.loop is not asyncio.get_running_loop():
             raise RuntimeError(f"a task of another event loop waits for {owner!r}; wait for an object in one event loop")
     return await queue.take(attempt, timeout)
@@ -207,10 +225,10 @@ async def _changed(shared: Export | Ring, attempt: Callable[[], T], timeout: flo
     return await _wait(changes, changes.fileno, clear_and_attempt, timeout)
 
 
-def _closed(owner: object) -> None:
-    """Has the tasks that wait for an object that was closed raise its exception. Called by the extension module."""
+def _wake(owner: int) -> None:
+    """Has the tasks that wait for the object of this identity make an attempt. Called by the extension module."""
     for (identity, _), queue in list(_queues.items()):
-        if identity == id(owner):
+        if identity == owner:
             try:
                 queue.loop.call_soon_threadsafe(queue.wake_all)
             except RuntimeError:

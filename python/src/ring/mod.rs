@@ -1,0 +1,333 @@
+//! Rings: memory that is shared once and written repeatedly.
+//!
+//! This file has the writer; threads that use one object take turns (`turns.rs`).
+
+mod reader;
+mod turns;
+
+pub(crate) use reader::{ReadSlotInner, RingReadSlot, RingReader, join};
+
+use std::os::fd::{AsRawFd as _, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use device_ipc::{Access, DeviceRange, Ipc};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use turns::{Turn, Writing};
+
+use crate::dlpack;
+use crate::error::OrRaise as _;
+use crate::export::{Changes, Descriptor, Holder};
+use crate::session::{access, ipc_for_users, not_picklable};
+use crate::share::Source;
+use crate::stream::StreamArg;
+use crate::tensor::{Keeper, Tensor, TensorData, to_dlpack};
+use crate::wait::{self, Waiting};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn closed(what: &str) -> PyErr {
+    PyValueError::new_err(format!("the {what} is closed"))
+}
+
+/// A ring with what its slots need.
+struct RingInner {
+    ring: Mutex<device_ipc::Ring>,
+    waiting: Waiting,
+    turn: Turn,
+    ipc: Ipc,
+    backend: &'static str,
+    /// For calls of a host that has no stream.
+    stream: device_ipc::Stream,
+    keeper: Keeper,
+}
+
+/// The writer of a ring. Readers open its text, `str(ring)`, with `join`.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct Ring {
+    inner: Mutex<Option<Arc<RingInner>>>,
+    descriptor: device_ipc::Descriptor,
+}
+
+impl Ring {
+    fn inner(&self) -> PyResult<Arc<RingInner>> {
+        lock(&self.inner).clone().ok_or_else(|| closed("ring"))
+    }
+}
+
+#[pymethods]
+impl Ring {
+    /// Shares a tensor's memory as slots of equal size.
+    #[new]
+    #[pyo3(signature = (memory, *, slots=2, access="rw", allow_users=Vec::new()))]
+    fn new(
+        py: Python<'_>,
+        memory: &Bound<'_, PyAny>,
+        slots: u32,
+        access: &str,
+        allow_users: Vec<u32>,
+    ) -> PyResult<Self> {
+        let access = self::access(Some(access))?.unwrap_or(Access::ReadWrite);
+        let source = Source::read(py, memory)?
+            .ok_or_else(|| PyTypeError::new_err("the memory of a ring is a tensor of device memory"))?;
+        let ipc = ipc_for_users(py, Some(source.backend), &allow_users)?;
+        let device = source.device;
+        let (owner, keeper) = source.kept();
+        let made = py.detach(|| -> device_ipc::Result<_> {
+            let stream = ipc.create_stream(device)?;
+            Ok((ipc.ring(owner).slots(slots).access(access).start()?, stream))
+        });
+        let (ring, stream) = made.or_raise(py)?;
+        let descriptor = ring.descriptor().clone();
+        let backend = ipc.backend().info().name;
+        let inner = RingInner {
+            ring: Mutex::new(ring),
+            waiting: Waiting::default(),
+            turn: Turn::default(),
+            ipc,
+            backend,
+            stream,
+            keeper,
+        };
+        Ok(Self { inner: Mutex::new(Some(Arc::new(inner))), descriptor })
+    }
+
+    /// The descriptor, which readers open.
+    #[getter]
+    fn descriptor(&self) -> Descriptor {
+        Descriptor { descriptor: self.descriptor.clone() }
+    }
+
+    /// The number of publications so far.
+    #[getter]
+    fn sequence(&self, py: Python<'_>) -> PyResult<u64> {
+        let inner = self.inner()?;
+        Ok(py.detach(|| lock(&inner.ring).sequence()))
+    }
+
+    /// The number of the turn in which a thread or a task writes a slot; `None` while no slot is written. For `device_ipc.aio`.
+    #[getter]
+    fn _turn(&self) -> PyResult<Option<u64>> {
+        Ok(self.inner()?.turn.number())
+    }
+
+    /// The number of readers.
+    #[getter]
+    fn readers(&self, py: Python<'_>) -> PyResult<usize> {
+        let inner = self.inner()?;
+        Ok(py.detach(|| lock(&inner.ring).readers()))
+    }
+
+    /// Returns the processes that hold a lease on the memory.
+    fn holders(&self, py: Python<'_>) -> PyResult<Vec<Holder>> {
+        let inner = self.inner()?;
+        Ok(py.detach(|| lock(&inner.ring).holders()).iter().map(Holder::from).collect())
+    }
+
+    /// Waits until there are this many readers.
+    #[pyo3(signature = (count=1, timeout=None))]
+    fn wait_readers(&self, py: Python<'_>, count: usize, timeout: Option<f64>) -> PyResult<()> {
+        let inner = self.inner()?;
+        let watch = py.detach(|| lock(&inner.ring).watch());
+        wait::wait(py, wait::limit(timeout)?, |slice| watch.wait_readers(count, slice))
+    }
+
+    /// Returns a descriptor for `wait_readers(timeout=0)`.
+    fn changes(&self, py: Python<'_>) -> PyResult<Changes> {
+        let inner = self.inner()?;
+        Ok(Changes(py.detach(|| lock(&inner.ring).changes())))
+    }
+
+    /// A descriptor that becomes readable when `write(timeout=0)`, which has found readers in the slot, may find none.
+    fn fileno(&self, py: Python<'_>) -> PyResult<RawFd> {
+        let inner = self.inner()?;
+        Ok(py.detach(|| lock(&inner.ring).as_raw_fd()))
+    }
+
+    /// Returns the next slot for writing. With a stream, that stream waits until the readers have released the slot; without
+    /// one, this call waits. Threads take turns: the call waits until another thread has published or dropped its slot.
+    #[pyo3(signature = (stream=None, *, timeout=None))]
+    fn write(
+        slf: &Bound<'_, Self>,
+        stream: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<RingWriteSlot> {
+        let (py, begun, limit) = (slf.py(), Instant::now(), wait::limit(timeout)?);
+        let inner = slf.get().inner()?;
+        let stream = StreamArg::given_or_current(py, stream, &inner.ipc, inner.stream.device())?;
+        let writing = Writing::begin(py, &inner, slf.as_ptr().addr(), limit)?;
+        let limit = limit.saturating_sub(begun.elapsed());
+        let taken = if let Some(stream) = &stream {
+            let take = || lock(&inner.ring).write(stream).map(|slot| (slot.sequence(), slot.range()));
+            py.detach(take).or_raise(py)?
+        } else {
+            let attempt = || {
+                let mut ring = lock(&inner.ring);
+                Ok(ring.try_write(&inner.stream)?.map(|slot| (slot.sequence(), slot.range())))
+            };
+            let call = |slice| {
+                let mut ring = lock(&inner.ring);
+                ring.wait_writable(slice)?;
+                ring.write(&inner.stream).map(|slot| (slot.sequence(), slot.range()))
+            };
+            let waiting = inner.waiting.begin(limit, "Ring.write")?;
+            let taken =
+                wait::try_or_wait(py, limit, "the release of the slot by the readers", attempt, call)?;
+            drop(waiting);
+            py.detach(|| inner.stream.synchronize()).or_raise(py)?;
+            taken
+        };
+        let (sequence, range) = taken;
+        Ok(RingWriteSlot { inner: Mutex::new(Some(writing)), sequence, range, stream })
+    }
+
+    /// Ends the ring: readers receive the publications so far. Waits until no process holds the memory.
+    #[pyo3(signature = (timeout=None))]
+    fn close(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<()> {
+        let (py, limit) = (slf.py(), wait::limit(timeout)?);
+        let Some(inner) = lock(&slf.get().inner).take() else { return Ok(()) };
+        wait::wake_tasks(slf)?;
+        let inner = Arc::into_inner(inner).ok_or_else(|| {
+            PyValueError::new_err("a slot of the ring is in use; publish or drop it before close()")
+        })?;
+        let ring = inner.ring.into_inner().unwrap_or_else(PoisonError::into_inner);
+        wait::aside(py, move || ring.close(limit))?.or_raise(py)
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*exception))]
+    fn __exit__(slf: &Bound<'_, Self>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        if exception.get_item(0).is_ok_and(|class| !class.is_none()) {
+            drop(lock(&slf.get().inner).take());
+            return wait::wake_tasks(slf);
+        }
+        Self::close(slf, None)
+    }
+
+    fn __str__(&self) -> String {
+        self.descriptor.to_string()
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_picklable("a Ring", "send its text, str(ring)"))
+    }
+
+    fn __repr__(&self) -> String {
+        let slots = self.descriptor.ring().map_or(0, |ring| ring.slots());
+        format!(
+            "<device_ipc.Ring of {slots} slots, {} B, {}>",
+            self.descriptor.len(),
+            self.descriptor.backend()
+        )
+    }
+}
+
+/// A slot of a ring for writing. Publishing it passes it to the readers; as a context manager, the end of the block publishes
+/// it, unless the block failed.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct RingWriteSlot {
+    /// `None` after the publication, so that a variable that still names the slot does not keep the ring open.
+    inner: Mutex<Option<Writing>>,
+    sequence: u64,
+    range: DeviceRange,
+    stream: Option<StreamArg>,
+}
+
+impl RingWriteSlot {
+    fn inner(&self) -> PyResult<Arc<RingInner>> {
+        let ended =
+            || format!("sequence {} of the ring was published already, or its block failed", self.sequence);
+        let inner = lock(&self.inner).as_ref().map(|writing| Arc::clone(&writing.inner));
+        inner.ok_or_else(|| PyValueError::new_err(ended()))
+    }
+
+    fn data(&self) -> PyResult<TensorData> {
+        let inner = self.inner()?;
+        Ok(TensorData::bytes(inner.backend, self.range, true, inner.keeper.clone()))
+    }
+}
+
+#[pymethods]
+impl RingWriteSlot {
+    /// The sequence that the slot will have.
+    #[getter]
+    fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// The bytes of the slot.
+    #[getter]
+    fn tensor(&self) -> PyResult<Tensor> {
+        Ok(Tensor { data: self.data()? })
+    }
+
+    /// Publishes the slot: when the stream of `write` reaches this point, or at once where there is none.
+    fn publish(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = self.inner()?;
+        let published = py.detach(|| {
+            let mut ring = lock(&inner.ring);
+            if ring.sequence() != self.sequence {
+                return Ok(false);
+            }
+            // The same slot as before: it was not published.
+            match &self.stream {
+                Some(stream) => ring.write(stream)?.publish(stream),
+                None => ring.write(&inner.stream)?.publish_now(),
+            }
+            .map(|()| true)
+        });
+        let published = published.or_raise(py)?;
+        drop(lock(&self.inner).take());
+        if published {
+            return Ok(());
+        }
+        Err(PyValueError::new_err(format!("sequence {} of the ring was published already", self.sequence)))
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*exception))]
+    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        if exception.get_item(0).is_ok_and(|class| !class.is_none()) {
+            drop(lock(&self.inner).take());
+            return Ok(());
+        }
+        self.publish(py)
+    }
+
+    /// Returns a DLPack capsule of the bytes.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__(
+        &self,
+        py: Python<'_>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Py<PyAny>> {
+        to_dlpack(py, &self.data()?, stream, max_version, dl_device, copy)
+    }
+
+    /// Returns the DLPack device.
+    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+        dlpack::device_of(self.inner()?.backend, self.range.device.get())
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_picklable("a slot of a ring", "send the ring's text, str(ring)"))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<device_ipc.RingWriteSlot {}, {} B>", self.sequence, self.range.len)
+    }
+}
