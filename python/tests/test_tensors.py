@@ -41,6 +41,31 @@ def test_escaped_tensor_keeps_the_lease(start: Start) -> None:
     finish(other)
 
 
+def test_closed_views_raise_for_every_access() -> None:
+    export = device_ipc.share({"a": ones(4), "b": ones(2)})
+    with device_ipc.numpy.open(str(export)) as arrays:
+        assert list(arrays) == ["a", "b"] and not arrays.closed
+    accesses: list[Callable[[], object]] = [
+        lambda: len(arrays),
+        lambda: list(arrays),
+        lambda: dict(arrays.items()),
+        lambda: list(arrays.keys()),
+        lambda: list(arrays.values()),
+        lambda: arrays["a"],
+        lambda: arrays.get("a"),
+        lambda: arrays.tensor,
+        lambda: "a" in arrays,
+        lambda: arrays == {},
+        lambda: bool(arrays),
+    ]
+    for access in accesses:
+        with pytest.raises(ValueError, match="the mapping is closed"):
+            access()
+    assert arrays.closed
+    arrays.close()
+    export.close(timeout=30)
+
+
 def test_closed_mapping_gives_no_tensors() -> None:
     export = device_ipc.share(ones(4))
     mapping = device_ipc.open(export.descriptor)

@@ -17,12 +17,19 @@ class Views(collections.abc.Mapping[str, Any]):
     """A mapping of names to arrays in the memory of another process.
 
     As a context manager, it releases the memory at the end of the block, in the order of its stream. An array that is still in
-    use after the block keeps the memory mapped.
+    use after the block keeps the memory mapped. Once it is closed, every access raises ``ValueError``.
     """
 
     def __init__(self, mapping: _native.Mapping) -> None:
         self._mapping = mapping
-        self._views = self._import(mapping)
+        self._open: dict[str, Any] | None = self._import(mapping)
+
+    @property
+    def _views(self) -> dict[str, Any]:
+        views = self._open
+        if views is None:
+            raise ValueError("the mapping is closed")
+        return views
 
     def _import(self, mapping: _native.Mapping) -> dict[str, Any]:
         """Returns views of all tensors."""
@@ -38,9 +45,14 @@ class Views(collections.abc.Mapping[str, Any]):
         """The array without a name."""
         return self._views[""]
 
+    @property
+    def closed(self) -> bool:
+        """Whether the mapping was closed."""
+        return self._open is None
+
     def close(self, stream: object | None = None) -> None:
         """Releases the memory, as ``Mapping.close`` does."""
-        self._views.clear()
+        self._open = None
         self._mapping.close(stream)
 
     def __getitem__(self, name: str) -> Any:
