@@ -42,6 +42,8 @@ pub(crate) struct Keeper {
     keeper: Mutex<Option<Arc<device_ipc::Keeper>>>,
     is_closed: Arc<AtomicBool>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// Threads take turns to replace the export, so that each has the next version.
+    replacing: Mutex<()>,
     name: String,
 }
 
@@ -89,8 +91,10 @@ impl Keeper {
     #[pyo3(signature = (export, *, version=None))]
     fn replace(&self, py: Python<'_>, export: &Export, version: Option<u64>) -> PyResult<()> {
         let (keeper, export) = (self.get()?, export.get()?);
-        let version = version.unwrap_or_else(|| keeper.version() + 1);
-        py.detach(|| drop(keeper.replace(version, export)));
+        py.detach(|| {
+            let _turn = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(keeper.replace(version.unwrap_or_else(|| keeper.version() + 1), export));
+        });
         Ok(())
     }
 
@@ -164,6 +168,7 @@ pub(crate) fn keep(
         keeper: Mutex::new(Some(keeper)),
         is_closed,
         thread: Mutex::new(Some(thread)),
+        replacing: Mutex::default(),
         name: name.to_owned(),
     })
 }

@@ -141,6 +141,8 @@ pub(crate) fn open(
     let stream = stream.map(Arc::new);
     let opened_on = stream.clone();
     let report = progress.map(pull::report);
+    // The right to open the memory once, which an attempt uses up.
+    let is_single = grant.is_some() || matches!(source, Source::Kept(_));
     let call = move |timeout| {
         let mut builder = options(source.open(&ipc), access, staged, timeout);
         if let Some(report) = &report {
@@ -162,7 +164,7 @@ pub(crate) fn open(
         }
     };
     let mapping = match pulled {
-        Some(false) => wait::once(py, limit, call)?,
+        Some(false) if !is_single => wait::once(py, limit, call)?,
         // A copy over the network is not begun twice: it may last long, and the limit is not one of the whole copy.
         _ => wait::aside(py, move || call(limit))?.or_raise(py)?,
     };

@@ -1,5 +1,7 @@
 //! Streams of the caller's framework, or of the library.
 
+use std::sync::Arc;
+
 use device_ipc::{AsStream, BorrowedStream, DeviceOrdinal, Ipc};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -8,11 +10,12 @@ use crate::error::OrRaise as _;
 use crate::owner::PyOwner;
 use crate::session::{DeviceArg, ipc, not_picklable};
 use crate::tensor::device_name;
+use crate::wait;
 
 /// A stream of the library, for programs without a framework that has streams.
 #[pyclass(frozen, module = "device_ipc")]
 pub(crate) struct Stream {
-    stream: device_ipc::Stream,
+    stream: Arc<device_ipc::Stream>,
 }
 
 #[pymethods]
@@ -24,7 +27,7 @@ impl Stream {
         let device = device.map(DeviceArg::parse).transpose()?;
         let ipc = ipc(py, device.and_then(|device| device.backend))?;
         let ordinal = device.map_or(0.into(), |device| device.ordinal);
-        Ok(Self { stream: py.detach(|| ipc.create_stream(ordinal)).or_raise(py)? })
+        Ok(Self { stream: Arc::new(py.detach(|| ipc.create_stream(ordinal)).or_raise(py)?) })
     }
 
     /// The vendor's handle, as a number.
@@ -41,12 +44,13 @@ impl Stream {
 
     /// Waits until all submitted work has finished.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.stream.synchronize()).or_raise(py)
+        let stream = Arc::clone(&self.stream);
+        wait::aside(py, move || stream.synchronize())?.or_raise(py)
     }
 
     /// Submits a pause of at least this many seconds, for demonstrations and tests.
     fn delay(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
-        let time = crate::wait::limit(Some(seconds))?;
+        let time = wait::limit(Some(seconds))?;
         py.detach(|| self.stream.delay(time)).or_raise(py)
     }
 
@@ -148,8 +152,9 @@ impl StreamArg {
     }
 
     /// Waits until all work submitted to the stream has finished.
-    pub(crate) fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.ipc.backend().memory().synchronize(self.as_stream())).or_raise(py)
+    pub(crate) fn synchronize(self: &Arc<Self>, py: Python<'_>) -> PyResult<()> {
+        let stream = Arc::clone(self);
+        wait::aside(py, move || stream.ipc.backend().memory().synchronize(stream.as_stream()))?.or_raise(py)
     }
 }
 

@@ -13,9 +13,6 @@ use crate::error::OrRaise as _;
 /// The longest time between two looks at pending signals.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// The time limit of the first attempt of a call that is not repeated without need. Ctrl-C takes effect after it.
-const FIRST: Duration = Duration::from_secs(1);
-
 /// The time limit of a wait without one.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
@@ -116,13 +113,13 @@ pub(crate) fn once<T: Send + 'static>(
     limit: Duration,
     call: impl Fn(Duration) -> Result<T> + Send + Sync + 'static,
 ) -> PyResult<T> {
-    let first = py.detach(|| call(limit.min(FIRST)));
+    let first = py.detach(|| call(limit.min(SLICE)));
     match first {
-        Err(error) if error.is_timeout() && limit > FIRST => {}
+        Err(error) if error.is_timeout() && limit > SLICE => {}
         other => return other.or_raise(py),
     }
     py.check_signals()?;
-    let left = limit - FIRST;
+    let left = limit - SLICE;
     aside(py, move || call(left).map_err(|error| with_time(error, limit)))?.or_raise(py)
 }
 

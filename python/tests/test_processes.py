@@ -152,6 +152,8 @@ WAITS = {
     "next": "r = d.Ring(tensor); d.join(str(r)).next()",
     "iterate": "r = d.Ring(tensor); next(iter(d.join(str(r))))",
     "accept": "d.listen('python-accept').accept()",
+    "synchronize": "s = d.Stream('mock:0'); s.delay(300); s.synchronize()",
+    "open": "s = d.Stream('mock:0'); s.delay(300); e = d.share(tensor, ready=s); d.open(e.descriptor, timeout=None)",
     "connect": "d.connect('python-nobody', timeout=None)",
     "receive": "l = d.listen('python-receive'); t = threading.Thread(target=lambda: keep.append(d.connect('python-receive')));"
     " t.start(); c = l.accept(); t.join(); c.receive()",

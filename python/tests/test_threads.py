@@ -192,3 +192,11 @@ def test_thread_with_all_slots_of_a_reader_gets_an_error() -> None:
     with pytest.raises(device_ipc.Error, match="holds all 2 slots"):
         reader.next(10)
     del taken
+
+
+def test_each_replacement_of_many_threads_has_a_version() -> None:
+    keeper = device_ipc.keep("python-threads-keeper", device_ipc.share(ones(4)))
+    exports = [device_ipc.share(ones(4)) for _ in range(THREADS)]
+    together(lambda number: keeper.replace(exports[number]))
+    assert keeper.version == 1 + THREADS
+    keeper.close()

@@ -81,8 +81,8 @@ impl RingReader {
     fn next_ahead(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<RingReadSlot> {
         let inner = self.inner()?;
         let device = py.detach(|| lock(&inner.reader).device());
-        let stream = StreamArg::parse(stream, &inner.ipc, device)?;
-        let slot = py.detach(|| lock(&inner.reader).next_ahead(&stream)).or_raise(py)?;
+        let stream = Arc::new(StreamArg::parse(stream, &inner.ipc, device)?);
+        let slot = py.detach(|| lock(&inner.reader).next_ahead(&*stream)).or_raise(py)?;
         Ok(RingReadSlot::new(inner, slot, Some(stream)))
     }
 
@@ -123,7 +123,7 @@ impl RingReader {
 pub(crate) struct ReadSlotInner {
     slot: Mutex<Option<(device_ipc::RingReadSlot, HeldSlot)>>,
     range: DeviceRange,
-    stream: Option<StreamArg>,
+    stream: Option<Arc<StreamArg>>,
     reader: Arc<ReaderInner>,
 }
 
@@ -153,7 +153,7 @@ pub(crate) struct RingReadSlot {
 }
 
 impl RingReadSlot {
-    fn new(reader: Arc<ReaderInner>, slot: device_ipc::RingReadSlot, stream: Option<StreamArg>) -> Self {
+    fn new(reader: Arc<ReaderInner>, slot: device_ipc::RingReadSlot, stream: Option<Arc<StreamArg>>) -> Self {
         let (sequence, range) = (slot.sequence(), slot.range());
         Self {
             inner: Mutex::new(Some(Arc::new(ReadSlotInner {
@@ -210,7 +210,7 @@ impl RingReadSlot {
             _ => StreamArg::given_or_current(py, stream, &inner.reader.ipc, device)?,
         };
         let Some((slot, held)) = py.detach(|| lock(&inner.slot).take()) else { return Ok(()) };
-        let released = py.detach(|| match other.as_ref().or(inner.stream.as_ref()) {
+        let released = py.detach(|| match other.as_ref().or(inner.stream.as_deref()) {
             Some(stream) => slot.release(stream),
             None => slot.release_now(),
         });
