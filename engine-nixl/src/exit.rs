@@ -81,7 +81,7 @@ pub(crate) fn watch() {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
         PROCESS.store(process::id(), Ordering::Relaxed);
-        // SAFETY: the function is part of this library, which is never unloaded.
+        // SAFETY: the function is part of this library, which core keeps loaded: it has begun the process's state before a copy.
         unsafe { libc::atexit(wait) };
     });
 }

@@ -12,6 +12,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
+use super::exit::stay_loaded;
+
 /// Maximum number of sockets in the table. It exceeds the limit of connections, each with a socket and a pidfd.
 const SLOTS: usize = 16 * 1024;
 
@@ -34,7 +36,8 @@ pub(crate) fn process_epoch() -> u32 {
 fn install_handler() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler makes only system calls, and this library is never unloaded.
+        stay_loaded();
+        // SAFETY: the handler makes only system calls, and this library stays loaded.
         let status = unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
         HANDLER_INSTALLED.store(status == 0, Ordering::Relaxed);
     });

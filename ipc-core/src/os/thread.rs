@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::thread;
 
+use super::exit::stay_loaded;
 use crate::model::error::{Error, Result};
 
 /// Starts a thread with all signals blocked.
@@ -14,6 +15,7 @@ use crate::model::error::{Error, Result};
 ///
 /// [`Error::Io`] if the system cannot start a thread.
 pub(crate) fn spawn_without_signals(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    stay_loaded();
     let mut all = MaybeUninit::uninit();
     let mut before = MaybeUninit::uninit();
     // SAFETY: both sets are large enough, and `all` is initialised before it is read. The call changes the mask of this thread
