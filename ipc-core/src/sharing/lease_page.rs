@@ -20,7 +20,8 @@
 //! A bit of the word states that the exporter has dropped the export. The importer is notified of that by a message, which an
 //! exporter that exits at once may not send any more; the bit is in the page when the drop of the export returns.
 //!
-//! The exporter takes no other decision from a word than whether this importer uses this lease. An importer that states a wrong
+//! The exporter takes no other decision from a word than whether this importer uses this lease, now or at its death: then only the
+//! end of an idle lease is a release. An importer that states a wrong
 //! state harms itself: the word "idle" for memory that it uses is a lease that it has returned, any other value one that it keeps.
 
 #![allow(unsafe_code, reason = "words in shared memory")]
@@ -285,6 +286,12 @@ impl LeasePlaces {
             Some(lease) => drop(self.taken.insert(lease, slot)),
             None => self.free.push(slot),
         }
+    }
+
+    /// Returns whether the importer states that a lease is idle.
+    pub(crate) fn is_idle(&self, lease: LeaseId) -> bool {
+        let word = self.taken.get(&lease).and_then(|slot| self.page.as_ref()?.word(*slot));
+        word.is_some_and(|word| word.state() == LeaseState::Idle)
     }
 
     /// Frees the word of a lease that the importer has returned, and does not use any longer.

@@ -6,32 +6,43 @@
 //! system cannot start a thread, the export or the open fails.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::model::error::{Error, Result};
 use crate::os::process::{Owner, ProcessIdentity};
-use crate::os::{Readiness, at_exit};
+use crate::os::{Readiness, at_exit, spawn_without_signals};
 use crate::sharing::broker::Broker;
 use crate::sharing::export::ExportTable;
 use crate::sharing::import::ImportTable;
 use crate::sharing::remote::IdleConnections;
 use crate::sharing::staging::Stagings;
-use crate::transport::{Metrics, Poller, Worker};
+use crate::transport::{Deadline, Metrics, Poller, Worker};
 
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
 
 /// Time for which an orderly exit waits for device work on imported memory.
 const EXIT_LIMIT: Duration = Duration::from_secs(10);
 
+/// Time for the reports to the exporters.
+const REPORT_LIMIT: Duration = Duration::from_millis(500);
+
 /// Waits for device work on imported memory, and then reports to the exporters that this process exits in order, so that they take
-/// the end of its leases for a release and not for a death.
+/// the end of its leases for a release and not for a death. On a thread of its own: this thread's `thread_local!` values have been
+/// destroyed, and the user's log uses them; and a lock of a thread that has ended must not keep the process.
 extern "C" fn exit_in_order() {
     // A forked child has the parent's registration, and no connection of its own.
-    if let Some(runtime) = Runtime::existing()
-        && runtime.imports.finish_device_work(EXIT_LIMIT)
-    {
-        runtime.imports.announce_exit();
+    let Some(runtime) = Runtime::existing().filter(|runtime| runtime.imports.has_links()) else { return };
+    let (done, finished) = channel();
+    let finish = move || {
+        if runtime.imports.finish_device_work(EXIT_LIMIT) {
+            runtime.imports.announce_exit(Deadline::after(REPORT_LIMIT));
+        }
+        let _ = done.send(());
+    };
+    if spawn_without_signals("device-ipc-exit", finish).is_ok() {
+        let _ = finished.recv_timeout(EXIT_LIMIT + 2 * REPORT_LIMIT);
     }
 }
 

@@ -11,7 +11,6 @@ use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
 
 use super::async_requests::{AsyncReply, AsyncRequests};
 use super::conversation::{Conversation, Deadline, Inbox, not_permitted, user_not_allowed};
@@ -157,9 +156,9 @@ impl<S: Subscriber> Client<S> {
         self.conversation.send(request, deadline).map_err(|error| self.check_gone(error))
     }
 
-    /// Sends a request that has no reply, if the exporter reads it at once.
-    pub(crate) fn try_send(&self, request: &Request) -> Result<()> {
-        self.conversation.send(request, Deadline::after(Duration::ZERO))
+    /// Sends a request that has no reply. Changes nothing where the exporter does not read it in time.
+    pub(crate) fn try_send(&self, request: &Request, deadline: Deadline) -> Result<()> {
+        self.conversation.send(request, deadline)
     }
 
     /// Sends a request that has no reply. An exporter that does not read it in time counts as terminated, one that has terminated

@@ -64,7 +64,7 @@ metrics! {
     counter refusals_total;
     /// Connections refused by this process's broker: of a user that no export allows, or above a limit.
     counter connections_refused_total;
-    /// Importers that were gone without notice, killed or crashed, while they held leases.
+    /// Importers that were gone without notice, killed or crashed, while they used memory.
     counter importers_lost_total;
     /// Exporters that terminated while this process held leases on exports that they had not reported as dropped.
     counter exporters_lost_total;

@@ -24,7 +24,7 @@ pub(crate) use session::{BrokerSession, Event};
 use crate::model::error::Result;
 use crate::sharing::staging::Refused;
 use crate::sharing::timeline::OwnCounter;
-use crate::sharing::timeline::{Finish, FollowUp, FollowUps, Poison, Side, Termination, Timeline};
+use crate::sharing::timeline::{Finish, FollowUp, FollowUps, Poison, Side, Timeline};
 use crate::sharing::{Runtime, Watch};
 use crate::transport::{ConnectionId, PeerCredentials, Poller, Service};
 use crate::wire::Reply;
@@ -98,13 +98,9 @@ impl Service for Broker {
 
     fn closed(&mut self, mut session: Self::Session, peer: &PeerCredentials) {
         session.log_end(peer);
-        let slots = session.take_slots();
-        let exits = session.exits();
+        let (slots, how) = (session.take_slots(), session.termination());
         for (lease, export) in session.into_leases() {
-            if !exits {
-                self.runtime.exports.note_death(export, lease);
-            }
-            self.runtime.exports.release(export, lease, Termination::Died);
+            self.runtime.exports.release(export, lease, how);
         }
         for page in slots.awaited_pages() {
             page.poison(Side::Exporter);

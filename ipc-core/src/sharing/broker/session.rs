@@ -66,7 +66,7 @@ pub(crate) struct BrokerSession<'a> {
     /// The number of the next opens that get no leases ahead, because the importer has returned one: its cache has no room, or the
     /// bytes are not ready yet.
     opens_without_ahead: usize,
-    /// The importer exits in order.
+    /// The importer exits in order, and its device work with the memory has completed.
     exits: bool,
 }
 
@@ -201,12 +201,18 @@ impl<'a> BrokerSession<'a> {
         }
     }
 
-    /// Logs the end of the connection: a warning if it holds leases and the importer did not report an orderly exit.
+    /// Returns the termination of the importer's leases when its connection has closed.
+    pub(super) const fn termination(&self) -> Termination {
+        if self.exits { Termination::Exited } else { Termination::Died }
+    }
+
+    /// Logs the end of the connection: a warning if the importer used memory, and did not report an orderly exit.
     pub(super) fn log_end(&self, peer: &PeerCredentials) {
         let (pid, uid, leases) = (peer.pid, peer.uid, self.leases.len());
         if leases == 0 {
             return tracing::debug!(target: crate::os::log::EXPORT, pid, uid, "an importer without leases has disconnected");
         }
+        let in_use = self.leases.keys().filter(|lease| !self.places.is_idle(**lease)).count();
         let program = self.program.as_deref().unwrap_or_default();
         let mut exports: Vec<_> = self.leases.values().copied().collect();
         exports.sort_unstable();
@@ -214,7 +220,7 @@ impl<'a> BrokerSession<'a> {
         let bytes: u64 = exports.iter().map(|export| self.exports.bytes(*export)).sum();
         let shown =
             exports.iter().take(SHOWN_EXPORTS).map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        if self.exits {
+        if self.exits || in_use == 0 {
             tracing::info!(target: crate::os::log::EXPORT,
                 pid,
                 uid,
@@ -231,16 +237,12 @@ impl<'a> BrokerSession<'a> {
                 uid,
                 program,
                 leases,
+                in_use,
                 bytes,
                 exports = shown,
                 "an importer is gone without notice (killed or crashed); its leases end"
             );
         }
-    }
-
-    /// Returns whether the importer has reported that it exits in order: its device work has finished.
-    pub(crate) fn exits(&self) -> bool {
-        self.exits
     }
 
     /// Takes the counter slots of a closed connection.
@@ -251,7 +253,7 @@ impl<'a> BrokerSession<'a> {
     /// Returns the leases that end with the connection. Those that a device still copies under end when it has finished.
     pub(crate) fn into_leases(mut self) -> HashMap<LeaseId, ExportId> {
         for (lease, staging) in &self.stagings {
-            if !staging.end(Termination::Died) {
+            if !staging.end(self.termination()) {
                 self.leases.remove(lease);
             }
         }

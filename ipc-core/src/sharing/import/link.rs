@@ -276,9 +276,10 @@ impl Client<Subscriptions> {
         }
     }
 
-    /// Reports that this process exits in order. Does not wait: an exporter that does not read it assumes a death.
-    pub(crate) fn announce_exit(&self) {
-        let _ = self.try_send(&Request::Exit);
+    /// Reports that this process exits in order, and has completed its device work with the exporter's memory. An exporter that does
+    /// not read it in time assumes a death.
+    pub(crate) fn announce_exit(&self, deadline: Deadline) {
+        let _ = self.try_send(&Request::Exit, deadline);
     }
 
     /// Runs a callback when the exporter terminates, or now if it has. Returns the callback's number.

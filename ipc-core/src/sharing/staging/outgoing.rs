@@ -282,9 +282,6 @@ impl Outgoing {
             runtime.poller.answer(self.connection, answer, None);
         }
         if let Some(how) = over {
-            if how == Termination::Died {
-                runtime.exports.note_death(self.export, self.lease);
-            }
             runtime.exports.release(self.export, self.lease, how);
         }
     }

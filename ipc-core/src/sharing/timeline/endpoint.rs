@@ -46,6 +46,15 @@ pub(crate) enum Termination {
     Died = 1,
     /// The lease has ended.
     Released = 2,
+    /// The peer's process has exited in order: its device work with the memory has completed.
+    Exited = 3,
+}
+
+impl Termination {
+    /// Returns whether the peer's process no longer exists.
+    pub(crate) const fn has_gone(self) -> bool {
+        matches!(self, Self::Died | Self::Exited)
+    }
 }
 
 /// One process's endpoint of a timeline.
@@ -182,10 +191,11 @@ impl Endpoint {
     }
 
     pub(super) fn error(&self) -> Error {
-        let pid = self.peer;
-        match (self.end.load(Ordering::Acquire), self.side) {
-            (died, Side::Importer) if died == Termination::Died as u8 => Error::ExporterGone { pid },
-            (died, Side::Exporter) if died == Termination::Died as u8 => Error::ImporterGone { pid },
+        let (pid, end) = (self.peer, self.end.load(Ordering::Acquire));
+        let has_gone = end == Termination::Died as u8 || end == Termination::Exited as u8;
+        match self.side {
+            Side::Importer if has_gone => Error::ExporterGone { pid },
+            Side::Exporter if has_gone => Error::ImporterGone { pid },
             _ => Error::LeaseEnded { pid },
         }
     }
@@ -204,7 +214,7 @@ impl Endpoint {
     /// Ends the timeline here: every wait of this process is satisfied, and later calls return the reason. A signal of the peer
     /// that is still in flight would undo that, so [`poison`](Self::poison) is called again for a while.
     pub(crate) fn end(&self, how: Termination) {
-        if how == Termination::Died {
+        if how.has_gone() {
             self.peer_has_gone.store(true, Ordering::Release);
         }
         let in_use = self.enter();

@@ -1,7 +1,8 @@
 //! Importers that died while they used an export: their leases end as by a release, but their device work may be incomplete.
 
+use super::leases::Lease;
 use super::{Entry, ExportTable, metrics};
-use crate::model::lease::{Holder, Holders, LeaseId, LeaseState};
+use crate::model::lease::{Holder, Holders};
 use crate::wire::descriptor::ExportId;
 
 /// Number of dead importers that an export remembers, the last ones.
@@ -16,24 +17,6 @@ pub(super) struct Deaths {
 }
 
 impl ExportTable {
-    /// Notes that the importer of a lease has died, before the lease is released. An idle lease was released by its importer.
-    pub(crate) fn note_death(&self, export: ExportId, lease: LeaseId) {
-        let mut state = self.lock();
-        let Some(entry) = state.exports.get_mut(&export) else { return };
-        let Some(holder) = entry.leases.get(&lease).filter(|lease| !lease.is_ahead()) else { return };
-        let holder = holder.holder(entry.bytes);
-        if holder.state == LeaseState::Idle {
-            return;
-        }
-        metrics(|metrics| metrics.leases_lost_total.add(1));
-        let deaths = entry.deaths.get_or_insert_default();
-        if deaths.holders.len() == REMEMBERED {
-            deaths.holders.remove(0);
-        }
-        deaths.holders.push(holder);
-        deaths.unreported = true;
-    }
-
     /// Returns whether importers have died since the last call.
     pub(crate) fn take_deaths(&self, export: ExportId) -> bool {
         let mut state = self.lock();
@@ -43,6 +26,21 @@ impl ExportTable {
 }
 
 impl Entry {
+    /// Notes that the importer of a lease has died. An idle lease was released by its importer.
+    pub(super) fn note_death(&mut self, lease: &Lease) {
+        if lease.is_idle() {
+            return;
+        }
+        let holder = lease.holder(self.bytes);
+        metrics(|metrics| metrics.leases_lost_total.add(1));
+        let deaths = self.deaths.get_or_insert_default();
+        if deaths.holders.len() == REMEMBERED {
+            deaths.holders.remove(0);
+        }
+        deaths.holders.push(holder);
+        deaths.unreported = true;
+    }
+
     /// Adds the dead importers.
     pub(super) fn add_deaths(&self, holders: &mut Holders) {
         holders.died.extend(self.deaths.iter().flat_map(|deaths| &deaths.holders).cloned());

@@ -186,6 +186,9 @@ impl ExportTable {
         if let Some(ended) = entry.leases.remove(&lease) {
             metrics(|metrics| metrics.leases.subtract(1));
             is_ahead = ended.is_ahead();
+            if how == Termination::Died {
+                entry.note_death(&ended);
+            }
             ended.end(how);
             entry.tell_change();
         }

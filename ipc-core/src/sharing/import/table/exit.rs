@@ -17,9 +17,9 @@ const POLL: Duration = Duration::from_millis(1);
 impl ImportTable {
     /// Waits for the device work on memory of other processes, for `limit` at most. Returns whether it has finished.
     ///
-    /// Runs on a thread of its own: a device that hangs, or a lock of a thread that has ended, must not keep the process.
+    /// Waits on a thread of its own: a device that hangs must not keep the process.
     pub(crate) fn finish_device_work(&'static self, limit: Duration) -> bool {
-        if self.links.try_lock().is_ok_and(|links| links.is_empty()) {
+        if !self.may_have_work() {
             return true;
         }
         let (done, finished) = channel();
@@ -33,6 +33,17 @@ impl ImportTable {
         };
         tracing::warn!(target: crate::os::log::IMPORT, exports = self.exports_in_use(), error, "this process exits before its device work on imported memory has finished; the exporters report its leases as those of a dead process");
         false
+    }
+
+    /// Returns whether this process may have leases of other processes.
+    pub(crate) fn has_links(&self) -> bool {
+        // A thread that holds the lock may be making one.
+        self.links.try_lock().map_or(true, |links| !links.is_empty())
+    }
+
+    fn may_have_work(&self) -> bool {
+        self.releasing.load(Ordering::Acquire) > 0
+            || self.leases.open().iter().any(|lease| lease.may_have_work())
     }
 
     /// Waits for the devices of all leases that are in use or draining, and for the releases that wait for a stream.

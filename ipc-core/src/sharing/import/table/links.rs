@@ -58,16 +58,11 @@ impl ImportTable {
         self.lock_links().keys().find(|known| exporter == (&***known).into()).cloned()
     }
 
-    /// Reports to all exporters that this process exits in order. Waits for no lock and no exporter.
-    pub(crate) fn announce_exit(&self) {
-        let Ok(links) = self.links.try_lock() else { return };
-        for (_, slot) in links.values().flatten() {
-            if let Some(link) =
-                slot.try_lock().as_ref().and_then(|slot| slot.as_ref()).filter(|link| !link.is_gone())
-            {
-                link.announce_exit();
-            }
-        }
+    /// Reports to all exporters that this process exits in order, and that its device work with their memory has finished.
+    pub(crate) fn announce_exit(&self, deadline: Deadline) {
+        let slots: Vec<_> = self.lock_links().values().flatten().map(|(_, slot)| Arc::clone(slot)).collect();
+        let known = slots.iter().filter_map(|slot| slot.lock(deadline)?.as_ref().cloned());
+        known.filter(|link| !link.is_gone()).for_each(|link| link.announce_exit(deadline));
     }
 
     /// Returns whether the exporter is known to be alive, without asking the kernel.
