@@ -340,8 +340,8 @@ impl Export {
     }
 
     /// Runs `callback` after a change of [`holders`](Self::holders): when an importer has opened the export, has released its
-    /// last mapping, has used a cached lease again, or has died, also after the export was dropped. While a callback is
-    /// registered, such changes cost the importer a message. One call reports all changes that come before it begins. It runs on a thread
+    /// last mapping, has used a cached lease again, or has died, also after the export was dropped. An open of an
+    /// export of this process by a callback causes no further call. While a callback is registered, such changes cost the importer a message. One call reports all changes that come before it begins. It runs on a thread
     /// of the library, which does nothing else meanwhile, so it notifies another thread and returns: calls that wait are
     /// refused there ([`Error::OnWorkerThread`]). The context of the memory's device is current. A second callback replaces
     /// the first.

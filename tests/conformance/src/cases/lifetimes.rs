@@ -286,3 +286,25 @@ pub fn every_change_of_the_holders_is_told(context: &Context) -> Outcome {
     drop(share);
     that(told.recv_timeout(SOON) == Err(std::sync::mpsc::RecvTimeoutError::Disconnected), "the callback stays behind")
 }
+
+/// A callback for changes that opens its own export does not cause its own next call.
+pub fn callback_that_opens_its_own_export(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
+    let share = memory.share()?;
+    let (calls, called) = std::sync::mpsc::channel();
+    let (ipc, descriptor) = (memory.ipc.clone(), share.descriptor().clone());
+    share.on_change(move || {
+        // The case may be over.
+        let _ = calls.send(ipc.open(&descriptor).at_home().map(drop));
+    });
+    let mut importer = context.agent()?;
+    importer.open("m", share.descriptor(), Place::Home)?;
+    called.recv_timeout(SOON).map_err(|_| Stop::failed("the callback was not called for an open"))??;
+    for _ in 0..50 {
+        importer.must(&Command::Nothing)?;
+    }
+    let more = called.try_iter().count();
+    that(more <= 2, format!("one open caused {more} further calls"))?;
+    importer.drop_mapping("m")?;
+    Ok(share.wait_released(SOON)?)
+}

@@ -94,7 +94,8 @@ themes! {
         own_mapping_outlives_the_export,
         memory_is_free_again,
         openings_are_waited_for,
-        every_change_of_the_holders_is_told;
+        every_change_of_the_holders_is_told,
+        callback_that_opens_its_own_export;
     keeping:
         opening_again_costs_nothing,
         another_region_costs_no_driver_call,

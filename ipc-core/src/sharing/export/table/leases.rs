@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::super::BorrowedMemory;
 use super::super::shared::{Allocation, Shared};
+use super::watching::in_callback;
 use super::{Entry, ExportTable, State, metrics};
 use crate::backend::Access;
 use crate::model::error::{Error, Result};
@@ -40,6 +41,8 @@ pub(super) struct Lease {
     ahead: bool,
     /// Whether the importer is on another host, where nothing revokes its access.
     is_remote: bool,
+    /// Whether a callback for changes has begun it, in this process.
+    by_callback: bool,
 }
 
 /// An importer, by the kernel's and by its own account.
@@ -189,8 +192,9 @@ impl ExportTable {
             if how == Termination::Died {
                 entry.note_death(&ended);
             }
+            let by_callback = ended.by_callback;
             ended.end(how);
-            entry.tell_change();
+            entry.tell_change_unless(by_callback);
         }
         entry.reclaimed.retain(|(reclaimed, _)| *reclaimed != lease);
         self.retire_if_free(&mut state, export);
@@ -305,7 +309,8 @@ impl Lease {
     pub(super) fn new(importer: Importer, since: Instant, ahead: bool) -> Self {
         let Importer { credentials, program, connection, word, is_remote } = importer;
         let (pid, timeline, taken) = (credentials.pid, None, false);
-        Self { pid, program, since, connection, timeline, taken, word, ahead, is_remote }
+        let by_callback = connection.is_none() && in_callback();
+        Self { pid, program, since, connection, timeline, taken, word, ahead, is_remote, by_callback }
     }
 
     /// Returns whether the importer has not used the lease yet, which began ahead of its open.
@@ -388,12 +393,13 @@ impl State {
         self.last_lease += 1;
         let lease = LeaseId(self.last_lease);
         let begun = Lease::new(importer, Instant::now(), false);
+        let by_callback = begun.by_callback;
         if entry.watcher().is_some() {
             begun.watch();
         }
         entry.leases.insert(lease, begun);
         entry.opened += 1;
-        entry.tell_change();
+        entry.tell_change_unless(by_callback);
         metrics(|metrics| {
             metrics.leases_total.add(1);
             metrics.leases.add(1);

@@ -1,5 +1,6 @@
 //! Waits for importers of an export, and callbacks for changes of its holders.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -19,6 +20,32 @@ pub(super) struct Watcher {
     callback: Arc<dyn Fn() + Send + Sync>,
     /// Whether a call is pending. An importer that opens and releases repeatedly causes one call for many changes.
     due: Arc<AtomicBool>,
+}
+
+thread_local! {
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A call of a callback, on the worker. Leases of this process that begin meanwhile are no changes for callbacks: a callback that opens
+/// its own export would cause its next call.
+struct InCallback;
+
+impl InCallback {
+    fn begin() -> Self {
+        IN_CALLBACK.set(true);
+        Self
+    }
+}
+
+impl Drop for InCallback {
+    fn drop(&mut self) {
+        IN_CALLBACK.set(false);
+    }
+}
+
+/// Returns whether this thread is running a callback for changes.
+pub(super) fn in_callback() -> bool {
+    IN_CALLBACK.get()
 }
 
 impl fmt::Debug for Watcher {
@@ -75,6 +102,11 @@ impl Entry {
         known.filter_map(Weak::upgrade).for_each(|readiness| readiness.set());
     }
 
+    /// Reports a change; to the watcher only if no callback has caused it.
+    pub(super) fn tell_change_unless(&self, by_callback: bool) {
+        if by_callback { self.set_readiness() } else { self.tell_change() }
+    }
+
     /// Calls the watcher on the worker: it is the user's code.
     pub(super) fn tell_change(&self) {
         self.set_readiness();
@@ -88,6 +120,7 @@ impl Entry {
         runtime.worker.submit(move || {
             // Later changes cause another call.
             due.store(false, Ordering::Release);
+            let _in_callback = InCallback::begin();
             callback();
         });
     }
