@@ -197,6 +197,20 @@ impl Mapping {
         Ok(())
     }
 
+    /// Checks that the exporter has written the bytes, or still may.
+    ///
+    /// A stream that waits for an exporter that terminates continues, **also over memory that was never written**: call this method
+    /// when the work behind the wait is complete, before its result is used. Bytes that were written before the termination stay
+    /// valid, as does a [copy](Self::is_copy).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ExporterGone`] if the exporter terminated before its streams reached that point, or the mapping was closed by
+    /// [`close_mappings_of`](crate::close_mappings_of); [`Error::Forked`].
+    pub fn check(&self) -> Result<()> {
+        self.parts.iter().try_for_each(OpenPart::check)
+    }
+
     fn on_device_of(&self, stream: BorrowedStream<'_>) -> impl Iterator<Item = &OpenPart> {
         self.parts.iter().filter(move |part| part.device() == stream.device())
     }

@@ -250,6 +250,16 @@ impl OpenPart {
         Ok(())
     }
 
+    /// Checks that the exporter has written the bytes, or still may.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.owner.check()?;
+        match self.lease() {
+            Some(lease) if !self.seen_ready.load(Ordering::Acquire) => lease.check_ready(),
+            Some(lease) => lease.check(),
+            None => Ok(()),
+        }
+    }
+
     pub(crate) fn timeline(&self) -> Result<Timeline> {
         self.owner.check()?;
         timelines_of(&**self.backend(), self.device())?;

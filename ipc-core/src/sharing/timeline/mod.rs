@@ -230,6 +230,11 @@ impl Timeline {
         &self.endpoint
     }
 
+    /// Returns whether the exporter has signalled that the bytes are ready.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.endpoint.is_ready()
+    }
+
     /// Makes the stream wait until the exporter signals that the bytes are ready.
     pub(crate) fn wait_ready_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         let endpoint = &*self.endpoint;

@@ -243,6 +243,7 @@ fn stream_waiting_for_bytes_of_a_killed_exporter_resumes() {
         let answer = within(SOON, "the stream that waits", || importer.receive());
         assert_eq!(answer, Answer::Done(String::new()), "{machine}");
         importer.event("gone late ExporterGone");
+        importer.fails("check-mapping late", "ExporterGone");
         importer.ok("drop late");
     }
 }

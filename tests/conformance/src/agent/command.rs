@@ -223,6 +223,8 @@ pub enum Command {
     Release { name: String, device: Option<u32> },
     /// Reports the event `gone NAME VARIANT` when the exporter of a mapping, or the peer of a channel, has gone.
     OnGone { name: String },
+    /// Checks that the bytes of a mapping were written, or may still be.
+    CheckMapping { name: String },
     /// Reads a mapping or a buffer as bytes.
     Bytes { name: String },
     /// Returns the CRC-32 of the bytes of a mapping or a buffer.

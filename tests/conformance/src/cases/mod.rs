@@ -125,6 +125,7 @@ themes! {
         release_under_device_work,
         release_waits_for_its_stream_alone,
         late_release_holds_up_no_other,
+        check_after_exporter_exit,
         events_are_what_the_capability_says;
     events:
         never_recorded_is_reached,

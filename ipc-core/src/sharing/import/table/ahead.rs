@@ -79,7 +79,7 @@ impl<'a> LeasesAhead<'a> {
             None => None,
             Some(handle) => {
                 let event = wanted.backend.open_event(handle.as_slice(), wanted.device).ok()?;
-                Some(Box::new(Ready::Event(event.query().unwrap_or(false).then_some(event)?)))
+                Some(Box::new(Ready::Event(event.query().unwrap_or(false).then_some(event)?, true.into())))
             }
         };
         let Regions::One(range) = &opened.regions else { return None };

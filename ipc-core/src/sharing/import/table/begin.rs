@@ -186,14 +186,15 @@ fn ready(wanted: &OpenTarget<'_>, link: &Link, lease: LeaseId, handle: &HandleBy
     let has_words =
         || wanted.backend.capabilities(wanted.device).is_ok_and(|capabilities| capabilities.timelines);
     match event {
-        Ok(event) if reached(&*event) || !has_words() => Ok(Ready::Event(event)),
+        Ok(event) if reached(&*event) => Ok(Ready::Event(event, AtomicBool::new(true))),
+        Ok(event) if !has_words() => Ok(Ready::Event(event, AtomicBool::new(false))),
         Ok(event) => match link.timeline(lease, wanted.backend, true, wanted.deadline.at_most(WORD_DEADLINE))
         {
             Ok(word) => Ok(Ready::Word(word)),
             Err(gone @ Error::ExporterGone { .. }) => Err(gone),
             Err(error) => {
                 tracing::debug!(target: crate::os::log::IMPORT, %error, "there is no word for the bytes; their event is waited for");
-                Ok(Ready::Event(event))
+                Ok(Ready::Event(event, AtomicBool::new(false)))
             }
         },
         Err(error) if !has_words() => Err(error),

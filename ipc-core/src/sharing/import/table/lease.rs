@@ -76,7 +76,8 @@ pub(in crate::sharing::import) struct Lease {
 /// The signal that the bytes are written.
 #[derive(Debug)]
 pub(in crate::sharing::import) enum Ready {
-    Event(Box<dyn DeviceEvent>),
+    /// An event, and whether it is known to have been reached while the exporter was alive.
+    Event(Box<dyn DeviceEvent>, AtomicBool),
     /// A word that the exporter's stream writes, if the event cannot be opened here.
     Word(Timeline),
 }
@@ -84,14 +85,34 @@ pub(in crate::sharing::import) enum Ready {
 impl Ready {
     pub(in crate::sharing::import) fn wait_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         match self {
-            Self::Event(event) => event.wait_on(stream),
+            Self::Event(event, _) => event.wait_on(stream),
             Self::Word(timeline) => timeline.wait_ready_on(stream),
+        }
+    }
+
+    /// Checks that the exporter has written the bytes, or still may. The event of a process that has terminated may report that it was
+    /// reached although it was not.
+    fn check(&self, exporter: &Link) -> Result<()> {
+        match self {
+            Self::Event(_, reached) if reached.load(Ordering::Acquire) => Ok(()),
+            Self::Event(event, reached) => {
+                let is_reached = event.query().unwrap_or(false);
+                exporter.check_alive()?;
+                reached.fetch_or(is_reached, Ordering::AcqRel);
+                Ok(())
+            }
+            Self::Word(timeline) if timeline.is_ready() => Ok(()),
+            Self::Word(timeline) => match exporter.check_alive() {
+                // It may have written them before its termination.
+                Err(error) if !timeline.is_ready() => Err(error),
+                _ => Ok(()),
+            },
         }
     }
 
     pub(in crate::sharing::import) fn synchronize(&self, timeout: Duration) -> Result<()> {
         match self {
-            Self::Event(event) => event.synchronize(timeout),
+            Self::Event(event, _) => event.synchronize(timeout),
             Self::Word(timeline) => timeline.wait_ready(timeout),
         }
     }
@@ -101,6 +122,15 @@ impl Lease {
     /// Checks that the mappings of this lease may still be used.
     pub(in crate::sharing::import) fn check(&self) -> Result<()> {
         if self.is_revoked() { Err(self.link.error_gone()) } else { Ok(()) }
+    }
+
+    /// Checks that the exporter has written the bytes, or still may.
+    pub(in crate::sharing::import) fn check_ready(&self) -> Result<()> {
+        self.check()?;
+        match &self.ready {
+            Some(ready) if !self.seen_ready.load(Ordering::Acquire) => ready.check(&self.link),
+            _ => Ok(()),
+        }
     }
 
     /// Returns whether the exporter states, in memory that it shares with this process, that it has dropped the export.

@@ -33,6 +33,10 @@ impl Server {
                 }
                 Ok(Answer::Done)
             }
+            Command::CheckMapping { name } => {
+                named(&self.mappings, &name).check()?;
+                Ok(Answer::Done)
+            }
             Command::Bytes { name } => Ok(Answer::Bytes(self.read(&name)?)),
             Command::Checksum { name } => {
                 Ok(Answer::Number(u64::from(crc32fast::hash(&self.read::<u8>(&name)?))))
