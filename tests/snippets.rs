@@ -1,5 +1,5 @@
 //! The Rust of the pages compiles: each block stands here too, between `begin` and `end`, and is compared with its page.
-//! The files that the architecture page names exist.
+//! The files and identifiers that pages for maintainers name exist.
 
 #![allow(
     dead_code,
@@ -8,7 +8,6 @@
 )]
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
@@ -22,6 +21,9 @@ use device_ipc::{
     Buffer, CopyProgress, Descriptor, DeviceIdentity, DeviceMap, DeviceOrdinal, DeviceRange, Dtype, Error,
     Export, Grant, Ipc, Mapping, Message, Region, RingReadSlot, RingReader, Stream, TensorLayout, View, cuda,
 };
+
+#[path = "snippets/architecture.rs"]
+mod architecture;
 
 #[rustfmt::skip]
 fn seed_000(ipc: &Ipc, tensor: Buffer, stream: Stream, timeout: Duration) -> Result<()> {
@@ -653,18 +655,6 @@ fn keeper_page_shows_the_example_with_candle() {
     assert_eq!(compiled.len(), 1);
 }
 
-/// The Rust files below a folder, but for build outputs.
-fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).expect("a folder of the checkout").flatten() {
-        let (path, name) = (entry.path(), entry.file_name());
-        if path.is_dir() && name != "target" && !name.to_string_lossy().starts_with('.') {
-            rust_files(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-}
-
 #[test]
 fn mock_page_lists_all_keys() {
     let error =
@@ -673,16 +663,5 @@ fn mock_page_lists_all_keys() {
     for key in keys.split(", ") {
         let listed = include_str!("../docs/guide/mock.md").contains(&format!("\n| `{key}` |"));
         assert!(listed, "docs/guide/mock.md does not list {key}");
-    }
-}
-
-#[test]
-fn architecture_page_names_files_that_exist() {
-    let mut files = Vec::new();
-    rust_files(Path::new(env!("CARGO_MANIFEST_DIR")), &mut files);
-    let (page, text) = ("docs/architecture.md", include_str!("../docs/architecture.md"));
-    for name in text.split('`').filter(|code| code.ends_with(".rs") && !code.contains(' ')) {
-        let exists = files.iter().any(|file| file.ends_with(name));
-        assert!(exists, "{page} names {name}, which does not exist");
     }
 }

@@ -200,7 +200,9 @@ fn allocation_error(
     }
 }
 
-/// Returns the error of a device whose context must be current.
+/// Returns [`Error::OutOfMemory`] for an allocation of `bytes`, with the free and total memory in the text.
+///
+/// The context of `device` must be current.
 fn out_of_memory(library: &CudaLibrary, device: DeviceOrdinal, bytes: u64) -> Error {
     let detail = match info(library) {
         Ok(MemoryInfo { free_bytes, total_bytes }) => {
@@ -211,7 +213,7 @@ fn out_of_memory(library: &CudaLibrary, device: DeviceOrdinal, bytes: u64) -> Er
     Error::OutOfMemory { device, bytes, detail }
 }
 
-/// Returns the free and total memory of the device whose context is current.
+/// Returns the free and total memory, in bytes, of the device whose context is current.
 pub(crate) fn info(library: &CudaLibrary) -> Result<MemoryInfo> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: writes two sizes.
