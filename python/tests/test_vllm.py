@@ -848,7 +848,7 @@ def test_loader_loads_from_a_keeper(version: str, engines: "list[Engine]") -> No
             loader(types.SimpleNamespace(model_loader_extra_config=extra))
 
 
-def test_programs_of_the_guide_run(engines: "list[Engine]") -> None:
+def test_programs_of_the_guide_run(engines: "list[Engine]", monkeypatch: pytest.MonkeyPatch) -> None:
     vllm_modules.install("0.33")
     state = weights()
     client = start(engines, "0.33", state)
@@ -856,7 +856,8 @@ def test_programs_of_the_guide_run(engines: "list[Engine]") -> None:
     vars(package).update(ModuleSource=lambda model: vllm_modules.source(list(state), model.state_dict()))
     factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
     vars(package).update(WeightTransferTrainerFactory=factory.WeightTransferTrainerFactory)
-    names = {"model": types.SimpleNamespace(state_dict=lambda: state), "client": client}
+    monkeypatch.setattr(device_ipc.vllm, "HTTPClient", lambda url: client)
+    names = {"model": types.SimpleNamespace(state_dict=lambda: state)}
     programs = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     assert len(programs) == 2
     for program in programs:

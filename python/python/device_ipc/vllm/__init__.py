@@ -11,9 +11,10 @@ import logging
 import weakref
 from typing import Any
 
+from ._http import HTTPClient
 from ._sender import WeightSender
 
-__all__ = ["BACKEND", "WeightSender", "register"]
+__all__ = ["BACKEND", "HTTPClient", "WeightSender", "register"]
 
 BACKEND = "device_ipc"
 """The name of the weight transfer backend and of the load format."""

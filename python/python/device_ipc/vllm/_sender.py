@@ -47,8 +47,9 @@ class Layout(NamedTuple):
 class WeightSender:
     """Sends the weights of a trainer to vLLM, on which ``--weight-transfer-config '{"backend": "device_ipc"}'`` was set.
 
-    ``client`` is one of vLLM's clients (``HTTPVLLMWeightSyncClient``, ``RayVLLMWeightSyncClient``), or any object with
-    their methods ``init_weight_transfer_engine``, ``start_weight_update``, ``update_weights`` and ``finish_weight_update``.
+    ``client`` is a ``device_ipc.vllm.HTTPClient``, one of the clients of vLLM 0.28 or later (``HTTPVLLMWeightSyncClient``,
+    ``RayVLLMWeightSyncClient``), or any object with their methods ``init_weight_transfer_engine(init_info)``,
+    ``start_weight_update()``, ``update_weights(update_info)`` and ``finish_weight_update()``.
 
     Without ``bucket_bytes``, all weights are one export: nothing is copied in the trainer. It ends with the update; with
     ``keep_export=True`` it is used again, so that the workers open the memory once, as long as the tensors of an update are where those
