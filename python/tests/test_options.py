@@ -232,7 +232,8 @@ def test_grant_opens_a_dropped_export_once(start: Start) -> None:
     grant = export.grant(60)
     text = str(grant)
     assert text.startswith("dipcg1:") and text[20:] not in repr(grant)
-    for same in [text, f'"{text[:40]}\n{text[40:]}"', bytes(grant), grant]:
+    spellings: list[str | bytes | device_ipc.Grant] = [text, f'"{text[:40]}\n{text[40:]}"', bytes(grant), grant]
+    for same in spellings:
         assert device_ipc.Grant(same) == grant and hash(device_ipc.Grant(same)) == hash(grant)
     assert pickle.loads(pickle.dumps(grant)) == grant
     with pytest.raises(device_ipc.DescriptorError, match='not a device-ipc grant: expected the prefix "dipcg1:"'):

@@ -97,7 +97,6 @@ _IN_PYTHON = {
     "Descriptor::home": "Descriptor.homes",
     "DeviceMap::insert": "the argument device",
     "FindBuilder::start": "device_ipc.open",
-    "Grant::to_bytes": "Export.grant",
     "Ipc::allocate_for": "device_ipc.empty",
     "Ipc::connect_tcp": "device_ipc.connect",
     "Ipc::listen_tcp": "device_ipc.listen",
