@@ -29,8 +29,8 @@ pub(crate) fn lend(mut output: impl Write, mut input: impl BufRead) -> Result<Ve
     let numbers: Vec<f32> = (0..COUNT).map(|number| number as f32).collect();
     let numbers = std::sync::Arc::new(cuda::clone_htod(&stream, &numbers)?); // returns after the copy is complete
     let export = raw::export(numbers.clone())?;
-    let RawHandle { bytes, offset, len, .. } = export.handle();
-    writeln!(output, "{} {offset} {len}", hexadecimal(bytes))?;
+    let RawHandle { bytes, byte_offset, len, .. } = export.handle();
+    writeln!(output, "{} {byte_offset} {len}", hexadecimal(bytes))?;
     output.flush()?;
     let read = input.read_line(&mut String::new())?;
     ensure!(read > 0, "the standard input was closed before the borrower finished");

@@ -219,13 +219,13 @@ fn offset() {
         raw::export(owner).expect("a handle")
     };
     let (first, second) = (export(256, 100), export(1024, 200));
-    assert_eq!((second.handle().offset - first.handle().offset, first.handle().len), (768, 100));
+    assert_eq!((second.handle().byte_offset - first.handle().byte_offset, first.handle().len), (768, 100));
     assert_eq!(first.handle().bytes, second.handle().bytes, "one allocation has one handle");
     // SAFETY: the exports live, and no work is submitted.
     let opened = unsafe { raw::open(second.handle(), 0) }.expect("the second region");
     assert_eq!(opened.range(), second.range());
     let handle = example::hexadecimal(&first.handle().bytes);
-    let offset = first.handle().offset.to_string();
+    let offset = first.handle().byte_offset.to_string();
     start("part", &[("HANDLE", &handle), ("OFFSET", &offset), ("LEN", "100")]).finish();
 }
 

@@ -467,12 +467,12 @@ fn nvrtc(stream: Arc<CudaStream>, compile: Compile, launch: Launch, descriptor: 
 fn bare_handles(stream: Arc<CudaStream>, slice: Arc<CudaSlice<f32>>) -> Result<()> {
     // begin docs/guide/interop.md
     let export = raw::export(slice.clone())?; // keeps the slice
-    let &RawHandle { bytes, offset, len, .. } = export.handle();
+    let &RawHandle { bytes, byte_offset, len, .. } = export.handle();
     // ... the other program opens, works, closes, and reports that it has closed ...
     drop(export);
 
     // SAFETY: the other program keeps the memory until it is notified; the stream is synchronised before `mapping` is dropped.
-    let mapping = unsafe { raw::open(&RawHandle::new(bytes, offset, len), 0)? };
+    let mapping = unsafe { raw::open(&RawHandle::new(bytes, byte_offset, len), 0)? };
     let numbers = stream.clone_dtoh(&mapping.view::<f32>(&stream)?)?;
     // end
     Ok(())

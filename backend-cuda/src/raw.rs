@@ -42,7 +42,7 @@ pub struct RawHandle {
     /// The `CUipcMemHandle`, equal to `cudaIpcMemHandle_t`.
     pub bytes: [u8; IPC_HANDLE_BYTES],
     /// The offset of the region in the allocation, in bytes.
-    pub offset: u64,
+    pub byte_offset: u64,
     /// The length of the region in bytes.
     pub len: u64,
     /// The home device, if known. Another program may have other ordinals.
@@ -50,9 +50,9 @@ pub struct RawHandle {
 }
 
 impl RawHandle {
-    /// Returns a handle for `len` bytes at `offset` in the allocation.
-    pub const fn new(bytes: [u8; IPC_HANDLE_BYTES], offset: u64, len: u64) -> Self {
-        Self { bytes, offset, len, home: None }
+    /// Returns a handle for `len` bytes at `byte_offset` in the allocation.
+    pub const fn new(bytes: [u8; IPC_HANDLE_BYTES], byte_offset: u64, len: u64) -> Self {
+        Self { bytes, byte_offset, len, home: None }
     }
 
     /// Sets the home device. An open then refuses devices without access to it before the first driver call.
@@ -65,7 +65,7 @@ impl RawHandle {
 impl fmt::Debug for RawHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RawHandle")
-            .field("offset", &self.offset)
+            .field("byte_offset", &self.byte_offset)
             .field("len", &self.len)
             .field("home", &self.home)
             .finish_non_exhaustive()
@@ -107,7 +107,7 @@ struct ExportedMemory {
 impl ExportedMemory {
     /// Returns the range of the handle, if it lies in the region.
     fn part(&self, handle: &RawHandle) -> Option<DeviceRange> {
-        self.range.slice(handle.offset.checked_sub(self.offset)?, handle.len)
+        self.range.slice(handle.byte_offset.checked_sub(self.offset)?, handle.len)
     }
 }
 
@@ -141,7 +141,7 @@ pub fn export<M, O: DeviceOwner<M>>(owner: O) -> Result<RawExport> {
     let memory = Arc::new(ExportedMemory {
         bytes: handle.bytes,
         range: region.range,
-        offset: handle.offset,
+        offset: handle.byte_offset,
         _owner: Mutex::new(Box::new(owner)),
     });
     let mut exported = exported();
@@ -229,7 +229,7 @@ pub unsafe fn open(handle: &RawHandle, on: impl Into<DeviceOrdinal>) -> Result<R
         kind: LEGACY,
         bytes: HandleBytes::new(handle.bytes),
         fds: Vec::new(),
-        size: handle.offset.saturating_add(handle.len),
+        size: handle.byte_offset.saturating_add(handle.len),
         generation: None,
         home: handle.home.and_then(visible).map(|device| device.info.ordinal),
         // Unknown, and not used to open handles of this kind.
@@ -268,16 +268,16 @@ fn open_own(handle: &RawHandle, on: DeviceOrdinal) -> Result<Option<RawMapping>>
     }
     Err(Error::InvalidRegion(format!(
         "{} bytes at offset {} exceed the region that this process exported: {} bytes at offset {}",
-        handle.len, handle.offset, first.range.len, first.offset
+        handle.len, handle.byte_offset, first.range.len, first.offset
     )))
 }
 
 /// Returns the region in the opened allocation, whose size the driver returned.
 fn part(whole: DeviceRange, handle: &RawHandle) -> Result<DeviceRange> {
-    whole.slice(handle.offset, handle.len).ok_or_else(|| {
+    whole.slice(handle.byte_offset, handle.len).ok_or_else(|| {
         Error::InvalidRegion(format!(
             "{} bytes at offset {} exceed the allocation of the handle, which has {} bytes",
-            handle.len, handle.offset, whole.len
+            handle.len, handle.byte_offset, whole.len
         ))
     })
 }

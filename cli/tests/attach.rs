@@ -153,8 +153,13 @@ fn tensor_with_offset_is_accessed_within_its_bounds() {
     let (ipc, program) = machine("devices=1");
     let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_ne_bytes()).collect::<Vec<u8>>();
     let memory = std::sync::Arc::new(buffer(&ipc, 0, &floats(&[9.0, 9.0, 1.0, 2.0, 3.0, 9.0])));
-    let share =
-        ipc.share(std::sync::Arc::clone(&memory)).dtype(Dtype::F32).shape([3]).offset(2).start().unwrap();
+    let share = ipc
+        .share(std::sync::Arc::clone(&memory))
+        .dtype(Dtype::F32)
+        .shape([3])
+        .element_offset(2)
+        .start()
+        .unwrap();
     let at = share.descriptor().to_string();
     assert!(program(&["attach", &at, "read"]).good().contains("mean=2.000000 values=[1.0, 2.0, 3.0]"));
     assert!(program(&["recv", "--descriptor", &at, "--add", "1"]).good().contains("values=[2.0, 3.0, 4.0]"));
@@ -166,8 +171,13 @@ fn tensor_with_offset_is_accessed_within_its_bounds() {
     assert_eq!(bytes_of(&ipc, &memory), floats(&[9.0, 9.0, 0.0, 0.0, 0.0, 9.0]));
 
     let halves = std::sync::Arc::new(buffer(&ipc, 0, &[7; 10]));
-    let share =
-        ipc.share(std::sync::Arc::clone(&halves)).dtype(Dtype::I16).shape([2]).offset(1).start().unwrap();
+    let share = ipc
+        .share(std::sync::Arc::clone(&halves))
+        .dtype(Dtype::I16)
+        .shape([2])
+        .element_offset(1)
+        .start()
+        .unwrap();
     let added = program(&["attach", &share.descriptor().to_string(), "add", "1"]).good();
     assert!(added.contains("values=[1800, 1800]"), "{added}");
     assert_eq!(bytes_of(&ipc, &halves), [7, 7, 8, 7, 8, 7, 7, 7, 7, 7]);

@@ -398,7 +398,7 @@ fn regions() -> Vec<(&'static str, Descriptor)> {
         ("tensor-transposed", tensor(4096, layout(Dtype::BF16, &[32, 64], &[1, 32]))),
         (
             "tensor-with-offset",
-            tensor(4096, layout(Dtype::F32, &[4, 8], &[32, 1]).with_offset(7).expect("it is small")),
+            tensor(4096, layout(Dtype::F32, &[4, 8], &[32, 1]).with_element_offset(7).expect("it is small")),
         ),
         ("tensor-float4", tensor(4096, layout(Dtype::F4_E2M1FN_X2, &[64, 32], &[32, 1]))),
         ("tensor-empty", tensor(4096, layout(Dtype::U8, &[3, 0, 5], &[0, 5, 1]))),

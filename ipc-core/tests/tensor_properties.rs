@@ -82,10 +82,10 @@ proptest! {
         let layout = TensorLayout::strided(dtype, shape.clone(), strides.clone()).unwrap();
         let start = u64::try_from(u128::from(offset) * u128::from(dtype.bytes().unwrap())).ok();
         let expected = start.zip(span(dtype, &shape, &strides, offset));
-        match layout.with_offset(offset) {
+        match layout.with_element_offset(offset) {
             Ok(layout) => {
                 prop_assert_eq!(expected, Some((layout.start_bytes(), layout.span_bytes())));
-                prop_assert_eq!((layout.offset(), layout.shape(), layout.strides()), (offset, &*shape, &*strides));
+                prop_assert_eq!((layout.element_offset(), layout.shape(), layout.strides()), (offset, &*shape, &*strides));
                 let span = expected.unwrap().1;
                 prop_assert!(layout.check_fits(span).is_ok());
                 prop_assert!(span == 0 || layout.check_fits(span - 1).is_err());

@@ -180,10 +180,10 @@ impl Buffer {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn slice(self: &Arc<Self>, offset: u64, len: u64) -> Result<BufferSlice> {
-        let range = self.range.slice(offset, len).ok_or_else(|| {
+    pub fn slice(self: &Arc<Self>, byte_offset: u64, len: u64) -> Result<BufferSlice> {
+        let range = self.range.slice(byte_offset, len).ok_or_else(|| {
             Error::InvalidRegion(format!(
-                "a slice of {len} B at offset {offset} exceeds the buffer of {} B",
+                "a slice of {len} B at offset {byte_offset} exceeds the buffer of {} B",
                 self.range.len
             ))
         })?;

@@ -85,13 +85,13 @@ impl DeviceRange {
         }
     }
 
-    /// Returns the `len` bytes from `offset` on, or `None` if they are not all in the range.
-    pub fn slice(&self, offset: u64, len: u64) -> Option<Self> {
-        let end = offset.checked_add(len)?;
+    /// Returns the `len` bytes from `byte_offset` on, or `None` if they are not all in the range.
+    pub fn slice(&self, byte_offset: u64, len: u64) -> Option<Self> {
+        let end = byte_offset.checked_add(len)?;
         if end > self.len {
             return None;
         }
-        Some(Self { device: self.device, ptr: self.ptr.checked_add(offset)?, len })
+        Some(Self { device: self.device, ptr: self.ptr.checked_add(byte_offset)?, len })
     }
 }
 

@@ -305,3 +305,17 @@ fn types_that_the_contract_calls_exhaustive_are() {
         }
     }
 }
+
+/// An offset counts bytes or elements, and its name says which.
+#[test]
+fn offsets_in_the_public_api_name_their_unit() {
+    for crate_name in
+        ["device-ipc", "device-ipc-core", "device-ipc-cuda", "device-ipc-ascend", "device-ipc-mock"]
+    {
+        let list = fs::read_to_string(root().join(LISTS).join(crate_name).with_extension("txt")).unwrap();
+        let is_bare =
+            |line: &&str| ["(offset: ", " offset: ", "::offset: "].iter().any(|bare| line.contains(bare));
+        let bare: Vec<_> = list.lines().filter(is_bare).collect();
+        assert!(bare.is_empty(), "say byte_offset or element_offset:\n{}", bare.join("\n"));
+    }
+}

@@ -78,7 +78,7 @@ impl TensorLayout {
         let start = offset.checked_mul(element).ok_or(LayoutError::Overflow)?;
         let bytes = region_bytes.checked_sub(start);
         let bytes = bytes.ok_or(LayoutError::TooLarge { needed: start, region: region_bytes })?;
-        Self::contiguous(dtype, [bytes / element])?.with_offset(offset)
+        Self::contiguous(dtype, [bytes / element])?.with_element_offset(offset)
     }
 
     /// Creates a layout from the sizes of the dimensions, followed by the strides, and the offset. Further values are ignored.
@@ -120,7 +120,7 @@ impl TensorLayout {
     /// # Errors
     ///
     /// [`LayoutError::Overflow`] if the end exceeds 64 bits.
-    pub fn with_offset(self, elements: u64) -> Result<Self, LayoutError> {
+    pub fn with_element_offset(self, elements: u64) -> Result<Self, LayoutError> {
         Self::checked(self.dtype, self.numbers, elements)
     }
 
@@ -140,7 +140,7 @@ impl TensorLayout {
     }
 
     /// Returns the offset of the first element from the start of the region in elements.
-    pub const fn offset(&self) -> u64 {
+    pub const fn element_offset(&self) -> u64 {
         self.offset
     }
 
@@ -225,7 +225,7 @@ impl fmt::Debug for TensorLayout {
             .field("dtype", &self.dtype)
             .field("shape", &self.shape())
             .field("strides", &self.strides())
-            .field("offset", &self.offset)
+            .field("element_offset", &self.offset)
             .finish()
     }
 }
@@ -236,7 +236,7 @@ impl Serialize for TensorLayout {
         fields.serialize_field("dtype", &self.dtype)?;
         fields.serialize_field("shape", self.shape())?;
         fields.serialize_field("strides", self.strides())?;
-        fields.serialize_field("offset", &self.offset)?;
+        fields.serialize_field("element_offset", &self.offset)?;
         fields.end()
     }
 }

@@ -135,7 +135,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
     }
 
     /// Sets the offset of the tensor's first element from the start of the region in elements, by default 0.
-    pub const fn offset(mut self, elements: u64) -> Self {
+    pub const fn element_offset(mut self, elements: u64) -> Self {
         self.offset = elements;
         self
     }
@@ -343,7 +343,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             (None, None, None) if self.offset != 0 => return Err(LayoutError::NoDtype.into()),
             (None, None, None) => return Ok(None),
         };
-        let layout = layout.with_offset(self.offset)?;
+        let layout = layout.with_element_offset(self.offset)?;
         layout.check_fits(self.region.range.len)?;
         if self.region.range.len > 0 {
             check_alignment(layout.dtype(), self.region.range.ptr.get())?;

@@ -248,7 +248,7 @@ impl TensorSet {
         self.add_memory(region, ())
     }
 
-    /// Adds a tensor whose layout counts from `offset_bytes` after the start of the memory. Tensors may overlap.
+    /// Adds a tensor whose layout counts from `byte_offset` after the start of the memory. Tensors may overlap.
     ///
     /// # Errors
     ///
@@ -259,10 +259,10 @@ impl TensorSet {
         &mut self,
         name: impl AsRef<str>,
         memory: MemoryId,
-        offset_bytes: u64,
+        byte_offset: u64,
         layout: TensorLayout,
     ) -> Result<()> {
-        self.add_in(memory, NamedTensor { name: name.as_ref(), offset: offset_bytes, layout: &layout })
+        self.add_in(memory, NamedTensor { name: name.as_ref(), offset: byte_offset, layout: &layout })
     }
 
     /// Adds memory with one tensor: of this layout, or of the owner's element type and one dimension.

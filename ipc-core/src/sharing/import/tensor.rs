@@ -72,7 +72,7 @@ impl<'m> Tensor<'m> {
     }
 
     /// Returns the range from the first element to the end of the last one, with the gaps between them; the layout's
-    /// [offset](TensorLayout::offset) is before it. It is empty for a tensor without elements.
+    /// [offset](TensorLayout::element_offset) is before it. It is empty for a tensor without elements.
     pub fn range(&self) -> DeviceRange {
         self.keeper.note_use();
         self.range

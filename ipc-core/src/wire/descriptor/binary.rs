@@ -241,7 +241,7 @@ fn write_layout(layout: &TensorLayout, bytes: &mut Vec<u8>) {
         dtype: layout.dtype().code(),
         storage_format: 0,
         dimensions: layout.shape().len() as u8,
-        offset: U64::new(layout.offset()),
+        offset: U64::new(layout.element_offset()),
     };
     section::begin(section::LAYOUT, layout_bytes(layout), bytes);
     bytes.extend_from_slice(head.as_bytes());

@@ -68,7 +68,7 @@ pub(crate) fn layout() -> impl Strategy<Value = TensorLayout> {
     (dtype, dimensions, prop_oneof![Just(0), 0_u64..300]).prop_map(|(dtype, dimensions, offset)| {
         let (shape, strides): (Vec<u64>, Vec<u64>) = dimensions.into_iter().unzip();
         let layout = TensorLayout::strided(dtype, shape, strides).expect("its sizes are small");
-        layout.with_offset(offset).expect("it is small too")
+        layout.with_element_offset(offset).expect("it is small too")
     })
 }
 
@@ -370,7 +370,7 @@ fn tensor_beyond_its_memory_is_named() {
     };
     assert_eq!(of(size - 3, bytes(4)), too_large(size + 1));
     assert_eq!(of(size + 1, bytes(0)), too_large(size + 1));
-    assert_eq!(of(0, bytes(1).with_offset(size).unwrap()), too_large(size + 1));
+    assert_eq!(of(0, bytes(1).with_element_offset(size).unwrap()), too_large(size + 1));
 }
 
 /// Returns the error of the descriptor with this change, or an empty text if it is accepted.

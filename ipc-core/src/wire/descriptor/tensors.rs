@@ -53,7 +53,7 @@ impl NamedTensor<'_> {
             dtype: self.layout.dtype().code(),
             dimensions: self.layout.shape().len() as u8,
             place: U64::new(self.offset),
-            offset: U64::new(self.layout.offset()),
+            offset: U64::new(self.layout.element_offset()),
         };
         bytes.extend_from_slice(head.as_bytes());
         bytes.extend_from_slice(self.name.as_bytes());

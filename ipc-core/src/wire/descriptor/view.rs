@@ -24,7 +24,7 @@ pub struct DescriptorView<'a> {
 #[derive(Clone, Debug, Serialize)]
 struct RegionView<'a> {
     home: String,
-    offset_bytes: u64,
+    byte_offset: u64,
     length_bytes: u64,
     carries_ready_event: bool,
     allocations: Vec<AllocationView>,
@@ -52,7 +52,7 @@ struct TensorView<'a> {
     name: &'a str,
     part: usize,
     region: usize,
-    offset_bytes: u64,
+    byte_offset: u64,
     #[serde(flatten)]
     layout: &'a TensorLayout,
 }
@@ -112,7 +112,7 @@ impl<'a> DescriptorView<'a> {
                 let extents = first.regions.as_regions().iter().flatten();
                 let view = RegionView {
                     home: first.home.to_string(),
-                    offset_bytes: region.offset,
+                    byte_offset: region.offset,
                     length_bytes: region.len,
                     carries_ready_event: first.ready,
                     allocations: extents.map(AllocationView::new).collect(),
@@ -140,7 +140,7 @@ impl<'a> DescriptorView<'a> {
 impl<'a> TensorView<'a> {
     fn new(contents: &'a Contents, position: usize) -> Self {
         let ((part, region), tensor) = (contents.place(position), contents.tensor(position));
-        Self { name: tensor.name, part, region, offset_bytes: tensor.offset, layout: tensor.layout }
+        Self { name: tensor.name, part, region, byte_offset: tensor.offset, layout: tensor.layout }
     }
 }
 

@@ -130,7 +130,7 @@ pub fn senseless_layouts(context: &Context) -> Outcome {
     refused(many, "too many dimensions", "Layout", &["64 dimensions"])?;
     let gaps = share().dtype(Dtype::F32).shape([4, 5]).strides([6, 1]).start();
     refused(gaps, "strides that reach behind the end", "Layout", &["needs 92 bytes"])?;
-    let behind = share().dtype(Dtype::F32).offset(21).start();
+    let behind = share().dtype(Dtype::F32).element_offset(21).start();
     refused(behind, "an offset behind the end", "Layout", &["needs 84 bytes"])
 }
 

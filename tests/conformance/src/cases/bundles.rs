@@ -192,7 +192,7 @@ pub fn what_a_view_refuses(context: &Context) -> Outcome {
     let odd = bundle.tensor("odd", all, 1, TensorLayout::contiguous(Dtype::F32, [4])?);
     refused(odd, "floats at an odd place", "Descriptor", &["\"odd\"", "a multiple of 4 bytes"])?;
     bundle.tensor("float8", all, 0, TensorLayout::contiguous(Dtype::F8_E4M3FN, [4])?)?;
-    bundle.tensor("later", all, 64, bytes_of_shape(&[16])?.with_offset(8)?)?;
+    bundle.tensor("later", all, 64, bytes_of_shape(&[16])?.with_element_offset(8)?)?;
     let export = memory.ipc.share_all(bundle).start()?;
     let (ipc, stream) = (&memory.ipc, &memory.stream);
     let mapping = ipc.open(export.descriptor()).on(stream)?;

@@ -219,20 +219,20 @@ pub fn tensor_with_an_offset(context: &Context) -> Outcome {
     let floats: Vec<f32> = (0..16_u8).map(f32::from).collect();
     let memory = Memory::with_bytes(context, 0, &float_bytes(&floats))?;
     let builder = || memory.ipc.share(Arc::clone(&memory.buffer)).dtype(Dtype::F32);
-    let share = builder().shape([2, 3]).offset(5).start()?;
+    let share = builder().shape([2, 3]).element_offset(5).start()?;
     let mut receiver = context.agent()?;
     let mapped = receiver.open("m", share.descriptor(), Place::Home)?;
     equal(mapped.len, 64, "the bytes of the region")?;
     equal(mapped.tensor, Some(("float32".into(), vec![2, 3])), "the tensor that the receiver is told of")?;
     same(&receiver.floats("m")?, &floats[5..11], "the tensor's elements")?;
-    let rest = builder().offset(12).start()?;
+    let rest = builder().element_offset(12).start()?;
     receiver.open("rest", rest.descriptor(), Place::Home)?;
     same(&receiver.floats("rest")?, &floats[12..], "without a shape, what is behind the offset")?;
     let own = memory.ipc.open(share.descriptor()).at_home()?;
     equal(Some(own.tensor()?.range()), memory.buffer.range().slice(20, 24), "the tensor's bytes in the own process")?;
-    let result = builder().shape([2, 3]).offset(11).start();
+    let result = builder().shape([2, 3]).element_offset(11).start();
     refused(result, "a tensor behind the end", "Layout", &["68 bytes", "64 bytes"])?;
-    let untyped = memory.ipc.share(Arc::clone(&memory.buffer)).offset(1).start();
+    let untyped = memory.ipc.share(Arc::clone(&memory.buffer)).element_offset(1).start();
     refused(untyped, "an offset without an element type", "Layout", &["element type", "ShareBuilder::dtype"])
 }
 
@@ -249,11 +249,11 @@ pub fn elements_of_any_type_and_strides(context: &Context) -> Outcome {
     let layouts = [
         ("contiguous", TensorLayout::contiguous(Dtype::BF16, [4, 5])?),
         ("packed", TensorLayout::contiguous(Dtype::F4_E2M1FN_X2, [7])?),
-        ("transposed", strided(Dtype::F16, &[3, 4], &[1, 3])?.with_offset(2)?),
+        ("transposed", strided(Dtype::F16, &[3, 4], &[1, 3])?.with_element_offset(2)?),
         ("rows", strided(Dtype::BOOL, &[5, 3], &[9, 1])?),
         ("repeated", strided(Dtype::F32, &[3, 2], &[0, 5])?),
         ("complex", strided(Dtype::COMPLEX128, &[2, 2], &[1, 4])?),
-        ("scalar", TensorLayout::contiguous(Dtype::F8_E5M2, [])?.with_offset(9)?),
+        ("scalar", TensorLayout::contiguous(Dtype::F8_E5M2, [])?.with_element_offset(9)?),
         ("none", strided(Dtype::BF16, &[0, 3], &[7, 2])?),
     ];
     let table = TensorTable::new(layouts.clone().map(|(name, layout)| (name, 0, layout)))?;
@@ -261,7 +261,7 @@ pub fn elements_of_any_type_and_strides(context: &Context) -> Outcome {
         let element = layout.dtype().bytes().unwrap_or(0) as usize;
         let mut expected = Vec::new();
         for number in 0..layout.elements() {
-            let (mut rest, mut at) = (number, layout.offset());
+            let (mut rest, mut at) = (number, layout.element_offset());
             for (size, stride) in layout.shape().iter().zip(layout.strides()).rev() {
                 at += (rest % size) * stride;
                 rest /= size;
@@ -270,7 +270,7 @@ pub fn elements_of_any_type_and_strides(context: &Context) -> Outcome {
         }
         let tensor = mapping.tensor_in(&table, name)?;
         same(&tensor.to_host_bytes(&stream)?, &expected, format!("{name}: the bytes of the elements"))?;
-        let start = layout.offset() as usize * element;
+        let start = layout.element_offset() as usize * element;
         let span = if layout.is_empty() { 0 } else { layout.span_bytes() as usize - start };
         let viewed = tensor.view_bytes(&stream)?.to_vec()?;
         same(&viewed, &bytes[start..][..span], format!("{name}: the bytes from the first element to the last"))?;

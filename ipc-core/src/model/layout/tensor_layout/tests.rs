@@ -19,11 +19,11 @@ fn scalar_spans_one_element_and_empty_tensor_none() {
 
 #[test]
 fn offset_counts_elements_from_the_region_start() {
-    let layout = TensorLayout::contiguous(Dtype::F32, [4, 5]).unwrap().with_offset(3).unwrap();
-    assert_eq!((layout.offset(), layout.start_bytes(), layout.span_bytes()), (3, 12, 92));
+    let layout = TensorLayout::contiguous(Dtype::F32, [4, 5]).unwrap().with_element_offset(3).unwrap();
+    assert_eq!((layout.element_offset(), layout.start_bytes(), layout.span_bytes()), (3, 12, 92));
     assert!(layout.is_contiguous());
     assert_eq!(layout.check_fits(91), Err(LayoutError::TooLarge { needed: 92, region: 91 }));
-    let scalar = |offset| TensorLayout::contiguous(Dtype::F32, []).unwrap().with_offset(offset);
+    let scalar = |offset| TensorLayout::contiguous(Dtype::F32, []).unwrap().with_element_offset(offset);
     assert_eq!(scalar(u64::MAX / 4), Err(LayoutError::Overflow));
     assert_eq!(scalar(u64::MAX / 4 - 1).unwrap().span_bytes(), u64::MAX - 3);
 }
@@ -32,7 +32,7 @@ fn offset_counts_elements_from_the_region_start() {
 fn layout_to_end_covers_whole_elements_only() {
     let to_end = |offset, bytes| TensorLayout::to_end(Dtype::F32, offset, bytes);
     let layout = to_end(3, 80).unwrap();
-    assert_eq!((layout.shape(), layout.offset(), layout.span_bytes()), ([17].as_slice(), 3, 80));
+    assert_eq!((layout.shape(), layout.element_offset(), layout.span_bytes()), ([17].as_slice(), 3, 80));
     assert!(to_end(20, 80).unwrap().is_empty());
     assert_eq!(to_end(21, 80), Err(LayoutError::TooLarge { needed: 84, region: 80 }));
     assert_eq!(to_end(u64::MAX, 80), Err(LayoutError::Overflow));
