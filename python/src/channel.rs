@@ -20,7 +20,7 @@ use crate::tensor::device_name;
 use crate::wait::{self, DEFAULT};
 
 /// Listens for channels under a name.
-#[pyclass(frozen, module = "device_ipc")]
+#[pyclass(frozen, weakref, module = "device_ipc")]
 pub(crate) struct Listener {
     listener: Mutex<Option<Arc<device_ipc::Listener>>>,
     name: String,
@@ -90,7 +90,7 @@ impl Listener {
 
 /// A connection to one process, for messages of bytes and memory. Memory that was sent may be dropped at once: the message keeps
 /// it until the receiver has opened or discarded it.
-#[pyclass(frozen, module = "device_ipc")]
+#[pyclass(frozen, weakref, module = "device_ipc")]
 pub(crate) struct Channel {
     sender: ChannelSender,
     receiver: ChannelReceiver,
@@ -243,7 +243,7 @@ impl Channel {
 }
 
 /// A message: its bytes, and its memory.
-#[pyclass(frozen, module = "device_ipc")]
+#[pyclass(frozen, weakref, module = "device_ipc")]
 pub(crate) struct Received {
     received: Arc<device_ipc::Received>,
     ipc: Ipc,

@@ -186,7 +186,7 @@ impl Changes {
 ///
 /// Dropping it does not wait: processes that have opened the memory keep it. As a context manager, it waits at the end of the
 /// block until no process holds it.
-#[pyclass(frozen, module = "device_ipc")]
+#[pyclass(frozen, weakref, module = "device_ipc")]
 pub(crate) struct Export {
     export: Mutex<Option<Arc<device_ipc::Export>>>,
     /// The callable of `on_change`. It usually refers to this object: the garbage collector finds that cycle.

@@ -37,7 +37,7 @@ pub(crate) fn find(py: Python<'_>, ipc: &Ipc, name: &str, limit: Duration) -> Py
 
 /// Answers the processes that open a name, `device_ipc.open("keeper:llama")`, with an export. A thread answers until the keeper is
 /// closed.
-#[pyclass(frozen, module = "device_ipc")]
+#[pyclass(frozen, weakref, module = "device_ipc")]
 pub(crate) struct Keeper {
     keeper: Mutex<Option<Arc<device_ipc::Keeper>>>,
     is_closed: Arc<AtomicBool>,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use device_ipc::{Access, DeviceRange, Dtype, TensorLayout};
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyList, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::error::{OrRaise as _, exception};
@@ -37,7 +37,7 @@ impl MappingInner {
 ///
 /// As a context manager, it is released at the end of the block, in the order of its stream. A tensor that is still in use
 /// after the block keeps the memory mapped.
-#[pyclass(frozen, mapping, module = "device_ipc")]
+#[pyclass(frozen, mapping, weakref, module = "device_ipc")]
 pub(crate) struct Mapping {
     inner: Mutex<Option<Arc<MappingInner>>>,
     /// The callables of `on_dropped` and `on_gone`. They usually refer to this object: the garbage collector finds that cycle.
@@ -71,6 +71,12 @@ impl Mapping {
         })?;
         Ok(data(&inner, &tensor))
     }
+}
+
+/// Returns a view of a mapping.
+fn view<'py>(mapping: &Bound<'py, Mapping>, module: &str, name: &str) -> PyResult<Bound<'py, PyAny>> {
+    mapping.get().inner()?;
+    mapping.py().import(module)?.getattr(name)?.call1((mapping,))
 }
 
 /// A kind of tensors in the result of `Mapping._places`.
@@ -204,7 +210,7 @@ impl Mapping {
     }
 
     /// Returns the tensor of this name, or `default`.
-    #[pyo3(signature = (name, default=None))]
+    #[pyo3(signature = (name, /, default=None))]
     fn get(&self, py: Python<'_>, name: &str, default: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {
         match self.__getitem__(py, name) {
             Ok(tensor) => Ok(Some(Py::new(py, tensor)?.into_any())),
@@ -231,19 +237,23 @@ impl Mapping {
         Ok(())
     }
 
-    /// Returns the names, in the exporter's order.
-    fn keys(&self) -> PyResult<Vec<String>> {
-        Ok(self.inner()?.mapping.tensors().map(|(name, _)| name.to_owned()).collect())
+    /// Returns a view of the names, in the exporter's order.
+    fn keys<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        view(slf, "collections.abc", "KeysView")
     }
 
-    /// Returns the tensors, in the exporter's order.
-    fn values(&self) -> PyResult<Vec<Tensor>> {
-        let inner = self.inner()?;
-        Ok(inner.mapping.tensors().map(|(_, tensor)| Tensor { data: data(&inner, &tensor) }).collect())
+    /// Returns a view of the tensors, in the exporter's order.
+    fn values<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        view(slf, "device_ipc._mapping", "Values")
     }
 
-    /// Returns names and tensors, in the exporter's order.
-    fn items(&self) -> PyResult<Vec<(String, Tensor)>> {
+    /// Returns a view of names and tensors, in the exporter's order.
+    fn items<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        view(slf, "device_ipc._mapping", "Items")
+    }
+
+    /// Returns names and tensors, for the iterators of the views.
+    fn _items(&self) -> PyResult<Vec<(String, Tensor)>> {
         let inner = self.inner()?;
         let item = |(name, tensor): (&str, device_ipc::Tensor<'_>)| {
             (name.to_owned(), Tensor { data: data(&inner, &tensor) })
@@ -263,7 +273,18 @@ impl Mapping {
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.keys()?.into_pyobject(py)?.into_any().call_method0("__iter__")
+        let inner = self.inner()?;
+        let names: Vec<_> = inner.mapping.tensors().map(|(name, _)| name).collect();
+        PyList::new(py, names)?.call_method0("__iter__")
+    }
+
+    /// Compares names and tensors with those of another mapping; see `Tensor`.
+    fn __eq__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        if slf.is(other) {
+            return Ok(PyBool::new(py, true).to_owned().into_any());
+        }
+        py.import("collections.abc")?.getattr("Mapping")?.call_method1("__eq__", (slf, other))
     }
 
     fn __len__(&self) -> PyResult<usize> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device_ipc::{Dtype, MemoryUse, TensorLayout};
+use device_ipc::{DeviceRange, Dtype, MemoryUse, TensorLayout};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -41,7 +41,9 @@ pub(crate) fn empty(
     let wanted = if read_only { MemoryUse::new().read_only_importers() } else { MemoryUse::new() };
     let allocated = py.detach(|| ipc.allocate_for(ordinal, bytes, wanted));
     let buffer = Arc::new(allocated.or_raise(py)?);
+    // A tensor without elements has no bytes, and an allocation has at least one.
     let range = buffer.range();
+    let range = DeviceRange::new(range.device, range.ptr, layout.span_bytes());
     let backend = ipc.backend().info().name;
     Ok(Tensor { data: TensorData::new(backend, range, &layout, true, Keeper::Owned(buffer)) })
 }

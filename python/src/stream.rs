@@ -13,7 +13,7 @@ use crate::tensor::device_name;
 use crate::wait;
 
 /// A stream of the library, for programs without a framework that has streams.
-#[pyclass(frozen, module = "device_ipc")]
+#[pyclass(frozen, weakref, module = "device_ipc")]
 pub(crate) struct Stream {
     stream: Arc<device_ipc::Stream>,
 }

@@ -1,10 +1,11 @@
 //! Tensors in mapped, received or allocated memory.
 
 use std::any::Any;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use device_ipc::{AsStream as _, DeviceRange, Dtype, TensorLayout};
-use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -104,9 +105,32 @@ pub(crate) fn device_name(backend: &str, ordinal: u32) -> String {
 /// A tensor in memory that this process may access: of a `Mapping`, of a ring's slot, or made by `empty`.
 ///
 /// Any framework takes it without a copy through `__dlpack__`. What a framework makes of it keeps the memory mapped.
-#[pyclass(frozen, module = "device_ipc")]
+///
+/// Two tensors are equal if they are the same memory of this process with the same element type, shape and strides; elements are
+/// not compared.
+#[pyclass(frozen, eq, hash, weakref, module = "device_ipc")]
 pub(crate) struct Tensor {
     pub(crate) data: TensorData,
+}
+
+impl Tensor {
+    /// Returns the properties that make tensors equal.
+    fn place(&self) -> (&str, DeviceRange, Dtype, &[u64], &[u64]) {
+        let TensorData { backend, range, dtype, ref shape, ref strides, .. } = self.data;
+        (backend, range, dtype, shape, strides)
+    }
+}
+
+impl PartialEq for Tensor {
+    fn eq(&self, other: &Self) -> bool {
+        self.place() == other.place()
+    }
+}
+
+impl Hash for Tensor {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.place().hash(state);
+    }
 }
 
 #[pymethods]
@@ -115,6 +139,29 @@ impl Tensor {
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.data.shape)
+    }
+
+    /// The number of dimensions.
+    #[getter]
+    fn ndim(&self) -> usize {
+        self.data.shape.len()
+    }
+
+    /// The number of elements: the product of `shape`, and 1 for a tensor without dimensions.
+    #[getter]
+    fn size(&self) -> u64 {
+        self.data.shape.iter().product()
+    }
+
+    /// The size of an element in bytes.
+    #[getter]
+    fn itemsize(&self) -> PyResult<u64> {
+        let dtype = self.data.dtype;
+        dtype.bytes().ok_or_else(|| {
+            PyValueError::new_err(format!(
+                "this version does not know the element type {dtype}; use a newer one"
+            ))
+        })
     }
 
     /// The distance between neighbours in each dimension, in elements.
@@ -141,7 +188,7 @@ impl Tensor {
         self.data.range.ptr.get()
     }
 
-    /// The bytes from the first element to the end of the last.
+    /// The number of bytes from the first element to the end of the last: `size * itemsize` for a tensor without gaps.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.data.range.len

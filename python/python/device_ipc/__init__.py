@@ -21,9 +21,9 @@ from ._errors import (
     PlacementError,
     StaleError,
     StillHeldError,
-    TimeoutError,
     UnsupportedError,
 )
+from ._errors import TimeoutError as TimeoutError
 from ._native import (
     Changes,
     Channel,
@@ -55,14 +55,16 @@ from ._native import (
     keep,
     list_exports,
     listen,
-    open,
     pull_into,
     share,
     shutdown,
 )
 
+from ._native import open as open
+
 collections.abc.Mapping.register(Mapping)
 
+# Without `TimeoutError` and `open`: an import of all names shadows no built-in one.
 __all__ = [
     "BackendError",
     "Changes",
@@ -94,7 +96,6 @@ __all__ = [
     "StillHeldError",
     "Stream",
     "Tensor",
-    "TimeoutError",
     "UnsupportedError",
     "__version__",
     "available",
@@ -108,7 +109,6 @@ __all__ = [
     "keep",
     "list_exports",
     "listen",
-    "open",
     "pull_into",
     "share",
     "shutdown",

@@ -24,6 +24,9 @@ from ._errors import TimeoutError
 if TYPE_CHECKING:
     from ._native import Channel, Export, Listener, Received, Ring, RingReader, RingReadSlot, RingWriteSlot
 
+# Without `next`: an import of all names shadows no built-in one.
+__all__ = ["accept", "call", "opened", "readers", "receive", "released", "send", "write"]
+
 # The turn in which a task has written a ring last; tasks inherit the value of the task that made them.
 _writes: ContextVar[tuple[int, asyncio.Task[Any] | None, int | None] | None] = ContextVar("_writes", default=None)
 

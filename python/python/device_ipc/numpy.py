@@ -9,6 +9,9 @@ from typing import Any
 from . import _native
 from ._views import Views
 
+# Without `open`: an import of all names shadows no built-in one.
+__all__ = ["Arrays"]
+
 
 class Arrays(Views):
     """A mapping of names to NumPy arrays in the memory of another process; see ``open``.

@@ -9,7 +9,8 @@ from . import _native
 from ._torch_pool import pool, pool_blocks
 from ._views import Views, open_writable
 
-__all__ = ["Tensors", "empty", "open", "pool", "pool_blocks"]
+# Without `open`: an import of all names shadows no built-in one.
+__all__ = ["Tensors", "empty", "install", "pool", "pool_blocks", "uninstall"]
 
 
 class Tensors(Views):

@@ -48,7 +48,7 @@ struct RingInner {
 }
 
 /// The writer of a ring. Readers open its text, `str(ring)`, with `join`.
-#[pyclass(frozen, module = "device_ipc")]
+#[pyclass(frozen, weakref, module = "device_ipc")]
 pub(crate) struct Ring {
     inner: Mutex<Option<Arc<RingInner>>>,
     descriptor: device_ipc::Descriptor,

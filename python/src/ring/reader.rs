@@ -31,7 +31,7 @@ pub(super) struct ReaderInner {
 }
 
 /// A reader of a ring; an iterator over its publications until the writer closes the ring.
-#[pyclass(frozen, module = "device_ipc")]
+#[pyclass(frozen, weakref, module = "device_ipc")]
 pub(crate) struct RingReader {
     inner: Mutex<Option<Arc<ReaderInner>>>,
 }
