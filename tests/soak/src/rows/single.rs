@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use cudarc::driver::CudaContext;
-use device_ipc::{Export, LeaseState, cuda};
+use device_ipc::{Error, Export, LeaseState, cuda};
 
 use super::{ELEMENTS, Exporter};
 use crate::TIMEOUT;
@@ -97,9 +97,11 @@ impl Exporter {
         if (self.done + 1).is_multiple_of(self.kill_every) {
             self.opened_by("hold", &export)?;
             self.importer = Partner::start(self.device)?;
-        } else {
-            self.opened_by("open", &export)?;
+            let died = export.wait_released(TIMEOUT);
+            ensure!(matches!(died, Err(Error::HolderDied { .. })), "a killed importer is reported as {died:?}");
+            return Ok(export.close(TIMEOUT)?);
         }
+        self.opened_by("open", &export)?;
         finish(export)
     }
 
