@@ -17,7 +17,7 @@ use crate::backend::{Buffer, DeviceIpc, MemoryUse, Stream};
 use crate::model::device::{DeviceInfo, DeviceOrdinal};
 use crate::model::error::Result;
 use crate::os::environment::nonempty_variable;
-use crate::patterns::channel::{ConnectBuilder, ListenBuilder};
+use crate::patterns::channel::{Channel, ConnectBuilder, ListenBuilder};
 use crate::patterns::keeper::{FindBuilder, Keeper};
 use crate::patterns::ring::{RingBuilder, RingOpenBuilder};
 use crate::sharing::export::{Export, ShareBuilder, TensorSet, check_backend, copy_and_wait};
@@ -244,6 +244,22 @@ impl Ipc {
         export: impl Into<Arc<Export>>,
     ) -> Result<Keeper, ErrorWith<Arc<Export>>> {
         Keeper::start(&self.session, name, version, export.into())
+    }
+
+    /// Becomes the keeper of a name that the process at the other end of a channel hands over
+    /// ([`Keeper::hand_over`]): the name is never free meanwhile, so that no other process can take it.
+    ///
+    /// # Errors
+    ///
+    /// As [`keep`](Self::keep), and those of [`ListenBuilder::take_over`].
+    pub fn take_over(
+        &self,
+        channel: &Channel,
+        name: &str,
+        version: u64,
+        export: impl Into<Arc<Export>>,
+    ) -> Result<Keeper, ErrorWith<Arc<Export>>> {
+        Keeper::take_over(&self.session, channel, name, version, export.into())
     }
 
     /// Finds what a keeper keeps under a name: `llama`, `keeper:llama`, or with the keeper's user `keeper:1000/llama`; see

@@ -1,25 +1,26 @@
-//! Handing a name over from one keeper process to the next, without a moment in which the weights are gone.
+//! Handing a name over from one keeper process to the next, without a moment in which the weights are gone or the name is free.
 //!
 //! The two speak over a channel that only processes of the keeper's own user can connect to:
 //!
 //! 1. The keeper sends its export with its version ([`offer`]). It continues to answer.
 //! 2. The successor has weights of its own, and sends [`READY`].
-//! 3. The keeper frees the names, and sends [`RELEASED`]. Processes that look for the name wait.
+//! 3. The keeper sends its two listening sockets, and [`RELEASED`]. Processes that look for the name wait.
 //! 4. The successor answers to the name, and sends [`DONE`].
 //! 5. The keeper drops its export, which notifies its readers, and exits when the last of them has released it.
 //!
-//! If the successor fails before 4, the keeper takes its names back.
+//! If the successor fails before 4, the keeper, which has the sockets still, answers again.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use device_ipc::{AllowList, Channel, Error, Export, Ipc, Message, ReceivedExport, list_keepers};
 
+use super::serve::Names;
 use super::weights;
 
 /// The successor has its weights.
 pub(super) const READY: &[u8] = b"ready";
-/// The names are free.
+/// The sockets of the names are on their way.
 const RELEASED: &[u8] = b"released";
 /// The successor answers to the name.
 const DONE: &[u8] = b"done";
@@ -42,8 +43,10 @@ pub(super) fn offer(channel: &Channel, version: u64, export: &Export) -> Result<
     Ok(channel.try_send(Message::new().bytes(version.to_string().into_bytes()).export(export))?)
 }
 
-/// Tells a successor that is ready that the names are free, and waits until it answers to them.
-pub(super) fn release(successor: &Channel) -> Result<()> {
+/// Sends the names to a successor that is ready, and waits until it answers to them.
+pub(super) fn release(names: &Names, successor: &Channel) -> Result<()> {
+    names.keeper.hand_over(successor)?;
+    names.control.hand_over(successor)?;
     successor.send(Message::new().bytes(RELEASED), STEP_TIMEOUT)?;
     let answer = successor.receive(STEP_TIMEOUT)?;
     if answer.bytes() != DONE {
@@ -59,7 +62,7 @@ pub(super) struct Predecessor {
     export: ReceivedExport,
 }
 
-/// A name that the predecessor has freed.
+/// The channel to a predecessor that has sent its names.
 pub(super) struct Taking(Channel);
 
 /// Connects to the keeper of a name; `None` if there is none and none is needed.
@@ -106,12 +109,13 @@ impl Predecessor {
         Ok(export)
     }
 
-    /// Has the predecessor free the name.
+    /// Has the predecessor send its names.
     pub(super) fn release_name(self) -> Result<Taking> {
         let Self { channel, export, .. } = self;
         drop(export);
         channel.send(Message::new().bytes(READY), STEP_TIMEOUT)?;
-        let answer = channel.receive(STEP_TIMEOUT).context("the running keeper has not released its name")?;
+        let answer =
+            channel.receive(STEP_TIMEOUT).context("the running keeper has not handed its name over")?;
         if answer.bytes() != RELEASED {
             bail!("the running keeper refused: {}", String::from_utf8_lossy(answer.bytes()));
         }
@@ -120,10 +124,17 @@ impl Predecessor {
 }
 
 impl Taking {
+    /// Answers to the names.
+    pub(super) fn take(&self, ipc: &Ipc, name: &str, version: u64, export: Export) -> Result<Names> {
+        let keeper = ipc.take_over(&self.0, name, version, export).map_err(Error::from)?;
+        let control = own_user_only(ipc)?.listen(&channel_name(name)).take_over(&self.0)?;
+        Ok(Names { keeper, control })
+    }
+
     /// Has the predecessor end.
     pub(super) fn finish(self) -> Result<()> {
         self.0.send(Message::new().bytes(DONE), STEP_TIMEOUT)?;
-        // Until the message has been received: the predecessor takes the name back when the channel breaks before.
+        // Until the message has been received: the predecessor answers again when the channel breaks before.
         Ok(self.0.close(STEP_TIMEOUT)?)
     }
 }

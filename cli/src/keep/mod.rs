@@ -106,7 +106,9 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<()> {
             // Before the files are read, so that a name in use is reported immediately.
             let control = listen(&ipc, name)?;
             let export = source.load(&ipc)?;
-            serve::Server::new(ipc, name, control, (1, export), source, transcript)?.run()
+            let kept = ipc.keep(name, 1, export);
+            let keeper = kept.map_err(|error| explain(Error::from(error), name))?;
+            serve::Server::new(ipc, serve::Names { keeper, control }, source, transcript)?.run()
         }
     }
 }
@@ -125,8 +127,8 @@ fn take_over(
         (predecessor.version() + 1, source.load(&ipc)?)
     };
     let taking = predecessor.release_name()?;
-    let control = listen(&ipc, name)?;
-    let server = serve::Server::new(ipc, name, control, (version, export), source, transcript)?;
+    let names = taking.take(&ipc, name, version, export)?;
+    let server = serve::Server::new(ipc, names, source, transcript)?;
     // Whatever becomes of the predecessor now, this process has the weights and the name.
     if let Err(error) = taking.finish() {
         warning(format_args!("the former keeper has not confirmed the hand-over: {error:#}"));
@@ -154,8 +156,9 @@ fn keeper_name(text: &str) -> Result<String, String> {
 fn explain(error: Error, name: &str) -> anyhow::Error {
     match error {
         Error::ChannelNameInUse { pid, program, .. } => anyhow::anyhow!(
-            "process {pid} ({program}) is the keeper of {name:?} already: take the name over with --hand-over, stop that process, or \
-             choose another --name"
+            "process {pid} ({program}) has the name {name:?} already: if it is a keeper of this user, take the name over with \
+             --hand-over; else stop that process, choose another --name, or set DEVICE_IPC_SOCKET_DIR, here and for the readers, \
+             to a directory that only this user can write to"
         ),
         error => error.into(),
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use device_ipc::{Channel, Error, Export, Ipc, Keeper, Listener};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -24,7 +24,7 @@ use device_ipc_cli::output::{notice, warning};
 /// Maximum number of processes that may have asked for a hand-over at a time. A further one replaces the oldest.
 const MAX_SUCCESSORS: usize = 4;
 
-/// Pause after a process could not be answered, for example because this process has no file descriptors left.
+/// Pause after an error of this process, such as a lack of file descriptors. The error of another process causes no pause.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Timeout for closing an export without holders.
@@ -55,17 +55,26 @@ impl Events {
     }
 }
 
+/// Interval between attempts to take a name back.
+const RETRY: Duration = Duration::from_secs(1);
+
 /// The two names of a keeper.
-struct Names {
-    keeper: Keeper,
+pub(super) struct Names {
+    pub(super) keeper: Keeper,
     /// For processes that take the names over.
-    control: Listener,
+    pub(super) control: Listener,
+}
+
+impl Names {
+    /// Answers to the names again, which were handed over.
+    fn take_back(&mut self) -> Result<(), Error> {
+        self.keeper.take_back()?;
+        self.control.take_back()
+    }
 }
 
 /// A keeper process.
 pub(super) struct Server {
-    ipc: Ipc,
-    name: String,
     names: Names,
     work: Work,
 }
@@ -81,6 +90,8 @@ struct Work {
     received: Receiver<Event>,
     woken: UnixStream,
     is_loading: bool,
+    /// Whether a name is to be taken back.
+    has_lost_name: bool,
 }
 
 /// Why a keeper no longer answers.
@@ -92,23 +103,15 @@ enum Pause {
 
 impl Server {
     /// Answers to the name from now on.
-    pub(super) fn new(
-        ipc: Ipc,
-        name: &str,
-        control: Listener,
-        (version, export): (u64, Export),
-        source: Source,
-        transcript: Transcript,
-    ) -> Result<Self> {
+    pub(super) fn new(ipc: Ipc, names: Names, source: Source, transcript: Transcript) -> Result<Self> {
         let (wake, woken) = UnixStream::pair().context("cannot create a pair of sockets")?;
         wake.set_nonblocking(true)?;
         woken.set_nonblocking(true)?;
         let (sender, received) = channel();
         let events = Events { sender, wake: Arc::new(wake) };
         on_signals(events.clone())?;
-        let (text, mut fields) = describe(&export);
-        let kept = ipc.keep(name, version, export);
-        let keeper = kept.map_err(|error| super::explain(Error::from(error), name))?;
+        let (name, version) = (names.keeper.name(), names.keeper.version());
+        let (text, mut fields) = describe(&names.keeper.export());
         let pid = std::process::id();
         for (field, value) in [("name", json!(name)), ("version", json!(version)), ("pid", json!(pid))] {
             fields[field] = value;
@@ -116,7 +119,7 @@ impl Server {
         let text = format!("[keeper]   pid={pid} keeps version {version}: {text}; open it as keeper:{name}");
         transcript.event("keeping", fields, text)?;
         let work = Work {
-            ipc: ipc.clone(),
+            ipc,
             source: Arc::new(source),
             transcript,
             successors: Vec::new(),
@@ -124,16 +127,17 @@ impl Server {
             received,
             woken,
             is_loading: false,
+            has_lost_name: false,
         };
-        Ok(Self { ipc, name: name.to_owned(), names: Names { keeper, control }, work })
+        Ok(Self { names, work })
     }
 
     /// Answers until a signal arrives or another process has taken the names.
     pub(super) fn run(self) -> Result<()> {
-        let Self { ipc, name, mut names, mut work } = self;
+        let Self { mut names, mut work } = self;
         let transcript = work.transcript;
         loop {
-            let successor = match work.answer(&names)? {
+            let successor = match work.answer(&mut names)? {
                 Pause::Signal(signal) => {
                     let text = format!("[keeper]   stopped by {signal}");
                     transcript.event("stopped", json!({ "signal": signal }), text)?;
@@ -142,12 +146,11 @@ impl Server {
                 }
                 Pause::Successor(successor) => successor,
             };
-            let (version, pid) = (names.keeper.version(), successor.peer().pid);
-            let Names { keeper, control } = names;
-            drop(control);
-            let export = keeper.into_export();
-            match hand_over::release(&successor) {
+            let pid = successor.peer().pid;
+            match hand_over::release(&names, &successor) {
                 Ok(()) => {
+                    drop(names.control);
+                    let export = names.keeper.into_export();
                     let text = format!("[keeper]   process {pid} has taken over");
                     transcript.event("handed_over", json!({ "pid": pid }), text)?;
                     return drain(export, &work);
@@ -156,10 +159,8 @@ impl Server {
                     warning(format_args!(
                         "process {pid} has not taken over, so this process continues: {error:#}"
                     ));
-                    let control = super::listen(&ipc, &name)?;
-                    let kept = ipc.keep(&name, version, export);
-                    let keeper = kept.map_err(|error| super::explain(Error::from(error), &name))?;
-                    names = Names { keeper, control };
+                    drop(successor);
+                    work.has_lost_name = true;
                 }
             }
         }
@@ -167,8 +168,11 @@ impl Server {
 }
 
 impl Work {
-    fn answer(&mut self, names: &Names) -> Result<Pause> {
+    fn answer(&mut self, names: &mut Names) -> Result<Pause> {
         loop {
+            if self.has_lost_name {
+                self.take_back(names);
+            }
             self.wait(names)?;
             if let Some(signal) = self.handle_events(&names.keeper)? {
                 return Ok(Pause::Signal(signal));
@@ -181,10 +185,19 @@ impl Work {
         }
     }
 
+    /// Takes the names back. If another process has one, the weights stay available to their readers, and a later call tries again.
+    fn take_back(&mut self, names: &mut Names) {
+        let taken = names.take_back();
+        self.has_lost_name = taken.is_err();
+        if let Err(error) = taken {
+            warning(format_args!("cannot take the name back; the attempt is repeated: {error}"));
+        }
+    }
+
     fn wait(&self, names: &Names) -> Result<()> {
         let mut all = vec![self.woken.as_fd(), names.keeper.as_fd(), names.control.as_fd()];
         all.extend(self.successors.iter().map(AsFd::as_fd));
-        wait_for(&all)
+        wait_for(&all, self.has_lost_name.then_some(RETRY))
     }
 
     /// Takes the events that have arrived.
@@ -248,6 +261,8 @@ impl Work {
             };
             match hand_over::offer(&channel, names.keeper.version(), &names.keeper.export()) {
                 Ok(()) => self.successors.push(channel),
+                // It has not waited for the offer.
+                Err(error) if error.is_gone() => {}
                 Err(error) => refused(&error),
             }
             if self.successors.len() > MAX_SUCCESSORS {
@@ -283,7 +298,9 @@ fn answer_readers(keeper: &Keeper) {
 /// Reports a process that could not be answered; others can be.
 fn refused(error: &Error) {
     warning(format_args!("a process could not be answered: {error}"));
-    std::thread::sleep(PAUSE);
+    if matches!(error, Error::Io { .. }) {
+        std::thread::sleep(PAUSE);
+    }
 }
 
 /// Drops the export of a keeper whose successor answers, and waits until no process uses it.
@@ -297,7 +314,7 @@ fn drain(export: Arc<Export>, work: &Work) -> Result<()> {
     };
     if let Some(export) = export {
         while export.holders().iter().len() > 0 {
-            wait_for(&[export.as_fd(), work.woken.as_fd()])?;
+            wait_for(&[export.as_fd(), work.woken.as_fd()], None)?;
             if work.events().any(|event| matches!(event, Event::Stop(_))) {
                 return stopped(Arc::new(export), work.transcript);
             }
@@ -307,11 +324,13 @@ fn drain(export: Arc<Export>, work: &Work) -> Result<()> {
     work.transcript.event("closed", json!({}), "[keeper]   no process uses the former weights any longer")
 }
 
-/// Waits until one of these is readable.
-fn wait_for(descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+/// Waits until one of these is readable, or for this time.
+fn wait_for(descriptors: &[BorrowedFd<'_>], time: Option<Duration>) -> Result<()> {
+    let time =
+        time.map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() });
     let mut polled: Vec<_> =
         descriptors.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-    match poll(&mut polled, None) {
+    match poll(&mut polled, time.as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error).context("cannot wait for processes"),
     }

@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
 use device_ipc::Message;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use rustix::process::Signal;
 
 use super::versions::read_repeatedly;
 use super::{TIMEOUT, ipc, keep, model, open, release, unique, values};
-use crate::support::{Directory, run};
+use crate::support::{Directory, Terminal, device_ipc, run};
 
 #[test]
 fn readers_never_fail_while_keepers_follow_each_other() {
@@ -83,7 +84,7 @@ fn keeper_continues_when_its_successor_fails() {
     // Before it is ready.
     drop(connect());
     opens();
-    // After the names are free.
+    // After it has the names.
     let successor = connect();
     successor.receive(TIMEOUT).unwrap();
     successor.send(Message::new().bytes(&b"ready"[..]), TIMEOUT).unwrap();
@@ -101,6 +102,70 @@ fn keeper_continues_when_its_successor_fails() {
     keeper.wait().good();
     opens();
     drop(next);
+}
+
+/// A process without rights that tries to bind the names all the time never gets one.
+#[test]
+fn names_are_never_free_during_a_hand_over() {
+    let directory = Directory::new();
+    let file = model(&directory, "m.safetensors", &[("w", &[1.0])]);
+    let name = unique("squatted");
+    let mut keeper = keep(&[&file, "--name", &name]);
+    let (stop, uid) = (Arc::new(AtomicBool::new(false)), rustix::process::geteuid().as_raw());
+    let squatters: Vec<_> = ["keeper", "keeper-control"]
+        .map(|prefix| {
+            let address = format!("device-ipc.{uid}.{prefix}.{name}");
+            let address = SocketAddrUnix::new_abstract_name(address.as_bytes()).unwrap();
+            let stop = Arc::clone(&stop);
+            std::thread::spawn(move || {
+                let mut taken = 0;
+                while !stop.load(Ordering::Acquire) {
+                    let socket =
+                        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+                    taken += u32::from(bind(socket.unwrap(), &address).is_ok());
+                }
+                taken
+            })
+        })
+        .into();
+    for _ in 0..3 {
+        let next = keep(&["--hand-over", "--name", &name]);
+        keeper.wait().good();
+        keeper = next;
+        assert_eq!(values(&ipc(), &open(&ipc(), &name).unwrap().1, "w"), [1.0]);
+    }
+    stop.store(true, Ordering::Release);
+    for squatter in squatters {
+        assert_eq!(squatter.join().unwrap(), 0, "the name was free");
+    }
+}
+
+/// The socket's file stays in the directory while keepers follow each other, and is removed with the last one.
+#[test]
+fn hand_over_in_a_socket_directory_keeps_the_file() {
+    let directory = Directory::new();
+    let file = model(&directory, "m.safetensors", &[("w", &[3.0])]);
+    let sockets = directory.text("sockets");
+    std::fs::create_dir(&sockets).unwrap();
+    let command = |arguments: &[&str]| {
+        let mut command = device_ipc();
+        command.args(arguments).env("DEVICE_IPC_SOCKET_DIR", &sockets);
+        Terminal::start(command)
+    };
+    let mut keeper = command(&["keep", &file, "--name", "moving"]);
+    keeper.until("keeps version");
+    for _ in 0..2 {
+        let mut next = command(&["keep", "--hand-over", "--name", "moving"]);
+        next.until("keeps version");
+        keeper.wait().good();
+        keeper = next;
+        let read = command(&["attach", "keeper:moving", "read", "--tensor", "w"]).wait().good();
+        assert!(read.contains("mean=3.0"), "{read}");
+    }
+    keeper.signal(Signal::TERM);
+    keeper.wait().good();
+    let left: Vec<_> = std::fs::read_dir(&sockets).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::mpsc::channel;
 
 use device_ipc::mock::NAME as MOCK;
 use device_ipc::{Access, Ipc};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::Signal;
 
 use super::{TIMEOUT, ipc, keep, model, open, release, unique, values};
@@ -67,6 +68,35 @@ fn kept_tensor_is_read_by_name_until_the_keeper_stops() {
     assert!(stopped.contains("stopped by SIGTERM") && stopped.contains("the weights are freed"), "{stopped}");
     let error = run(["attach", &at, "read", "--tensor", "norm", "--timeout", "100ms"]).bad();
     assert!(error.contains("no keeper of") && error.contains("--list"), "{error}");
+}
+
+/// Garbage is no error of the keeper, which pauses after its own errors only.
+#[test]
+fn garbage_delays_no_reader() {
+    let directory = Directory::new();
+    let file = model(&directory, "m.safetensors", &[("w", &[1.0])]);
+    let name = unique("garbage");
+    let keeper = keep(&[&file, "--name", &name]);
+    let uid = rustix::process::geteuid().as_raw();
+    for prefix in ["keeper", "keeper-control"] {
+        let address =
+            SocketAddrUnix::new_abstract_name(format!("device-ipc.{uid}.{prefix}.{name}").as_bytes());
+        let address = address.unwrap();
+        // More than the connections that may wait.
+        for _ in 0..100 {
+            let socket =
+                socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+            connect(&socket, &address).unwrap();
+            rustix::io::write(&socket, b"GET / HTTP/1.1").unwrap();
+            // The keeper answers with its version, and closes the connection.
+            while matches!(rustix::io::read(&socket, &mut [0; 4096][..]), Ok(1..)) {}
+        }
+    }
+    assert_eq!(values(&ipc(), &open(&ipc(), &name).unwrap().1, "w"), [1.0]);
+    keeper.signal(Signal::TERM);
+    let ended = keeper.wait();
+    assert!(!ended.err.contains("could not be answered"), "{ended:?}");
+    ended.good();
 }
 
 #[test]

@@ -117,12 +117,20 @@ impl SocketFile {
         &self.path
     }
 
+    /// Returns whether the file is still that of this socket.
+    pub(crate) fn is_in_place(&self) -> bool {
+        fs::symlink_metadata(&self.path).is_ok_and(|now| identity(&now) == self.file)
+    }
+
+    /// Leaves the file to another process, which has taken the socket over.
+    pub(crate) fn leave(&self) {
+        FILES.lock().unwrap_or_else(PoisonError::into_inner).retain(|(_, _, file)| *file != self.file);
+    }
+
     /// Removes the file, unless another one has taken its place. To be called while the socket still listens: until then no
     /// process takes it for a socket that was left behind.
     pub(crate) fn remove(&self) {
-        let mut files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
-        files.retain(|(_, _, file)| *file != self.file);
-        drop(files);
+        self.leave();
         remove_if_same(&self.path, self.file);
     }
 }

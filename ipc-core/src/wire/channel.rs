@@ -47,6 +47,8 @@ pub(crate) enum Frame {
     End,
     /// A message is in the inbox: wakes an end that went to sleep meanwhile.
     Look,
+    /// The file descriptor of the packet is a listening socket that the sender hands over.
+    Socket,
 }
 
 /// The head of a message, followed by its bytes. A sender borrows the descriptors.
@@ -180,6 +182,11 @@ impl Outgoing {
         Self::alone(Frame::Look)
     }
 
+    /// Encodes the packet that a listening socket accompanies.
+    pub(crate) fn socket() -> Result<Self> {
+        Self::alone(Frame::Socket)
+    }
+
     fn alone(frame: Frame) -> Result<Self> {
         let packet = encoded(&frame)?;
         Ok(Self { start: packet.len(), packet, file: None })
@@ -263,7 +270,7 @@ pub(crate) fn contents_of(packet: &[u8], fds: impl PacketFiles) -> Result<Conten
     Ok(match frame {
         Frame::Whole => Contents::Whole(rest),
         Frame::InFile { bytes } => Contents::InFile(file_of(fds)?.into(), bytes),
-        Frame::End | Frame::Look => Contents::None,
+        Frame::End | Frame::Look | Frame::Socket => Contents::None,
     })
 }
 
@@ -278,9 +285,14 @@ fn file_of(fds: impl PacketFiles) -> Result<OwnedFd> {
 /// A decoded packet.
 #[derive(Debug)]
 pub(crate) enum Incoming {
-    Message { head: Head<'static>, bytes: Payload },
+    Message {
+        head: Head<'static>,
+        bytes: Payload,
+    },
     End,
     Look,
+    /// A listening socket; `None` if it was lost because this process had no file descriptors left.
+    Socket(Option<OwnedFd>),
 }
 
 /// The bytes of a message in the buffer that they were received in.
@@ -310,6 +322,10 @@ pub(crate) fn read(packet: Vec<u8>, fds: impl PacketFiles, limit: u64) -> Result
     match frame {
         Frame::End if !rest.is_empty() => misfit("bytes follow its end of the channel"),
         Frame::Look if !rest.is_empty() => misfit("bytes follow its wake-up"),
+        Frame::Socket if !rest.is_empty() || fds.len() > 1 => {
+            misfit("its packet contains more than a socket")
+        }
+        Frame::Socket => Ok(Incoming::Socket(fds.take_first())),
         Frame::Whole | Frame::End | Frame::Look if fds.len() > 0 => {
             misfit("it sent file descriptors that its packet does not mention")
         }

@@ -1,6 +1,7 @@
 //! The listening end.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use device_ipc_tcp::Key;
@@ -18,6 +19,7 @@ use super::{Channel, DEFAULT_MESSAGE_LIMIT, tcp};
 use crate::model::error::{Error, Result};
 use crate::model::placement::DeviceMap;
 use crate::os::kill::kill_point;
+use crate::os::log::{self, Throttle};
 use crate::os::process::Owner;
 use crate::sharing::Runtime;
 use crate::sharing::Session;
@@ -25,7 +27,7 @@ use crate::sharing::timeline::{Side, WordPage};
 use crate::transport::check_may_wait;
 use crate::transport::socket::{PeerSocket, PlainMessage};
 use crate::transport::socket_file::SocketFile;
-use crate::transport::{Deadline, PeerCredentials, TimedMutex, socket};
+use crate::transport::{Deadline, PeerCredentials, TimedMutex, greediest, socket};
 use crate::wire::BrokerAddress;
 
 /// Maximum time for which a process may stay connected without sending hello.
@@ -122,6 +124,25 @@ impl<'a> ListenBuilder<'a> {
     /// [`Error::InvalidChannelName`]; [`Error::ChannelNameInUse`], which names the process that listens; [`Error::Forked`]. Of
     /// [`Ipc::listen_tcp`](crate::Ipc::listen_tcp) also [`Error::Io`] for an address that is not one of this host, or is in use.
     pub fn start(self) -> Result<Listener> {
+        self.begin(None)
+    }
+
+    /// Takes over the name from the process at the other end of a channel, which hands it over by [`Listener::hand_over`].
+    ///
+    /// The name is never free, so that no other process can take it. Waits until the listening socket has arrived, for at most
+    /// the timeout of the [`Ipc`](crate::Ipc). Connections that the former listener has not accepted are closed; their
+    /// [`ConnectBuilder::start`](crate::ConnectBuilder::start) connects again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`]; [`Error::ChannelClosed`], [`Error::PeerGone`]; [`Error::Io`] if the socket is that of another name or
+    /// directory; [`Error::Protocol`] if the process sends a message instead; [`Error::InvalidChannelName`]; [`Error::Forked`].
+    pub fn take_over(self, channel: &Channel) -> Result<Listener> {
+        check_may_wait("ListenBuilder::take_over", self.ipc.patience())?;
+        self.begin(Some(channel))
+    }
+
+    fn begin(self, former: Option<&Channel>) -> Result<Listener> {
         let runtime = Runtime::get()?;
         let own = Hello::own(self.ipc, runtime.identity, &self.map, self.limit)?;
         let watched = |error: Errno| Error::io("creating an epoll instance", error);
@@ -131,9 +152,15 @@ impl<'a> ListenBuilder<'a> {
                 let directory = self.ipc.socket_directory();
                 let uid = rustix::process::geteuid().as_raw();
                 let address = name::address(self.name, uid, directory.as_deref())?;
-                let (listening, file) = name::listen(self.name, &address)?;
+                let (listening, file) = match former {
+                    None => name::listen(self.name, &address)?,
+                    Some(channel) => {
+                        let deadline = Deadline::after(self.ipc.patience());
+                        name::take_over(&address, channel.connection.take_socket(deadline)?)?
+                    }
+                };
                 readiness.add(listening.socket.fd()).map_err(watched)?;
-                Source::Local { address, listening, file }
+                Source::Local { address, listening, file, is_handed_over: AtomicBool::new(false) }
             }
             Some(key) => {
                 let listening = TcpListening::start(self.name, key.clone())?;
@@ -192,7 +219,13 @@ pub struct Listener {
 #[derive(Debug)]
 enum Source {
     /// A Unix socket.
-    Local { address: BrokerAddress, listening: ListeningSocket, file: Option<SocketFile> },
+    Local {
+        address: BrokerAddress,
+        listening: ListeningSocket,
+        file: Option<SocketFile>,
+        /// Whether another process has the socket, and its file.
+        is_handed_over: AtomicBool,
+    },
     /// A TCP socket.
     Network(TcpListening),
 }
@@ -227,9 +260,9 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`]; [`Error::OnWorkerThread`] in a callback. If one process cannot be accepted, the next call may accept
-    /// others: [`Error::InvalidDeviceMap`]; [`Error::WrongBackend`]; [`Error::Protocol`] for another protocol version or an
-    /// invalid hello.
+    /// [`Error::Timeout`]; [`Error::OnWorkerThread`] in a callback; [`Error::Io`], for example if this process has no file
+    /// descriptors left, after which a later call may succeed. A process with another protocol version, an invalid hello, another
+    /// backend or a device map that does not match is refused and logged, and receives the reason: it is no error of this call.
     pub fn accept(&self, timeout: Duration) -> Result<Channel> {
         self.owner.check()?;
         check_may_wait("Listener::accept", timeout)?;
@@ -264,15 +297,64 @@ impl Listener {
         }
     }
 
+    /// Hands the name over to the process at the other end of a channel, which takes it by [`ListenBuilder::take_over`].
+    ///
+    /// Both processes have the listening socket then: this one accepts no further channel, and drops the listener when the other
+    /// process has confirmed, or [takes the name back](Self::take_back). The name is never free meanwhile, and dropping the
+    /// listener does not free it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the socket cannot be sent, or the listener or the channel is one of another host;
+    /// [`Error::ChannelClosed`], [`Error::PeerGone`]; [`Error::Forked`].
+    pub fn hand_over(&self, channel: &Channel) -> Result<()> {
+        self.owner.check()?;
+        let Source::Local { listening, file, is_handed_over, .. } = &self.source else {
+            return Err(Error::io("handing a TCP listener over", Errno::OPNOTSUPP));
+        };
+        channel.connection.send_socket(listening.socket.fd())?;
+        is_handed_over.store(true, Ordering::Release);
+        if let Some(file) = file {
+            file.leave();
+        }
+        Ok(())
+    }
+
+    /// Accepts channels again because the process that the name was handed over to has not taken it, or has terminated.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ChannelNameInUse`] if the other process has removed the socket's file and a third one listens there; a later call
+    /// tries again. [`Error::Io`]; [`Error::Forked`].
+    pub fn take_back(&mut self) -> Result<()> {
+        self.owner.check()?;
+        let Source::Local { address, listening, file, is_handed_over } = &mut self.source else {
+            return Ok(());
+        };
+        if file.as_ref().is_none_or(SocketFile::is_in_place) {
+            *file = listening.become_listener(address)?;
+        } else {
+            let again = name::listen(&self.name, address)?;
+            let watched = |error: Errno| Error::io("watching a socket", error);
+            self.readiness.add(again.0.socket.fd()).map_err(watched)?;
+            self.readiness.remove(listening.socket.fd());
+            (*listening, *file) = again;
+        }
+        is_handed_over.store(false, Ordering::Release);
+        Ok(())
+    }
+
     /// Accepts the next process if one has connected and sent hello.
     fn accept_now(&self, pending: &mut Vec<PendingConnection>) -> Result<Option<Channel>> {
         let listening = match &self.source {
             Source::Local { listening, .. } => listening,
             Source::Network(listening) => {
                 while let Some(greeted) = listening.take() {
-                    let channel = tcp::accept(&self.ipc, greeted, self.own.clone(), self.limits)?;
-                    if channel.is_some() {
-                        return Ok(channel);
+                    let peer = greeted.address();
+                    match tcp::accept(&self.ipc, greeted, self.own.clone(), self.limits) {
+                        Ok(Some(channel)) => return Ok(Some(channel)),
+                        Ok(None) => {}
+                        Err(error) => refused(error, format_args!("the process at {peer}"))?,
                     }
                 }
                 return Ok(None);
@@ -286,8 +368,12 @@ impl Listener {
         for _ in 0..MAX_TURNS {
             let has_more = self.accept_pending(listening, pending)?;
             while let Some(index) = pending.iter().position(PendingConnection::is_readable) {
-                if let Some(channel) = self.answer_hello(self.take_pending(pending, index))? {
-                    return Ok(Some(channel));
+                let one = self.take_pending(pending, index);
+                let peer = one.credentials;
+                match self.answer_hello(one) {
+                    Ok(Some(channel)) => return Ok(Some(channel)),
+                    Ok(None) => {}
+                    Err(error) => refused(error, format_args!("process {} of uid {}", peer.pid, peer.uid))?,
                 }
             }
             if !has_more {
@@ -339,7 +425,9 @@ impl Listener {
                 continue;
             }
             if pending.len() >= MAX_PENDING {
-                drop(self.take_pending(pending, 0));
+                let peers: Vec<_> =
+                    pending.iter().map(|one| (one.credentials.uid, one.credentials.pid)).collect();
+                drop(self.take_pending(pending, greediest(&peers).unwrap_or(0)));
             }
             let until = Instant::now() + HELLO_TIMEOUT;
             self.readiness
@@ -426,6 +514,20 @@ impl AsRawFd for Listener {
     }
 }
 
+/// Logs that a connection was refused if its peer is the reason, and else returns the error.
+fn refused(error: Error, peer: std::fmt::Arguments<'_>) -> Result<()> {
+    if !matches!(error, Error::Protocol(_) | Error::WrongBackend { .. } | Error::InvalidDeviceMap(_))
+        && !error.is_gone()
+    {
+        return Err(error);
+    }
+    static WARNINGS: Throttle = Throttle::new();
+    if let Some(count) = WARNINGS.count() {
+        tracing::warn!(target: log::CHANNEL, %peer, %error, count, "a process that connected was not accepted as a channel");
+    }
+    Ok(())
+}
+
 impl PendingConnection {
     fn is_readable(&self) -> bool {
         socket::wait_until(self.socket.fd(), PollFlags::IN, Instant::now()).unwrap_or(true)
@@ -434,7 +536,8 @@ impl PendingConnection {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Source::Local { file: Some(file), .. } = &self.source
+        if let Source::Local { file: Some(file), is_handed_over, .. } = &self.source
+            && !is_handed_over.load(Ordering::Acquire)
             && self.owner.is_here()
         {
             file.remove();

@@ -1,6 +1,6 @@
 //! Names of channels and their sockets.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,6 +8,7 @@ use std::{fs, io};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
+use rustix::net::SocketFlags;
 
 use crate::model::error::{Error, Result};
 use crate::transport::socket::{self, PeerSocket, peer_credentials};
@@ -111,6 +112,47 @@ pub(super) fn listen(name: &str, address: &BrokerAddress) -> Result<(ListeningSo
     };
     // A listening socket itself receives no packets.
     Ok((ListeningSocket { socket: PeerSocket::new(socket, false), refuses_fds }, file))
+}
+
+/// Takes over the listening socket of a name, which another process of this user listens at.
+pub(super) fn take_over(
+    address: &BrokerAddress,
+    socket: OwnedFd,
+) -> Result<(ListeningSocket, Option<SocketFile>)> {
+    let failed = |error: io::Error| Error::io(format!("taking over the socket at {address}"), error);
+    let is_listening = rustix::net::sockopt::socket_acceptconn(&socket) == Ok(true);
+    let bound = rustix::net::getsockname(&socket).map_err(|error| failed(error.into()))?;
+    if !is_listening || bound != address.to_socket_address()?.into() {
+        let what =
+            "the peer handed over another socket; use the same name and socket directory in both processes";
+        return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, what)));
+    }
+    rustix::io::ioctl_fionbio(&socket, true).map_err(|error| failed(error.into()))?;
+    let mut listening = ListeningSocket { socket: PeerSocket::new(socket, false), refuses_fds: false };
+    let file = listening.become_listener(address)?;
+    Ok((listening, file))
+}
+
+impl ListeningSocket {
+    /// Makes this process the listener whose credentials the kernel reports, and returns the socket's file.
+    ///
+    /// Connections that have not been accepted state the former process, so they are closed: their processes connect again.
+    pub(super) fn become_listener(&mut self, address: &BrokerAddress) -> Result<Option<SocketFile>> {
+        let failed = |error: io::Error| Error::io(format!("listening at {address}"), error);
+        self.refuses_fds = socket::listen(self.socket.fd(), BACKLOG).map_err(|error| failed(error.into()))?;
+        for _ in 0..=BACKLOG {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            match rustix::net::accept_with(self.socket.fd(), flags) {
+                Ok(former) => drop(PeerSocket::new(former, true)),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(_) => break,
+            }
+        }
+        match address {
+            BrokerAddress::Path(path) => SocketFile::of(path).map(Some).map_err(failed),
+            BrokerAddress::Abstract(_) => Ok(None),
+        }
+    }
 }
 
 /// Removes the stale socket of a process of this user that was killed. Returns `false` if a process listens there.

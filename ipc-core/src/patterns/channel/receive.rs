@@ -1,5 +1,7 @@
 //! Receiving on the caller's thread.
 
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -21,7 +23,7 @@ use crate::sharing::Runtime;
 use crate::sharing::import::{GrantReturn, UnusedGrant};
 use crate::sharing::timeline::TIMELINE_END;
 use crate::transport::Deadline;
-use crate::transport::socket::{self, Packet};
+use crate::transport::socket::{self, Packet, ReceivedFds};
 use crate::wire::Token;
 use crate::wire::channel::{Head, Incoming, Item, Payload, read, read_message};
 use crate::wire::descriptor::{Descriptor, NamedExport};
@@ -37,6 +39,9 @@ const MAX_WAKE_PACKETS: u32 = 64;
 
 /// Maximum time for which a dropped channel discards unreceived messages.
 const DISCARD_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Maximum number of listening sockets that one channel keeps for listeners of this process.
+const MAX_SOCKETS: usize = 2;
 
 /// The number of polls of a spinning receiver between two reads of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 16;
@@ -58,6 +63,8 @@ pub(super) struct ReceiveState {
     polled: bool,
     /// Whether the peer or its socket has reported the end of messages.
     ended: bool,
+    /// The listening sockets that the peer has handed over and no listener has taken.
+    sockets: VecDeque<ReceivedFds>,
 }
 
 impl ReceiveState {
@@ -153,6 +160,7 @@ impl Connection {
             match next? {
                 Some(Incoming::End) => receiving.ended = true,
                 Some(Incoming::Look) => {}
+                Some(Incoming::Socket(socket)) => self.keep_socket(receiving, socket)?,
                 Some(Incoming::Message { head, bytes }) => {
                     let received = self.take(head, bytes)?;
                     self.acknowledge(receiving);
@@ -167,6 +175,46 @@ impl Connection {
             }
         }
         Ok(ReceiveNow::Wakes)
+    }
+
+    fn keep_socket(&self, receiving: &mut ReceiveState, socket: Option<OwnedFd>) -> Result<()> {
+        if receiving.sockets.len() >= MAX_SOCKETS {
+            return Err(self.reject_peer(format!("it hands over more than {MAX_SOCKETS} listening sockets")));
+        }
+        receiving.sockets.push_back(socket.into_iter().collect());
+        Ok(())
+    }
+
+    /// Waits for the next listening socket that the peer hands over. A message before it ends the channel.
+    pub(super) fn take_socket(self: &Arc<Self>, deadline: Deadline) -> Result<OwnedFd> {
+        let receiving = self.receiving.lock(deadline);
+        let mut receiving =
+            receiving.ok_or_else(|| deadline.passed("the receive call of another thread", ""))?;
+        loop {
+            if let Some(socket) = receiving.sockets.pop_front() {
+                return socket
+                    .take_first()
+                    .ok_or_else(|| Error::io("receiving a listening socket (ulimit -n)", Errno::MFILE));
+            }
+            let has_finished = self.peer_has_finished();
+            match self.next(&mut receiving, true)? {
+                Some(Incoming::Socket(socket)) => self.keep_socket(&mut receiving, socket)?,
+                Some(Incoming::Look) => {}
+                Some(Incoming::End) => receiving.ended = true,
+                Some(Incoming::Message { .. }) => {
+                    return Err(self.reject_peer("it sent a message instead of a listening socket".into()));
+                }
+                None if has_finished || receiving.ended => {
+                    return Err(self.close_reason(Direction::Receiving));
+                }
+                None => {
+                    let waited = socket::wait_until(self.socket.fd(), PollFlags::IN, deadline.at);
+                    if !waited.map_err(|error| Error::io("waiting for the peer of the channel", error))? {
+                        return Err(self.timed_out(deadline));
+                    }
+                }
+            }
+        }
     }
 
     /// Reports to the peer how many messages this end has received, and wakes the peer if it waits for that. Never blocks.
@@ -296,7 +344,7 @@ impl Connection {
         }
         let Some(packet) = packet else { return Ok(None) };
         let read = read(packet.bytes, packet.fds, self.limit);
-        if !matches!(read, Ok(Incoming::End | Incoming::Look)) {
+        if !matches!(read, Ok(Incoming::End | Incoming::Look | Incoming::Socket(_))) {
             receiving.by_socket += 1;
             receiving.taken += 1;
         }
@@ -426,6 +474,7 @@ impl Connection {
             match incoming {
                 Incoming::Message { head, bytes } => drop(self.take(head, bytes)),
                 Incoming::Look => {}
+                Incoming::Socket(socket) => drop(socket.into_iter().collect::<ReceivedFds>()),
                 Incoming::End => break,
             }
             if Instant::now() >= until {

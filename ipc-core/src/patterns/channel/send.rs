@@ -1,7 +1,7 @@
 //! Sending. Every step that can fail precedes the packet and is reverted if the packet is not sent.
 
 use std::borrow::Cow;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -271,6 +271,17 @@ impl Connection {
                 Err(error) => return Err(Error::io("sending a message", error)),
             }
         }
+    }
+
+    /// Hands a listening socket over to the peer, a process of this machine.
+    pub(super) fn send_socket(&self, socket: BorrowedFd<'_>) -> Result<()> {
+        self.owner.check()?;
+        self.check()?;
+        let failed = |error| Error::io("handing a listening socket over", error);
+        if self.relay.is_some() {
+            return Err(failed(Errno::OPNOTSUPP));
+        }
+        socket::send(self.socket.fd(), &Outgoing::socket()?.packet, &[socket]).map_err(failed)
     }
 
     fn not_received(&self, deadline: Deadline) -> Error {

@@ -118,6 +118,16 @@ impl Waiting {
     }
 }
 
+impl Greeted {
+    /// Returns the peer's address, for messages.
+    pub(super) fn address(&self) -> String {
+        self.connection
+            .socket()
+            .peer_addr()
+            .map_or_else(|_| "an unknown address".into(), |peer| peer.to_string())
+    }
+}
+
 /// Returns the addresses of `HOST:PORT`, at least one.
 fn resolve(address: &str) -> std::io::Result<Vec<SocketAddr>> {
     let form = |error: std::io::Error| match error.kind() {

@@ -64,8 +64,27 @@ impl Keeper {
         version: u64,
         export: Arc<Export>,
     ) -> Result<Self, ErrorWith<Arc<Export>>> {
+        Self::listen(session, keeper, (version, export), |builder| builder.start())
+    }
+
+    pub(crate) fn take_over(
+        session: &Session,
+        channel: &Channel,
+        keeper: &str,
+        version: u64,
+        export: Arc<Export>,
+    ) -> Result<Self, ErrorWith<Arc<Export>>> {
+        Self::listen(session, keeper, (version, export), |builder| builder.take_over(channel))
+    }
+
+    fn listen(
+        session: &Session,
+        keeper: &str,
+        (version, export): (u64, Arc<Export>),
+        listen: impl FnOnce(ListenBuilder<'_>) -> Result<Listener>,
+    ) -> Result<Self, ErrorWith<Arc<Export>>> {
         let listening =
-            name::channel_name(keeper).and_then(|channel| ListenBuilder::new(session, &channel).start());
+            name::channel_name(keeper).and_then(|channel| listen(ListenBuilder::new(session, &channel)));
         match listening {
             Ok(listener) => {
                 let current = RwLock::new(Current { version, export });
@@ -105,8 +124,8 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] if no process has asked. If one process cannot be answered, the next call may answer others: the
-    /// errors of [`Listener::accept`] and of [`Channel::send`].
+    /// [`Error::Timeout`] if no process has asked; the errors of [`Listener::accept`]; [`Error::ExportDropped`] for an export that
+    /// was shut down. A process that asks and does not wait for its answer is no error.
     pub fn answer(&self, timeout: Duration) -> Result<()> {
         self.send(&self.listener.accept(timeout)?)
     }
@@ -123,7 +142,26 @@ impl Keeper {
         }
     }
 
-    /// Frees the name, and returns the export.
+    /// Hands the name over to the process at the other end of a channel, which takes it by
+    /// [`Ipc::take_over`](crate::Ipc::take_over); see [`Listener::hand_over`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Listener::hand_over`].
+    pub fn hand_over(&self, channel: &Channel) -> Result<()> {
+        self.listener.hand_over(channel)
+    }
+
+    /// Answers to the name again because the other process has not; see [`Listener::take_back`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Listener::take_back`].
+    pub fn take_back(&mut self) -> Result<()> {
+        self.listener.take_back()
+    }
+
+    /// Frees the name, unless it was handed over, and returns the export.
     pub fn into_export(self) -> Arc<Export> {
         self.current.into_inner().unwrap_or_else(PoisonError::into_inner).export
     }
@@ -140,7 +178,11 @@ impl Keeper {
         let announcement = postcard::to_stdvec(&Announcement { form: FORM, version, readers });
         let bytes = announcement.map_err(|error| Error::Protocol(error.to_string()))?;
         // The first message of a channel does not wait.
-        Ok(channel.try_send(Message::new().bytes(bytes).export(export))?)
+        match channel.try_send(Message::new().bytes(bytes).export(export)).map_err(Error::from) {
+            // The process has not waited for its answer.
+            Err(error) if error.is_gone() => Ok(()),
+            sent => sent,
+        }
     }
 }
 
