@@ -49,6 +49,9 @@ impl Listener {
     }
 
     /// Waits for a process that connects.
+    ///
+    /// `timeout` is in seconds; 0 makes one attempt, `None` is no limit. Raises `TimeoutError` after it, and `ValueError`
+    /// if the listener is closed.
     #[pyo3(signature = (timeout=None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Channel> {
         let listener = self.get()?;
@@ -124,6 +127,13 @@ enum Part {
 impl Channel {
     /// Sends bytes and memory: exports, descriptors, tensors, or mappings of names to tensors. Waits for room where the receiver
     /// is behind. The memory of a reply to a received message uses the inverse of that message's device map.
+    ///
+    /// `data` are the bytes of the message, `memory` what it brings. `ready` is the stream whose work so far writes the
+    /// bytes of the memory; by default the framework's current one for tensors. `reply_to` is the received message that
+    /// this one answers. `timeout` limits the wait for room, in seconds; 0 makes one attempt, `None` is no limit.
+    ///
+    /// Raises `TimeoutError` if there is no room in time, `GoneError` if the peer has closed the channel or ended,
+    /// `LayoutError` for a message that is too long, and `ValueError` if this side has closed the channel.
     #[pyo3(signature = (data=None, *memory, ready=None, reply_to=None, timeout=None))]
     fn send(
         &self,
@@ -142,7 +152,7 @@ impl Channel {
             } else if let Ok(descriptor) = item.cast::<Descriptor>() {
                 Part::Descriptor(descriptor.get().descriptor.clone())
             } else {
-                Part::Export(crate::share::share(py, &item, None, "rw", ready, "allow", Vec::new())?.get()?)
+                Part::Export(crate::share::share(py, &item, None, "rw", ready, "allow", None)?.get()?)
             });
         }
         let stream = ready.map(|ready| StreamArg::parse(ready, &self.ipc, 0.into())).transpose()?;
@@ -179,6 +189,10 @@ impl Channel {
     }
 
     /// Waits for the next message.
+    ///
+    /// `timeout` is in seconds; 0 makes one attempt, `None` is no limit. Raises `TimeoutError` after it, `GoneError` if
+    /// the peer has closed the channel or ended and no message is left, and `ValueError` if this side has closed the
+    /// channel.
     #[pyo3(signature = (timeout=None))]
     fn receive(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Received> {
         self.check()?;
@@ -195,7 +209,9 @@ impl Channel {
     }
 
     /// Ends the channel, and waits until the peer has the messages that were sent.
-    #[pyo3(signature = (timeout=Some(DEFAULT)))]
+    ///
+    /// `timeout` is in seconds; `None` is no limit. Raises `TimeoutError` after it; the channel is closed in any case.
+    #[pyo3(signature = (timeout=30.0))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let limit = wait::limit(timeout)?;
         if self.closed.swap(true, Ordering::AcqRel) {
@@ -278,7 +294,19 @@ impl Received {
     }
 
     /// Opens the only memory of the message; see `ReceivedExport.open`.
-    #[pyo3(signature = (*, device=None, access=None, stream=None, staged=false, pulled=false, timeout=Some(DEFAULT), allow_read_only=false))]
+    ///
+    /// `device` is a device here, such as `"cuda:1"`, or a dict from the exporter's devices to devices here; by default
+    /// the memory's home device. `access` is `"r"` or `"rw"`; by default that of the export. `stream` is the stream that
+    /// waits until the bytes are ready, by default the framework's current one on `device`; without a stream this call
+    /// waits. `staged` permits a copy through the memory of this host, and `pulled` one over the network: `None` if the
+    /// memory cannot be opened, `True` always. `timeout` limits the wait for the exporter, in seconds; `None` is no
+    /// limit. `allow_read_only` permits DLPack capsules of read-only memory for frameworks that ignore that flag.
+    ///
+    /// Raises `StaleError` if the export has ended, `GoneError` if its process has, `PlacementError` if the device cannot
+    /// reach the memory, `NotPermittedError` if the access or this user is not permitted, `TimeoutError` after `timeout`
+    /// seconds, `ForkedError` in a child of fork, and `ValueError` for arguments that are invalid or contradict each
+    /// other. `TypeError` if the message has not one export.
+    #[pyo3(signature = (*, device=None, access=None, stream=None, staged=false, pulled=false, timeout=30.0, allow_read_only=false))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn open(
         &self,
@@ -341,7 +369,19 @@ impl ReceivedExport {
 
     /// Opens the memory, also if the sender has dropped it since. Without a device, it is opened where the device map of the
     /// channel says, or on its home device.
-    #[pyo3(signature = (*, device=None, access=None, stream=None, staged=false, pulled=false, timeout=Some(DEFAULT), allow_read_only=false))]
+    ///
+    /// `device` is a device here, such as `"cuda:1"`, or a dict from the exporter's devices to devices here; by default
+    /// the memory's home device. `access` is `"r"` or `"rw"`; by default that of the export. `stream` is the stream that
+    /// waits until the bytes are ready, by default the framework's current one on `device`; without a stream this call
+    /// waits. `staged` permits a copy through the memory of this host, and `pulled` one over the network: `None` if the
+    /// memory cannot be opened, `True` always. `timeout` limits the wait for the exporter, in seconds; `None` is no
+    /// limit. `allow_read_only` permits DLPack capsules of read-only memory for frameworks that ignore that flag.
+    ///
+    /// Raises `StaleError` if the export has ended, `GoneError` if its process has, `PlacementError` if the device cannot
+    /// reach the memory, `NotPermittedError` if the access or this user is not permitted, `TimeoutError` after `timeout`
+    /// seconds, `ForkedError` in a child of fork, and `ValueError` for arguments that are invalid or contradict each
+    /// other.
+    #[pyo3(signature = (*, device=None, access=None, stream=None, staged=false, pulled=false, timeout=30.0, allow_read_only=false))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn open(
         &self,
@@ -421,18 +461,28 @@ fn checked_key(bytes: &[u8]) -> PyResult<Key> {
 
 /// Listens for channels under a name. With a key, the name is a TCP address of this host, and processes of other hosts that know
 /// the key connect: `listen("10.0.0.1:29531", key=secret)`.
+///
+/// Listens for channels under a name on this host, or, with a key, at a TCP address for other hosts.
+///
+/// `name` is any text that is unique on the host, or `"IP:PORT"`. `key` is the secret of both sides, at least 16 bytes;
+/// without one, both are processes of this host. `backend` is `"cuda"`, `"ascend"` or `"mock"`; by default the one with
+/// devices. `device_map` is a dict from devices of the peer to devices here, for received memory. `allow_users` lists
+/// user ids of permitted peers beside this user; by default none.
+///
+/// Raises `NotPermittedError` or `OSError` if the name is in use, `BackendError` if no backend has devices, `ForkedError`
+/// in a child of fork, and `ValueError` for an invalid argument.
 #[pyfunction]
-#[pyo3(signature = (name, *, key=None, backend=None, device_map=None, allow_users=Vec::new()))]
+#[pyo3(signature = (name, *, key=None, backend=None, device_map=None, allow_users=None))]
 pub(crate) fn listen(
     py: Python<'_>,
     name: String,
     key: Option<&[u8]>,
     backend: Option<&str>,
     device_map: Option<&Bound<'_, PyDict>>,
-    allow_users: Vec<u32>,
+    allow_users: Option<Vec<u32>>,
 ) -> PyResult<Listener> {
     let key = key.map(checked_key).transpose()?;
-    let ipc = ipc_for_users(py, backend, &allow_users)?;
+    let ipc = ipc_for_users(py, backend, &allow_users.unwrap_or_default())?;
     let map = device_map.map(|pairs| self::device_map(py, &ipc, pairs, std::iter::empty())).transpose()?;
     let start = || {
         let builder = match &key {
@@ -446,8 +496,18 @@ pub(crate) fn listen(
 }
 
 /// Connects to the process that listens under a name, or, with a key, at a TCP address of another host.
+///
+/// `name` is the listener's, or `"IP:PORT"`. `key` is the secret of both sides, at least 16 bytes; without one, both are
+/// processes of this host. `backend` is `"cuda"`, `"ascend"` or `"mock"`; by default the one with devices. `device_map`
+/// is a dict from devices of the peer to devices here, for received memory. `allow_users` lists user ids of permitted
+/// peers beside this user; by default none. `timeout` limits the wait for a listener and its reply, in seconds; `None` is
+/// no limit.
+///
+/// Raises `TimeoutError` after `timeout` seconds, `NotPermittedError` if a side does not permit the other's user or has
+/// another key, `GoneError` if the listener has ended, `BackendError` if no backend has devices, and `ValueError` for an
+/// invalid argument.
 #[pyfunction]
-#[pyo3(signature = (name, *, key=None, backend=None, device_map=None, timeout=Some(DEFAULT), allow_users=Vec::new()))]
+#[pyo3(signature = (name, *, key=None, backend=None, device_map=None, timeout=30.0, allow_users=None))]
 pub(crate) fn connect(
     py: Python<'_>,
     name: String,
@@ -455,9 +515,9 @@ pub(crate) fn connect(
     backend: Option<&str>,
     device_map: Option<&Bound<'_, PyDict>>,
     timeout: Option<f64>,
-    allow_users: Vec<u32>,
+    allow_users: Option<Vec<u32>>,
 ) -> PyResult<Channel> {
-    let ipc = ipc_for_users(py, backend, &allow_users)?;
+    let ipc = ipc_for_users(py, backend, &allow_users.unwrap_or_default())?;
     let map = device_map.map(|pairs| self::device_map(py, &ipc, pairs, std::iter::empty())).transpose()?;
     let (session, limit, key) = (ipc.clone(), wait::limit(timeout)?, key.map(checked_key).transpose()?);
     // One attempt: a listener that has just accepted a connection that was given up would have a channel without a peer.

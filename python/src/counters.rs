@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::error::{OrRaise as _, exception};
-use crate::wait::{self, DEFAULT};
+use crate::wait;
 
 /// Returns the counters of the library's activity in this process, by name.
 #[pyfunction]
@@ -23,21 +23,28 @@ pub(crate) fn counters(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 }
 
 /// Releases all idle leases of this process, and waits until their memory is closed.
+///
+/// `timeout` limits the wait, in seconds; `None` is no limit. Raises `TimeoutError` after it.
 #[pyfunction]
-#[pyo3(signature = (timeout=Some(DEFAULT)))]
+#[pyo3(signature = (timeout=30.0))]
 pub(crate) fn close_unused(py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
     wait::wait(py, wait::limit(timeout)?, device_ipc::close_unused)
 }
 
 /// Ends all exports of this process, releases its idle leases, and waits until no other process holds a lease.
+///
+/// `timeout` limits the wait, in seconds; `None` is no limit. Raises `StillHeldError`, which lists the holders, after it.
 #[pyfunction]
-#[pyo3(signature = (timeout=Some(DEFAULT)))]
+#[pyo3(signature = (timeout=30.0))]
 pub(crate) fn shutdown(py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
     wait::wait(py, wait::limit(timeout)?, device_ipc::shutdown)
 }
 
 /// Returns the processes of this host that share memory, with their exports; an exception in place of a process that did not
 /// reply.
+///
+/// `timeout` limits the wait for all replies, in seconds. Raises `Error` if the sockets of the host cannot be listed, and
+/// `ValueError` for a negative number.
 #[pyfunction]
 #[pyo3(signature = (timeout=5.0))]
 pub(crate) fn list_exports(py: Python<'_>, timeout: f64) -> PyResult<Vec<Py<PyAny>>> {

@@ -52,6 +52,9 @@ impl Holder {
 }
 
 /// The name of an export or a ring: one line of text that another process opens. It contains the token that permits it.
+///
+/// `descriptor` is its text, its bytes or another `Descriptor`. Raises `DescriptorError` for a text or bytes that are none, and
+/// `TypeError` for another object.
 #[pyclass(frozen, eq, module = "device_ipc")]
 #[derive(PartialEq)]
 pub(crate) struct Descriptor {
@@ -60,7 +63,6 @@ pub(crate) struct Descriptor {
 
 #[pymethods]
 impl Descriptor {
-    /// Parses a text or bytes.
     #[new]
     fn new(py: Python<'_>, descriptor: &Bound<'_, PyAny>) -> PyResult<Self> {
         Ok(Self { descriptor: parse(py, descriptor)? })
@@ -256,6 +258,9 @@ impl Export {
     }
 
     /// Waits until a process has opened the export and no process holds it any longer. The export stays open.
+    ///
+    /// `timeout` is in seconds; `None` is no limit. Raises `StillHeldError`, which lists the holders, after it,
+    /// `Error` if a process died while it used the memory, and `ValueError` if the export is closed.
     #[pyo3(signature = (timeout=None))]
     fn wait_released(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let export = self.get()?;
@@ -263,6 +268,9 @@ impl Export {
     }
 
     /// Waits until the export has been opened this many times.
+    ///
+    /// `count` is that number. `timeout` is in seconds; `None` is no limit. Raises `TimeoutError` after it, and
+    /// `ValueError` if the export is closed.
     #[pyo3(signature = (count=1, timeout=None))]
     fn wait_opened(&self, py: Python<'_>, count: u64, timeout: Option<f64>) -> PyResult<()> {
         let export = self.get()?;
@@ -276,6 +284,8 @@ impl Export {
 
     /// Has a callable called, without arguments, after changes of `holders`. It runs on a thread of the library, must not wait,
     /// and replaces an earlier one.
+    ///
+    /// Raises `ValueError` if the export is closed. `callback` may be a method of an object that refers to the export.
     fn on_change(&self, callback: Py<PyAny>) -> PyResult<()> {
         let callback = Arc::new(Callback::new(callback));
         let export = self.get()?;
@@ -286,6 +296,9 @@ impl Export {
 
     /// Returns a right to open the export once: send its text beside the descriptor, and pass it to `open(…, grant=…)`. The memory
     /// stays until it is used, given back or `limit` seconds old, also if the export is dropped before.
+    ///
+    /// `limit` is in seconds; `None` is no limit. Raises `Error` if too many grants are unused, and `ValueError` if the
+    /// export is closed.
     #[pyo3(signature = (limit=600.0))]
     fn grant(&self, py: Python<'_>, limit: Option<f64>) -> PyResult<Grant> {
         self.get()?.grant(wait::limit(limit)?).or_raise(py).map(Grant::from)
@@ -293,6 +306,9 @@ impl Export {
 
     /// Ends the export, and waits until no process holds the memory and its owner has been dropped. After a timeout, call it
     /// again to wait longer.
+    ///
+    /// `timeout` is in seconds; `None` is no limit. Raises `StillHeldError`, which lists the holders, after it; the
+    /// export then stays closed for new processes. Raises `ValueError` if another thread waits for the export.
     #[pyo3(signature = (timeout=None))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let limit = wait::limit(timeout)?;

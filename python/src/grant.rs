@@ -11,6 +11,9 @@ use crate::export::Export;
 /// A right to open an export once, by `open(descriptor, grant=grant)`. `str(grant)` and `bytes(grant)` travel beside the descriptor.
 ///
 /// The text contains a secret. The object is plain data: dropping it ends nothing.
+///
+/// `grant` is its text, its bytes or another `Grant`. Raises `DescriptorError` for a text or bytes that are none, and `TypeError`
+/// for another object.
 #[pyclass(frozen, eq, module = "device_ipc")]
 #[derive(PartialEq, Eq)]
 pub(crate) struct Grant {
@@ -19,7 +22,6 @@ pub(crate) struct Grant {
 
 #[pymethods]
 impl Grant {
-    /// Parses a text or bytes.
     #[new]
     fn new(py: Python<'_>, grant: &Bound<'_, PyAny>) -> PyResult<Self> {
         Ok(Self { grant: parse(py, grant)? })

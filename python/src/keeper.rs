@@ -88,6 +88,8 @@ impl Keeper {
 
     /// Answers with another export from now on, as the next version or the stated one. Processes that have the former export open
     /// keep it; they are notified when it is closed, or when no reference to it is left.
+    ///
+    /// Raises `ValueError` if the keeper or `export` is closed. `version` is the number of the new version.
     #[pyo3(signature = (export, *, version=None))]
     fn replace(&self, py: Python<'_>, export: &Export, version: Option<u64>) -> PyResult<()> {
         let (keeper, export) = (self.get()?, export.get()?);
@@ -135,17 +137,22 @@ impl Keeper {
 }
 
 /// Lets other processes open an export by a name: `device_ipc.open("keeper:llama")`.
+///
+/// `name` is the part after `keeper:`. `export` is the memory, and `version` its number. `allow_users` lists user ids
+/// that may open it beside this user; by default none.
+///
+/// Raises `Error` if another process has the name, and `ValueError` if the export is closed.
 #[pyfunction]
-#[pyo3(signature = (name, export, *, version=1, allow_users=Vec::new()))]
+#[pyo3(signature = (name, export, *, version=1, allow_users=None))]
 pub(crate) fn keep(
     py: Python<'_>,
     name: &str,
     export: &Export,
     version: u64,
-    allow_users: Vec<u32>,
+    allow_users: Option<Vec<u32>>,
 ) -> PyResult<Keeper> {
     let export = export.get()?;
-    let ipc = ipc_for_users(py, Some(export.descriptor().backend()), &allow_users)?;
+    let ipc = ipc_for_users(py, Some(export.descriptor().backend()), &allow_users.unwrap_or_default())?;
     let kept = py.detach(|| ipc.keep(name, version, export).map_err(Error::from));
     let keeper = Arc::new(kept.or_raise(py)?);
     let is_closed = Arc::new(AtomicBool::new(false));

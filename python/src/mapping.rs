@@ -176,6 +176,9 @@ impl Mapping {
     }
 
     /// Returns a right to open the export once, for a process that the memory is sent on to; as `Export.grant`.
+    ///
+    /// `limit` is in seconds; `None` is no limit. Raises `GoneError` if the exporter has ended, `UnsupportedError` for a
+    /// copy, and `ValueError` if the mapping is closed.
     #[pyo3(signature = (limit=600.0))]
     fn grant(&self, py: Python<'_>, limit: Option<f64>) -> PyResult<Grant> {
         let (inner, limit) = (self.inner()?, crate::wait::limit(limit)?);
@@ -190,6 +193,9 @@ impl Mapping {
 
     /// Releases the memory in the order of a stream: by default the stream that it was opened on. Tensors that are still in use
     /// keep it mapped. Does not wait.
+    ///
+    /// Raises `PlacementError` or `TypeError` for a `stream` that is none of the memory's device. Closing it again does
+    /// nothing.
     #[pyo3(signature = (stream=None))]
     fn close(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let Ok(inner) = self.inner() else { return Ok(()) };
@@ -210,6 +216,8 @@ impl Mapping {
     }
 
     /// Returns the tensor of this name, or `default`.
+    ///
+    /// Raises `ValueError` if the mapping is closed. `name` is the tensor's name.
     #[pyo3(signature = (name, /, default=None))]
     fn get(&self, py: Python<'_>, name: &str, default: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {
         match self.__getitem__(py, name) {
@@ -222,6 +230,8 @@ impl Mapping {
     /// Calls a function without arguments once when the exporter drops or closes the export, now if it has: a keeper has a new
     /// version of the weights, for example. This mapping stays valid. The function runs on a thread of the library; on an event loop, pass one
     /// that calls `loop.call_soon_threadsafe`. Not for memory of this process or a copy, nor after `close`.
+    ///
+    /// `callback` is that function. Raises `ValueError` if the mapping is closed.
     fn on_dropped(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
         let inner = self.inner()?;
         let callback = self.callback(callback);
@@ -230,6 +240,8 @@ impl Mapping {
     }
 
     /// Calls a function without arguments once when the exporter's process has ended, now if it has; otherwise as `on_dropped`.
+    ///
+    /// `callback` is that function. Raises `ValueError` if the mapping is closed.
     fn on_gone(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
         let inner = self.inner()?;
         let callback = self.callback(callback);

@@ -23,6 +23,13 @@ pub(crate) fn dtype(found: &Bound<'_, PyAny>) -> PyResult<Dtype> {
 }
 
 /// Allocates uninitialised memory that can be shared, as a tensor.
+///
+/// `shape` lists the sizes of the dimensions. `dtype` is a name such as `"float32"`, or an element type of torch or
+/// NumPy. `device` is a name such as `"cuda:1"` or an ordinal; by default device 0 of the default backend. With
+/// `read_only`, importers can be given the memory without write access.
+///
+/// Raises `OutOfMemoryError` if the device has not enough memory, `UnsupportedError` if it has no such memory,
+/// `BackendError` if no backend has devices, and `ValueError` for an invalid argument.
 #[pyfunction]
 #[pyo3(signature = (shape, dtype, device=None, *, read_only=false))]
 pub(crate) fn empty(

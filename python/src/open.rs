@@ -15,7 +15,7 @@ use crate::mapping::{Mapping, MappingInner};
 use crate::pull;
 use crate::session::{DeviceArg, access, ipc_for_users};
 use crate::stream::StreamArg;
-use crate::wait::{self, DEFAULT};
+use crate::wait;
 
 /// Where memory is opened.
 #[derive(Clone)]
@@ -90,15 +90,29 @@ pub(crate) fn device_map(
         .try_fold(DeviceMap::new(), |map, (from, to)| map.insert(parse(&from)?, parse(&to)?).or_raise(py))
 }
 
-/// Opens memory of another process: a mapping of names to tensors. `keeper:NAME` in the place of a descriptor stands for the memory
-/// that a keeper has under this name.
+/// Opens memory of another process.
 ///
-/// `staged` and `pulled` permit copies: `None` if the memory cannot be opened, `True` always. `staged` copies through the
-/// memory of this host, `pulled` over the network, if the exporter's process has called `enable_remote`. `progress` is called with
-/// the number of bytes that have arrived and the number of all bytes, on any thread.
+/// Returns a `Mapping` of names to tensors. `descriptor` is a `Descriptor`, its text or its bytes, or `"keeper:NAME"` for
+/// the memory that a keeper has under this name.
+///
+/// `device` is a device here, such as `"cuda:1"`, or a dict from the exporter's devices to devices here; by default the
+/// memory's home device. `access` is `"r"` or `"rw"`; by default that of the export. `stream` is the stream that waits
+/// until the bytes are ready, by default the framework's current one on `device`; without a stream this call waits.
+/// `staged` permits a copy through the memory of this host, and `pulled` one over the network: `None` if the memory
+/// cannot be opened, `True` always. `timeout` limits the wait for the exporter, in seconds; `None` is no limit.
+/// `allow_read_only` permits DLPack capsules of read-only memory for frameworks that ignore that flag.
+///
+/// `allow_users` lists user ids whose exports may be opened beside those of this user; by default none. `grant` is a
+/// right to open the export once, of `Export.grant`. `progress` is called with the number of bytes that have been copied
+/// and the number of all bytes, on any thread.
+///
+/// Raises `StaleError` if the export has ended, `GoneError` if its process has, `PlacementError` if the device cannot
+/// reach the memory, `NotPermittedError` if the access or this user is not permitted, `TimeoutError` after `timeout`
+/// seconds, `DescriptorError` if the text is no descriptor, `ForkedError` in a child of fork, and `ValueError` for arguments
+/// that are invalid or contradict each other.
 #[pyfunction]
 #[pyo3(signature = (
-    descriptor, *, device=None, access=None, stream=None, staged=false, pulled=false, timeout=Some(DEFAULT), allow_users=Vec::new(),
+    descriptor, *, device=None, access=None, stream=None, staged=false, pulled=false, timeout=30.0, allow_users=None,
     allow_read_only=false, grant=None, progress=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
@@ -111,7 +125,7 @@ pub(crate) fn open(
     staged: Option<bool>,
     pulled: Option<bool>,
     timeout: Option<f64>,
-    allow_users: Vec<u32>,
+    allow_users: Option<Vec<u32>>,
     allow_read_only: bool,
     grant: Option<&Bound<'_, PyAny>>,
     progress: Option<Py<PyAny>>,
@@ -127,13 +141,16 @@ pub(crate) fn open(
             ));
         }
         let backend = device.and_then(|device| DeviceArg::parse(device).ok()?.backend);
-        let ipc = ipc_for_users(py, backend, &allow_users)?;
+        let ipc = ipc_for_users(py, backend, &allow_users.unwrap_or_default())?;
         let kept = keeper::find(py, &ipc, &name, limit)?;
         limit = limit.saturating_sub(begun.elapsed());
         (ipc, Source::Kept(Box::new(kept)))
     } else {
         let descriptor = parse(py, descriptor)?;
-        (ipc_for_users(py, Some(descriptor.backend()), &allow_users)?, Source::Descriptor(descriptor))
+        (
+            ipc_for_users(py, Some(descriptor.backend()), &allow_users.unwrap_or_default())?,
+            Source::Descriptor(descriptor),
+        )
     };
     let place = Place::parse(py, &ipc, device, source.descriptor())?;
     let stream = place.stream(py, stream, &ipc)?;

@@ -17,14 +17,22 @@ use crate::wait;
 /// The tensors must not be used until the call returns. After an error their contents are unspecified. If the exporter does not
 /// answer, their memory is kept until NIXL has finished with it. `progress` is called with the number of bytes that have
 /// arrived and the number of all bytes, on any thread.
+///
+/// `descriptor` names the export, `tensors` the destination. `timeout` limits the silence of the exporter, in seconds;
+/// `None` is no limit. `allow_users` lists user ids whose exports may be copied beside those of this user; by default
+/// none.
+///
+/// Raises `NoSuchTensorError` for a name that the export does not have, `LayoutError` if type or shape differ,
+/// `TimeoutError` after `timeout` seconds, `GoneError` if the exporter has ended, `UnsupportedError` without NIXL, and
+/// `ValueError` for read-only tensors.
 #[pyfunction]
-#[pyo3(signature = (descriptor, tensors, *, timeout=Some(wait::DEFAULT), allow_users=Vec::new(), progress=None))]
+#[pyo3(signature = (descriptor, tensors, *, timeout=30.0, allow_users=None, progress=None))]
 pub(crate) fn pull_into(
     py: Python<'_>,
     descriptor: &Bound<'_, PyAny>,
     tensors: &Bound<'_, PyAny>,
     timeout: Option<f64>,
-    allow_users: Vec<u32>,
+    allow_users: Option<Vec<u32>>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<()> {
     let descriptor = parse(py, descriptor)?;
@@ -36,7 +44,7 @@ pub(crate) fn pull_into(
             return Err(PyValueError::new_err(format!("{name} is read-only; pull into writable tensors")));
         }
     }
-    let ipc = ipc_for_users(py, Some(descriptor.backend()), &allow_users)?;
+    let ipc = ipc_for_users(py, Some(descriptor.backend()), &allow_users.unwrap_or_default())?;
     let report = progress.map(report);
     let call = move || -> device_ipc::Result<()> {
         let mut set = ipc.tensors();

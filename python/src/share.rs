@@ -152,8 +152,17 @@ fn torch(tensor: &Bound<'_, PyAny>) -> PyResult<Foreign> {
 ///
 /// With access="r" importers may only read. A kernel that writes does not change the bytes, and ends the importer's use of the
 /// device; under MPS also the exporter's.
+///
+/// `tensors` is a tensor of any framework, or a mapping of names to tensors. `name` names a single tensor. `ready` is the
+/// stream, or a list of streams, whose work so far writes the bytes; by default the framework's current stream.
+/// `exposure` says what happens if importers reach bytes beside the tensors: `"allow"` shares, `"refuse"` raises,
+/// `"copy"` shares a copy. `allow_users` lists user ids that may open the memory beside this user; by default none.
+///
+/// Raises `TypeError` for an object that is no tensor of device memory, `UnsupportedError` if the memory is of a kind that
+/// cannot be shared or by `exposure="refuse"`, `LayoutError` for strides or sizes that cannot, `ForkedError` in a child of
+/// fork, and `ValueError` for an invalid argument.
 #[pyfunction]
-#[pyo3(signature = (tensors, *, name=None, access="rw", ready=None, exposure="allow", allow_users=Vec::new()))]
+#[pyo3(signature = (tensors, *, name=None, access="rw", ready=None, exposure="allow", allow_users=None))]
 pub(crate) fn share(
     py: Python<'_>,
     tensors: &Bound<'_, PyAny>,
@@ -161,7 +170,7 @@ pub(crate) fn share(
     access: &str,
     ready: Option<&Bound<'_, PyAny>>,
     exposure: &str,
-    allow_users: Vec<u32>,
+    allow_users: Option<Vec<u32>>,
 ) -> PyResult<Export> {
     let access = self::access(Some(access))?.unwrap_or(device_ipc::Access::ReadWrite);
     let exposure = match exposure {
@@ -177,7 +186,7 @@ pub(crate) fn share(
     let Some((_, first)) = sources.first() else {
         return Err(PyValueError::new_err("there is no tensor to share"));
     };
-    let ipc = ipc_for_users(py, Some(first.backend), &allow_users)?;
+    let ipc = ipc_for_users(py, Some(first.backend), &allow_users.unwrap_or_default())?;
     let streams = streams(py, ready, &ipc, &sources)?;
     let options = Options { access, exposure, streams: &streams };
     if let [(None, _)] = sources.as_slice() {

@@ -13,6 +13,9 @@ use crate::tensor::device_name;
 use crate::wait;
 
 /// A stream of the library, for programs without a framework that has streams.
+///
+/// `device` is a name such as `"cuda:1"` or an ordinal; by default device 0 of the default backend. Raises `BackendError` if no
+/// backend has devices, `PlacementError` if there is no such device, and `ValueError` for a text that names none.
 #[pyclass(frozen, weakref, module = "device_ipc")]
 pub(crate) struct Stream {
     stream: Arc<device_ipc::Stream>,
@@ -20,7 +23,6 @@ pub(crate) struct Stream {
 
 #[pymethods]
 impl Stream {
-    /// Creates a stream on a device.
     #[new]
     #[pyo3(signature = (device=None))]
     fn new(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
@@ -49,6 +51,8 @@ impl Stream {
     }
 
     /// Submits a pause of at least this many seconds, for demonstrations and tests.
+    ///
+    /// Raises `ValueError` if `seconds` is negative, and `UnsupportedError` if the backend has no such work.
     fn delay(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let time = wait::limit(Some(seconds))?;
         py.detach(|| self.stream.delay(time)).or_raise(py)

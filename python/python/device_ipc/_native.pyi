@@ -1,4 +1,6 @@
-"""The extension module. Its classes and functions are documented at run time."""
+"""The extension module. Its classes and functions have their documentation at run time: `help(device_ipc.open)` shows parameters,
+units, defaults and exceptions, and so do the windows of editors that import the package.
+"""
 
 import collections.abc
 from collections.abc import Callable, Iterator, Sequence
@@ -84,7 +86,7 @@ class Channel:
     def receive(self, timeout: float | None = None) -> Received: ...
     def fileno(self) -> int: ...
     def send_fileno(self) -> int: ...
-    def close(self, timeout: float | None = ...) -> None: ...
+    def close(self, timeout: float | None = 30.0) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
     def __reduce__(self) -> Never: ...
@@ -266,7 +268,7 @@ class Received:
         stream: _Stream | None = None,
         staged: bool | None = False,
         pulled: bool | None = False,
-        timeout: float | None = ...,
+        timeout: float | None = 30.0,
         allow_read_only: bool = False,
     ) -> Mapping: ...
     def __reduce__(self) -> Never: ...
@@ -285,7 +287,7 @@ class ReceivedExport:
         stream: _Stream | None = None,
         staged: bool | None = False,
         pulled: bool | None = False,
-        timeout: float | None = ...,
+        timeout: float | None = 30.0,
         allow_read_only: bool = False,
     ) -> Mapping: ...
     def __reduce__(self) -> Never: ...
@@ -293,7 +295,7 @@ class ReceivedExport:
 @final
 class Ring:
     def __new__(
-        cls, memory: _AnyTensor, *, slots: int = 2, access: _Access = "rw", allow_users: Sequence[int] = ...
+        cls, memory: _AnyTensor, *, slots: int = 2, access: _Access = "rw", allow_users: Sequence[int] | None = None
     ) -> Self: ...
     @property
     def descriptor(self) -> Descriptor: ...
@@ -431,15 +433,15 @@ class WeakMapping:
     def grant(self, limit: float | None) -> Grant | None: ...
 
 def available() -> dict[str, list[Device] | str]: ...
-def close_unused(timeout: float | None = ...) -> None: ...
+def close_unused(timeout: float | None = 30.0) -> None: ...
 def connect(
     name: str,
     *,
     key: bytes | None = None,
     backend: str | None = None,
     device_map: dict[Any, Any] | None = None,
-    timeout: float | None = ...,
-    allow_users: Sequence[int] = ...,
+    timeout: float | None = 30.0,
+    allow_users: Sequence[int] | None = None,
 ) -> Channel: ...
 def counters() -> dict[str, int]: ...
 def devices() -> list[Device]: ...
@@ -454,9 +456,9 @@ def join(
     device: _Device | dict[str, _Device] | None = None,
     access: _Access | None = None,
     pulled: bool | None = False,
-    timeout: float | None = ...,
+    timeout: float | None = 30.0,
 ) -> RingReader: ...
-def keep(name: str, export: Export, *, version: int = 1, allow_users: Sequence[int] = ...) -> Keeper: ...
+def keep(name: str, export: Export, *, version: int = 1, allow_users: Sequence[int] | None = None) -> Keeper: ...
 def list_exports(timeout: float = 5.0) -> list[Any]: ...
 def listen(
     name: str,
@@ -464,7 +466,7 @@ def listen(
     key: bytes | None = None,
     backend: str | None = None,
     device_map: dict[Any, Any] | None = None,
-    allow_users: Sequence[int] = ...,
+    allow_users: Sequence[int] | None = None,
 ) -> Listener: ...
 def open(
     descriptor: Descriptor | str | bytes,
@@ -474,8 +476,8 @@ def open(
     stream: _Stream | None = None,
     staged: bool | None = False,
     pulled: bool | None = False,
-    timeout: float | None = ...,
-    allow_users: Sequence[int] = ...,
+    timeout: float | None = 30.0,
+    allow_users: Sequence[int] | None = None,
     allow_read_only: bool = False,
     grant: Grant | str | bytes | None = None,
     progress: Callable[[int, int], object] | None = None,
@@ -484,8 +486,8 @@ def pull_into(
     descriptor: Descriptor | str | bytes,
     tensors: _AnyTensors,
     *,
-    timeout: float | None = ...,
-    allow_users: Sequence[int] = ...,
+    timeout: float | None = 30.0,
+    allow_users: Sequence[int] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> None: ...
 def share(
@@ -495,7 +497,7 @@ def share(
     access: _Access = "rw",
     ready: _Stream | Sequence[_Stream] | None = None,
     exposure: Literal["allow", "refuse", "copy"] = "allow",
-    allow_users: Sequence[int] = ...,
+    allow_users: Sequence[int] | None = None,
 ) -> Export: ...
 def share_storage(storage: object, device: _Device, ptr: int, nbytes: int) -> Export: ...
-def shutdown(timeout: float | None = ...) -> None: ...
+def shutdown(timeout: float | None = 30.0) -> None: ...

@@ -35,22 +35,38 @@ T = TypeVar("T")
 
 
 async def released(export: Export, timeout: float | None = None) -> None:
-    """Waits until a process has opened the export and no process holds it any longer."""
+    """Waits until a process has opened the export and no process holds it any longer.
+
+    ``timeout`` is in seconds; ``None`` is no limit. Raises as ``export.wait_released`` does: ``StillHeldError`` after
+    ``timeout``, ``Error`` if a process died while it used the memory.
+    """
     await _changed(export, lambda: export.wait_released(0), timeout)
 
 
 async def opened(export: Export, count: int = 1, timeout: float | None = None) -> None:
-    """Waits until the export has been opened this many times."""
+    """Waits until the export has been opened this many times.
+
+    ``count`` is that number. ``timeout`` is in seconds; ``None`` is no limit. Raises ``TimeoutError`` after it, and
+    ``ValueError`` if the export is closed.
+    """
     await _changed(export, lambda: export.wait_opened(count, 0), timeout)
 
 
 async def readers(ring: Ring, count: int = 1, timeout: float | None = None) -> None:
-    """Waits until a ring has this many readers."""
+    """Waits until a ring has this many readers.
+
+    ``count`` is that number. ``timeout`` is in seconds; ``None`` is no limit. Raises ``TimeoutError`` after it, and
+    ``ValueError`` if the ring is closed.
+    """
     await _changed(ring, lambda: ring.wait_readers(count, 0), timeout)
 
 
 async def write(ring: Ring, stream: object | None = None, timeout: float | None = None) -> RingWriteSlot:
-    """Waits for the next slot for writing. Tasks take turns: the call waits until another task has published or dropped its slot."""
+    """Waits for the next slot for writing. Tasks take turns: the call waits until another task has published or dropped its slot.
+
+    ``ring`` is that of one event loop, ``stream`` as in ``ring.write``. ``timeout`` is in seconds; ``None`` is no limit. Raises
+    ``TimeoutError`` after it, and ``ValueError`` if the ring is closed or this task is writing a slot already.
+    """
     task = asyncio.current_task()
 
     def attempt() -> RingWriteSlot:
@@ -67,17 +83,29 @@ async def write(ring: Ring, stream: object | None = None, timeout: float | None 
 
 
 async def next(reader: RingReader, timeout: float | None = None) -> RingReadSlot | None:
-    """Waits for the next publication. `None` at the end of the ring."""
+    """Waits for the next publication. `None` at the end of the ring.
+
+    ``reader`` is that of one event loop. ``timeout`` is in seconds; ``None`` is no limit. Raises ``TimeoutError`` after
+    it, ``GoneError`` if the writer's process has ended, and ``ValueError`` if the reader is closed.
+    """
     return await _wait(reader, reader.fileno, lambda: reader.next(0), timeout)
 
 
 async def accept(listener: Listener, timeout: float | None = None) -> Channel:
-    """Waits for a process that connects."""
+    """Waits for a process that connects.
+
+    ``listener`` is that of one event loop. ``timeout`` is in seconds; ``None`` is no limit. Raises ``TimeoutError`` after
+    it, and ``ValueError`` if the listener is closed.
+    """
     return await _wait(listener, listener.fileno, lambda: listener.accept(0), timeout)
 
 
 async def receive(channel: Channel, timeout: float | None = None) -> Received:
-    """Waits for the next message."""
+    """Waits for the next message.
+
+    ``channel`` is that of one event loop. ``timeout`` is in seconds; ``None`` is no limit. Raises ``TimeoutError`` after
+    it, ``GoneError`` if the peer has ended and no message is left, and ``ValueError`` if the channel is closed.
+    """
     return await _wait(channel, channel.fileno, lambda: channel.receive(0), timeout)
 
 
@@ -89,7 +117,12 @@ async def send(
     reply_to: Received | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Sends a message when there is room for it."""
+    """Sends a message when there is room for it.
+
+    ``data`` are the bytes, ``memory`` what the message brings, ``ready`` and ``reply_to`` as in ``channel.send``.
+    ``timeout`` is in seconds; ``None`` is no limit. Raises ``TimeoutError`` after it, ``GoneError`` if the peer has
+    closed the channel or ended, and ``ValueError`` if this side has closed it.
+    """
     known = (_native.Export, _native.Descriptor)
     parts = [part if isinstance(part, known) else _native.share(part, ready=ready) for part in memory]
     attempt = lambda: channel.send(data, *parts, ready=ready, reply_to=reply_to, timeout=0)  # noqa: E731
@@ -99,6 +132,8 @@ async def send(
 async def call(function: Callable[P, T], /, *arguments: P.args, **options: P.kwargs) -> T:
     """Runs a call that opens, connects or closes (``open``, ``join``, ``connect``, ``Export.close``) on a thread of its own, with
     the caller's current stream. If the task is cancelled, the call continues there, and its result is dropped.
+
+    Calls ``function`` with ``arguments`` and ``options``; returns its result, and raises its exception.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

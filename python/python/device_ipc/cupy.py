@@ -67,6 +67,12 @@ def open(
 
     CuPy has no read-only arrays. A read-only mapping is refused unless ``allow_read_only`` is true; then a kernel that writes an
     array ends this process's use of the device.
+
+    The parameters are those of ``device_ipc.open``: ``descriptor`` (text, bytes, ``Descriptor`` or ``"keeper:NAME"``), ``device`` (a
+    device here or a dict of devices; by default the home device), ``access`` (``"r"`` or ``"rw"``), ``stream`` (the one that waits for the bytes),
+    ``staged`` and ``pulled`` (copies: ``None`` if the memory cannot be opened, ``True`` always), ``timeout`` (in seconds; ``None`` is no
+    limit), ``allow_users`` (further user ids of exporters), ``grant``, and ``progress`` (called with the numbers of copied and of all bytes).
+    Raises as ``device_ipc.open``, ``NotPermittedError`` for read-only memory, and ``TypeError`` for an element type that CuPy does not have.
     """
     options = {
         "device": device,

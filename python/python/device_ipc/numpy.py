@@ -65,7 +65,14 @@ def open(
     grant: _native.Grant | str | bytes | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Arrays:
-    """Opens memory of another process as NumPy arrays, which are read-only where the memory is."""
+    """Opens memory of another process as NumPy arrays, which are read-only where the memory is.
+
+    The parameters are those of ``device_ipc.open``: ``descriptor`` (text, bytes, ``Descriptor`` or ``"keeper:NAME"``), ``device`` (a
+    device here or a dict of devices; by default the home device), ``access`` (``"r"`` or ``"rw"``), ``stream`` (the one that waits for the bytes),
+    ``staged`` and ``pulled`` (copies: ``None`` if the memory cannot be opened, ``True`` always), ``timeout`` (in seconds; ``None`` is no
+    limit), ``allow_users`` (further user ids of exporters), ``grant``, and ``progress`` (called with the numbers of copied and of all bytes).
+    Raises as ``device_ipc.open``, and ``TypeError`` for an element type that NumPy does not have.
+    """
     return Arrays(
         _native.open(
             descriptor,

@@ -84,6 +84,12 @@ def open(
 
     torch has no read-only tensors. A read-only mapping is refused unless ``allow_read_only`` is true; then a kernel that writes
     a tensor ends this process's use of the device, and a write by the host on the mock ends the process.
+
+    The parameters are those of ``device_ipc.open``: ``descriptor`` (text, bytes, ``Descriptor`` or ``"keeper:NAME"``), ``device`` (a
+    device here or a dict of devices; by default the home device), ``access`` (``"r"`` or ``"rw"``), ``stream`` (the one that waits for the bytes),
+    ``staged`` and ``pulled`` (copies: ``None`` if the memory cannot be opened, ``True`` always), ``timeout`` (in seconds; ``None`` is no
+    limit), ``allow_users`` (further user ids of exporters), ``grant``, and ``progress`` (called with the numbers of copied and of all bytes).
+    Raises as ``device_ipc.open``, ``NotPermittedError`` for read-only memory, and ``TypeError`` for an element type that torch does not have.
     """
     options = {
         "device": device,
@@ -100,7 +106,11 @@ def open(
 
 
 def empty(shape: Any, dtype: Any, device: Any = None) -> Any:
-    """Allocates an uninitialised torch tensor in memory that can be shared."""
+    """Allocates an uninitialised torch tensor in memory that can be shared.
+
+    ``shape``, ``dtype`` and ``device`` are those of ``device_ipc.empty``. Raises as it does, and ``TypeError`` for an element type that
+    torch does not have.
+    """
     return _single(_torch(), _native.empty(list(shape), dtype, device))
 
 

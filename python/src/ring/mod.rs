@@ -48,6 +48,10 @@ struct RingInner {
 }
 
 /// The writer of a ring. Readers open its text, `str(ring)`, with `join`.
+///
+/// `memory` is a tensor, which is shared as `slots` slots of equal size. `access` is that of readers, `"r"` or `"rw"`.
+/// `allow_users` lists user ids that may join beside this user; by default none. Raises `TypeError` if `memory` is no tensor
+/// of device memory, and `LayoutError` if it cannot be divided into `slots`.
 #[pyclass(frozen, weakref, module = "device_ipc")]
 pub(crate) struct Ring {
     inner: Mutex<Option<Arc<RingInner>>>,
@@ -62,20 +66,19 @@ impl Ring {
 
 #[pymethods]
 impl Ring {
-    /// Shares a tensor's memory as slots of equal size.
     #[new]
-    #[pyo3(signature = (memory, *, slots=2, access="rw", allow_users=Vec::new()))]
+    #[pyo3(signature = (memory, *, slots=2, access="rw", allow_users=None))]
     fn new(
         py: Python<'_>,
         memory: &Bound<'_, PyAny>,
         slots: u32,
         access: &str,
-        allow_users: Vec<u32>,
+        allow_users: Option<Vec<u32>>,
     ) -> PyResult<Self> {
         let access = self::access(Some(access))?.unwrap_or(Access::ReadWrite);
         let source = Source::read(py, memory)?
             .ok_or_else(|| PyTypeError::new_err("the memory of a ring is a tensor of device memory"))?;
-        let ipc = ipc_for_users(py, Some(source.backend), &allow_users)?;
+        let ipc = ipc_for_users(py, Some(source.backend), &allow_users.unwrap_or_default())?;
         let device = source.device;
         let (owner, keeper) = source.kept();
         let made = py.detach(|| -> device_ipc::Result<_> {
@@ -130,6 +133,9 @@ impl Ring {
     }
 
     /// Waits until there are this many readers.
+    ///
+    /// `count` is that number. `timeout` is in seconds; `None` is no limit. Raises `TimeoutError` after it, and
+    /// `ValueError` if the ring is closed.
     #[pyo3(signature = (count=1, timeout=None))]
     fn wait_readers(&self, py: Python<'_>, count: usize, timeout: Option<f64>) -> PyResult<()> {
         let inner = self.inner()?;
@@ -151,6 +157,9 @@ impl Ring {
 
     /// Returns the next slot for writing. With a stream, that stream waits until the readers have released the slot; without
     /// one, this call waits. Threads take turns: the call waits until another thread has published or dropped its slot.
+    ///
+    /// `timeout` limits the wait, in seconds; 0 makes one attempt, `None` is no limit. Raises `TimeoutError` after it,
+    /// and `ValueError` if the ring is closed.
     #[pyo3(signature = (stream=None, *, timeout=None))]
     fn write(
         slf: &Bound<'_, Self>,
@@ -187,6 +196,9 @@ impl Ring {
     }
 
     /// Ends the ring: readers receive the publications so far. Waits until no process holds the memory.
+    ///
+    /// `timeout` is in seconds; `None` is no limit. Raises `StillHeldError`, which lists the holders, after it, and
+    /// `ValueError` if a slot is in use.
     #[pyo3(signature = (timeout=None))]
     fn close(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<()> {
         let (py, limit) = (slf.py(), wait::limit(timeout)?);

@@ -18,7 +18,7 @@ use crate::open::Place;
 use crate::session::{access, ipc, not_picklable};
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor, TensorData, to_dlpack};
-use crate::wait::{self, DEFAULT, Waiting};
+use crate::wait::{self, Waiting};
 
 /// A reader with what its slots need.
 pub(super) struct ReaderInner {
@@ -53,6 +53,9 @@ impl RingReader {
 
     /// Waits for the next publication, and returns its slot. `None` when the writer has closed the ring and every publication
     /// has been returned.
+    ///
+    /// `timeout` is in seconds; 0 makes one attempt, `None` is no limit. Raises `TimeoutError` after it, `GoneError` if
+    /// the writer's process has ended, and `ValueError` if the reader is closed or holds all slots.
     #[pyo3(signature = (timeout=None))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<RingReadSlot>> {
         let inner = self.inner()?;
@@ -78,6 +81,9 @@ impl RingReader {
 
     /// Returns the next slot ahead of its publication: the stream waits for it. The slot may never be published; use what was
     /// read only after the work has finished and `check` or `release` of the slot has raised no exception.
+    ///
+    /// Raises `UnsupportedError` if the ring has no timelines, `GoneError` at the end of the ring, and `PlacementError`
+    /// or `TypeError` for a `stream` that is none of the reader's device.
     fn next_ahead(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<RingReadSlot> {
         let inner = self.inner()?;
         let device = py.detach(|| lock(&inner.reader).device());
@@ -201,6 +207,9 @@ impl RingReadSlot {
 
     /// Lets the writer reuse the slot: when the stream reaches this point, or at once where there is none. By default it is the
     /// stream of `next_ahead`, or the current stream of the framework in use.
+    ///
+    /// Raises `Error` if the slot was never published or may have been overwritten, and `PlacementError` or `TypeError`
+    /// for a `stream` that is none of the memory's device.
     #[pyo3(signature = (stream=None))]
     fn release(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let Ok(inner) = self.inner() else { return Ok(()) };
@@ -265,8 +274,16 @@ impl RingReadSlot {
 ///
 /// `pulled` permits copies over the network, of each publication: `None` if the ring cannot be opened, `True` always. The writer's
 /// process has to have called `enable_remote`. `timeout` is then also the longest silence of the writer's process, and of this one.
+///
+/// `descriptor` is the ring's text, its bytes or a `Descriptor`. `device` is a device here or a dict, as in `open`; by
+/// default the ring's home device. `access` is `"r"` or `"rw"`; by default that of the ring. `timeout` limits the wait
+/// for the writer's process, in seconds; `None` is no limit.
+///
+/// Raises `StaleError` if the ring has ended, `GoneError` if its process has, `PlacementError` if the device cannot reach
+/// the memory, `NotPermittedError` if this user or the access is not permitted, `TimeoutError` after `timeout` seconds,
+/// and `DescriptorError` if the text names no ring.
 #[pyfunction]
-#[pyo3(signature = (descriptor, *, device=None, access=None, pulled=false, timeout=Some(DEFAULT)))]
+#[pyo3(signature = (descriptor, *, device=None, access=None, pulled=false, timeout=30.0))]
 pub(crate) fn join(
     py: Python<'_>,
     descriptor: &Bound<'_, PyAny>,

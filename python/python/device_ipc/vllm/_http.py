@@ -24,7 +24,7 @@ class HTTPClient:
         self._timeout = timeout
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Asks the workers whether they can receive."""
+        """Asks the workers whether they can receive. ``init_info`` is the payload. Raises as the class states."""
         self._post("init_weight_transfer_engine", {"init_info": init_info})
 
     def start_weight_update(self) -> None:
@@ -32,7 +32,7 @@ class HTTPClient:
         self._post("start_weight_update", {})
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Passes a payload to the workers, and waits until they have loaded it."""
+        """Passes the payload ``update_info`` to the workers, and waits until they have loaded it. Raises as the class states."""
         self._post("update_weights", {"update_info": update_info})
 
     def finish_weight_update(self) -> None:

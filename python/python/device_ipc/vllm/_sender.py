@@ -60,6 +60,8 @@ class WeightSender:
 
     ``timeout`` limits each wait, in seconds. ``staged=None`` lets workers without peer access to the trainer's device copy
     an export through the host; buckets need peer access.
+
+    Raises ``ValueError`` for options that contradict each other.
     """
 
     def __init__(
@@ -102,6 +104,9 @@ class WeightSender:
 
         ``layout`` is what ``weights`` will yield, in order. A ring needs it beforehand; without it, ``weights`` must be a collection
         that can be iterated twice.
+
+        Raises ``LayoutError`` if ``weights`` are not those of ``layout``, ``TimeoutError`` and ``GoneError`` if the workers do not read, and
+        the exceptions of the client.
         """
         if self._bucket_bytes == 0:
             self._send_export(weights, layout)
