@@ -45,6 +45,25 @@ def test_all_element_types_and_strides_arrive_as_views_of_one_storage(start: Sta
     finish(other)
 
 
+def test_expanded_and_transposed_tensors_keep_their_strides(start: Start) -> None:
+    row = dt.empty([4], torch.float32, "mock:0").copy_(torch.arange(4.0))
+    grid = dt.empty([2, 3], torch.float32, "mock:0").copy_(torch.arange(6.0).view(2, 3))
+    export = device_ipc.share({"expanded": row.expand(1000, 4), "transposed": grid.t()})
+    other = start(
+        """
+        import torch, device_ipc.torch as dt
+        with dt.open(sys.argv[1]) as state:
+            expanded, transposed = state["expanded"], state["transposed"]
+            assert expanded.shape == (1000, 4) and expanded.stride() == (0, 1) and expanded[999].tolist() == [0, 1, 2, 3]
+            assert transposed.stride() == (1, 3) and transposed.tolist() == [[0, 3], [1, 4], [2, 5]]
+            assert state.mapping["expanded"].nbytes == 16
+            del expanded, transposed
+        """,
+        str(export),
+    )
+    finish(other)
+
+
 def test_parameter_and_escaped_tensor(start: Start) -> None:
     parameter = torch.nn.Parameter(filled([3, 4], torch.float32, 2))
     row = parameter.as_strided((1, 4), (7, 1))
