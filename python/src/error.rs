@@ -32,8 +32,12 @@ fn made(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let errors = py.import("device_ipc._errors")?;
     let text = errors.call_method1("in_python", (error.to_string(),))?;
     let made = errors.getattr(class_of(error.innermost()))?.call1((text,))?;
-    if let Error::StillHeld { holders, .. } = error.innermost() {
-        let holders: Vec<Holder> = holders.iter().map(Holder::from).collect();
+    let holders: Option<Vec<Holder>> = match error.innermost() {
+        Error::StillHeld { holders, .. } => Some(holders.iter().map(Holder::from).collect()),
+        Error::HolderDied { holders } => Some(holders.died().map(Holder::from).collect()),
+        _ => None,
+    };
+    if let Some(holders) = holders {
         made.setattr("holders", holders)?;
     }
     Ok(PyErr::from_value(made))
@@ -43,6 +47,7 @@ fn made(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
 fn class_of(error: &Error) -> &'static str {
     match error {
         Error::StillHeld { .. } => "StillHeldError",
+        Error::HolderDied { .. } => "HolderDiedError",
         _ if error.is_timeout() => "TimeoutError",
         _ if error.is_gone() => "GoneError",
         _ if error.is_stale() => "StaleError",

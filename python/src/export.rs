@@ -244,6 +244,12 @@ impl Export {
         Ok(self.get()?.holders().iter().map(Holder::from).collect())
     }
 
+    /// Returns the processes that died while they used the memory, the last 64: killed, crashed, or ended before their device work had
+    /// finished. What they were writing may be incomplete. Raises `ValueError` if the export is closed.
+    fn died(&self) -> PyResult<Vec<Holder>> {
+        Ok(self.get()?.holders().died().map(Holder::from).collect())
+    }
+
     /// Takes back idle leases: those that only the import cache of a process keeps. Does not wait; the export stays open.
     fn recall(&self, py: Python<'_>) -> PyResult<()> {
         let export = self.get()?;
@@ -257,10 +263,11 @@ impl Export {
         Ok(self.get()?.holders().opened())
     }
 
-    /// Waits until a process has opened the export and no process holds it any longer. The export stays open.
+    /// Waits until a process has opened the export and no process holds it any longer. The export stays open. Without an exception,
+    /// all device work of the importers with the memory has finished.
     ///
     /// `timeout` is in seconds; `None` is no limit. Raises `StillHeldError`, which lists the holders, after it,
-    /// `Error` if a process died while it used the memory, and `ValueError` if the export is closed.
+    /// `HolderDiedError`, once for each death, if a process died while it used the memory, and `ValueError` if the export is closed.
     #[pyo3(signature = (timeout=None))]
     fn wait_released(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let export = self.get()?;

@@ -79,6 +79,12 @@ fn view<'py>(mapping: &Bound<'py, Mapping>, module: &str, name: &str) -> PyResul
     mapping.py().import(module)?.getattr(name)?.call1((mapping,))
 }
 
+/// Returns whether an exception is being handled: the block of a `with` statement has raised one, for example.
+fn is_handling(py: Python<'_>) -> PyResult<bool> {
+    let handled = py.import("sys")?.call_method0("exc_info")?;
+    Ok(!handled.get_item(0)?.is_none())
+}
+
 /// A kind of tensors in the result of `Mapping._places`.
 type Kind = (String, Option<usize>);
 
@@ -185,6 +191,15 @@ impl Mapping {
         py.detach(|| inner.mapping.grant(limit)).or_raise(py).map(Grant::from)
     }
 
+    /// Checks that the exporter has written the bytes, or still may; raises `GoneError` if it died before that.
+    ///
+    /// A stream that waits for an exporter that dies continues, also over memory that was never written: call this when the work
+    /// behind the wait is complete, before its result is used. `close` and the end of the block call it too. Raises `ValueError` if
+    /// the mapping is closed.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner()?.mapping.check().or_raise(py)
+    }
+
     /// Whether the mapping was closed.
     #[getter]
     fn closed(&self) -> bool {
@@ -194,25 +209,25 @@ impl Mapping {
     /// Releases the memory in the order of a stream: by default the stream that it was opened on. Tensors that are still in use
     /// keep it mapped. Does not wait.
     ///
-    /// Raises `PlacementError` or `TypeError` for a `stream` that is none of the memory's device. Closing it again does
-    /// nothing.
+    /// Raises `GoneError` as `check` does, after the release, unless another exception is being handled; `PlacementError` or
+    /// `TypeError` for a `stream` that is none of the memory's device. Closing it again does nothing.
     #[pyo3(signature = (stream=None))]
     fn close(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let Ok(inner) = self.inner() else { return Ok(()) };
         let ipc = crate::session::ipc(py, Some(inner.backend))?;
         let stream =
             stream.map(|stream| StreamArg::parse(stream, &ipc, inner.mapping.device())).transpose()?;
+        let checked = inner.mapping.check();
         drop(inner);
         let taken = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
         // Tensors that are in use have a reference, and the last of them ends the lease.
-        let Some(MappingInner { mapping, stream: opened_on, .. }) = taken.and_then(Arc::into_inner) else {
-            return Ok(());
-        };
-        // Where the stream cannot take the release, the mapping is dropped, which is ordered behind all work of the device.
-        if let Some(stream) = stream.map(Arc::new).or(opened_on) {
+        if let Some(MappingInner { mapping, stream: opened_on, .. }) = taken.and_then(Arc::into_inner)
+            && let Some(stream) = stream.map(Arc::new).or(opened_on)
+        {
+            // Where the stream cannot take the release, the mapping is dropped, which is ordered behind all work of the device.
             py.detach(|| drop(mapping.release(&*stream)));
         }
-        Ok(())
+        checked.or_raise(py).or_else(|error| if is_handling(py)? { Ok(()) } else { Err(error) })
     }
 
     /// Returns the tensor of this name, or `default`.

@@ -107,6 +107,73 @@ def test_killed_exporter_is_gone(start: Start) -> None:
     mapping.close()
 
 
+def test_importer_that_dies_with_the_memory_in_use_is_reported_once(start: Start) -> None:
+    export = device_ipc.share(ones(4))
+    other = start(HOLD, str(export))
+    assert line(other) == "open"
+    lost = device_ipc.counters()["leases_lost_total"]
+    other.kill()
+    with pytest.raises(device_ipc.HolderDiedError) as raised:
+        export.wait_released(timeout=30)
+    assert raised.value.is_gone and not raised.value.is_timeout
+    assert [holder.pid for holder in raised.value.holders] == [other.pid]
+    assert [(holder.pid, holder.state) for holder in export.died()] == [(other.pid, "in use")]
+    assert device_ipc.counters()["leases_lost_total"] == lost + 1
+    export.wait_released(timeout=30)
+
+
+@pytest.mark.parametrize("end", ["mapping.close()", "del mapping", "sys.exit()", "raise SystemExit"])
+def test_exit_of_an_importer_finishes_its_device_work(start: Start, end: str) -> None:
+    export = device_ipc.share(ones(4))
+    other = start(
+        f"""
+        stream = d.Stream("mock:0")
+        mapping = d.open(sys.argv[1], device="mock:0", stream=stream)
+        mapping.regions
+        stream.delay(0.5)
+        {end}
+        """,
+        str(export),
+    )
+    finish(other)
+    export.wait_released(timeout=30)
+    assert export.died() == [] and not export.holders()
+
+
+NEVER_READY = """
+stream = d.Stream("mock:0")
+tensor = d.empty((4,), "float32", "mock:0")
+stream.delay(300)
+export = d.share(tensor, ready=stream)
+print(export, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_check_fails_where_the_exporter_died_before_it_wrote(start: Start) -> None:
+    stream = device_ipc.Stream("mock:0")
+
+    def opened() -> device_ipc.Mapping:
+        other = start(NEVER_READY)
+        mapping = device_ipc.open(line(other), device="mock:0", stream=stream)
+        mapping.check()
+        other.kill()
+        stream.synchronize()
+        return mapping
+
+    mapping = opened()
+    with pytest.raises(device_ipc.GoneError):
+        mapping.check()
+    with pytest.raises(device_ipc.GoneError):
+        mapping.close()
+    assert mapping.closed
+    mapping.close()
+    with pytest.raises(device_ipc.GoneError), opened():
+        pass
+    with pytest.raises(ZeroDivisionError), opened():
+        1 / 0  # noqa: B018
+
+
 def test_open_from_a_stopped_exporter_times_out_and_ends_at_ctrl_c(start: Start) -> None:
     other = start(
         """

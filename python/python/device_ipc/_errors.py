@@ -49,6 +49,13 @@ class GoneError(Error):
     is_gone = True
 
 
+class HolderDiedError(GoneError):
+    """The export is released, but processes died while they used the memory: what they were writing may be incomplete."""
+
+    holders: list[Holder] = []
+    """The processes that died."""
+
+
 class StaleError(Error):
     """The descriptor is out of date: the export was dropped, the memory freed, or the host restarted."""
 

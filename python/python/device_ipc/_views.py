@@ -51,7 +51,7 @@ class Views(collections.abc.Mapping[str, Any]):
         return self._open is None
 
     def close(self, stream: object | None = None) -> None:
-        """Releases the memory, as ``Mapping.close`` does."""
+        """Releases the memory, and raises ``GoneError`` where the bytes were never written, as ``Mapping.close`` does."""
         self._open = None
         self._mapping.close(stream)
 
