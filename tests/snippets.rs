@@ -138,8 +138,11 @@ fn sharing() -> Result<()> {
     let descriptor: Descriptor = std::fs::read_to_string("w.ipc")?.parse()?;
     let tensor = ipc.open(&descriptor).on(&stream)?; // the stream waits until the bytes are written; the host does not
     tensor.view_mut::<f32, _>(&stream)?.add(1.0)?; // element type and access are checked
+    let values = tensor.view::<f32, _>(&stream)?.to_vec()?; // waits for the stream
+    tensor.check()?; // an error if the exporter died before it had written the bytes
     tensor.release(&stream)?; // the lease ends when the stream reaches this point
     // end
+    assert_eq!(values.len(), 20);
     Ok(())
 }
 
