@@ -38,7 +38,7 @@ async def released(export: Export, timeout: float | None = None) -> None:
     """Waits until a process has opened the export and no process holds it any longer.
 
     ``timeout`` is in seconds; ``None`` is no limit. Raises as ``export.wait_released`` does: ``StillHeldError`` after
-    ``timeout``, ``Error`` if a process died while it used the memory.
+    ``timeout``, ``HolderDiedError`` if a process died while it used the memory.
     """
     await _changed(export, lambda: export.wait_released(0), timeout)
 
