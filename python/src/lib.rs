@@ -13,6 +13,7 @@ mod error;
 mod export;
 mod grant;
 mod keeper;
+mod log;
 mod mapping;
 mod memory;
 mod open;
@@ -62,6 +63,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(devices::devices, module)?)?;
     module.add_function(wrap_pyfunction!(grant::end_unless_used, module)?)?;
     module.add_function(wrap_pyfunction!(keeper::keep, module)?)?;
+    module.add_function(wrap_pyfunction!(log::_log_level, module)?)?;
+    module.add_function(wrap_pyfunction!(log::_log_start, module)?)?;
+    module.add_function(wrap_pyfunction!(log::_log_stop, module)?)?;
+    module.add_function(wrap_pyfunction!(log::_log_take, module)?)?;
     module.add_function(wrap_pyfunction!(memory::empty, module)?)?;
     module.add_function(wrap_pyfunction!(open::open, module)?)?;
     module.add_function(wrap_pyfunction!(pull::pull_into, module)?)?;

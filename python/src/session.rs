@@ -57,6 +57,7 @@ static KNOWN: RwLock<Vec<(Option<String>, Ipc)>> = RwLock::new(Vec::new());
 
 /// Returns the entry point of this backend, or of the default one.
 pub(crate) fn ipc(py: Python<'_>, backend: Option<&str>) -> PyResult<Ipc> {
+    crate::log::refresh(py)?;
     let find = |known: &[(Option<String>, Ipc)]| {
         known.iter().find(|(name, _)| name.as_deref() == backend).map(|(_, ipc)| ipc.clone())
     };
@@ -83,6 +84,7 @@ pub(crate) fn ipc_for_users(py: Python<'_>, backend: Option<&str>, users: &[u32]
 
 /// Selects a backend, with the settings of this process for copies between hosts.
 fn select(py: Python<'_>, backend: Option<&str>, allow: AllowList) -> PyResult<Ipc> {
+    crate::log::refresh(py)?;
     let builder = || -> Result<IpcBuilder> { Ok(Ipc::builder().allow(allow).remote(nixl::remote()?)) };
     py.detach(|| match backend {
         Some(name) => builder()?.named(name),
