@@ -3,11 +3,11 @@
 
 mod support;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use device_ipc::{Descriptor, Dtype, Ipc, Result};
-use support::{argument, role as this_role, start};
+use device_ipc::{Descriptor, Dtype, Error, Ipc, Result};
+use support::{argument, role as this_role, start, start_with};
 
 const COUNT: usize = 1 << 20;
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -32,12 +32,13 @@ fn floats_after(end: &str) -> Result<Vec<f32>> {
 
 fn importer(end: &str, descriptor: &Descriptor) -> Result<()> {
     let ipc = ipc();
+    let work = Duration::from_secs(if end == "late" { 3600 } else { 1 });
     let stream = ipc.create_stream(0)?;
     let tensor = ipc.open(descriptor).on(&stream)?;
-    stream.delay(Duration::from_secs(1))?;
+    stream.delay(work)?;
     tensor.view_mut::<f32, _>(&stream)?.add(1.0)?;
     match end {
-        "release" => tensor.release(&stream)?,
+        "release" | "late" => tensor.release(&stream)?,
         "drop" => drop(tensor),
         "exit" => std::process::exit(0),
         _ => panic!("no end: {end}"),
@@ -53,9 +54,36 @@ fn importer_that_exits_loses_no_device_work() {
     }
 }
 
+/// On the mock alone: a kernel that does not end keeps some drivers from exiting.
 #[test]
-#[ignore = "a role of the test above"]
+fn exit_with_endless_device_work_is_reported_as_a_death() {
+    let ipc = Ipc::named("mock").expect("the mock needs no device");
+    let memory = ipc.allocate(0, COUNT as u64 * 4).expect("memory");
+    let export = ipc.share(memory).start().expect("it can be shared");
+    let log = std::env::temp_dir().join(format!("device-ipc-exit-{}.log", std::process::id()));
+    let descriptor = export.descriptor().to_string();
+    let environment = [
+        ("DEVICE_IPC_BACKEND", "mock".into()),
+        ("DEVICE_IPC_TEST_ARGUMENT_DESCRIPTOR", descriptor.into()),
+        ("DEVICE_IPC_TEST_ARGUMENT_LOG", log.clone().into_os_string()),
+    ];
+    start_with("late", &environment).finish();
+    let error = export.wait_released(TIMEOUT).expect_err("the work was lost");
+    assert!(matches!(error, Error::HolderDied { .. }), "{error}");
+    let text = std::fs::read_to_string(&log).expect("the importer has a log");
+    std::fs::remove_file(&log).expect("the file is ours");
+    let warning = text.lines().find(|line| line.contains("WARN") && line.contains("exits before"));
+    let warning = warning.unwrap_or_else(|| panic!("no warning: {text}"));
+    assert!(warning.contains("on device 0") && warning.contains("10 s"), "{warning}");
+}
+
+#[test]
+#[ignore = "a role of the tests above"]
 fn role() {
     let descriptor = argument("DESCRIPTOR").parse().expect("a descriptor");
+    if this_role() == "late" {
+        let log = std::fs::File::create(argument("LOG")).expect("a file");
+        tracing_subscriber::fmt().with_writer(Mutex::new(log)).with_ansi(false).init();
+    }
     importer(&this_role(), &descriptor).expect("the importer works");
 }
