@@ -469,7 +469,7 @@ fn checked_key(bytes: &[u8]) -> PyResult<Key> {
 /// devices. `device_map` is a dict from devices of the peer to devices here, for received memory. `allow_users` lists
 /// user ids of permitted peers beside this user; by default none.
 ///
-/// Raises `NotPermittedError` or `OSError` if the name is in use, `BackendError` if no backend has devices, `ForkedError`
+/// Raises `Error` if the name is in use, `BackendError` if no backend has devices, `ForkedError`
 /// in a child of fork, and `ValueError` for an invalid argument.
 #[pyfunction]
 #[pyo3(signature = (name, *, key=None, backend=None, device_map=None, allow_users=None))]

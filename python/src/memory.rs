@@ -29,7 +29,7 @@ pub(crate) fn dtype(found: &Bound<'_, PyAny>) -> PyResult<Dtype> {
 /// `read_only`, importers can be given the memory without write access.
 ///
 /// Raises `OutOfMemoryError` if the device has not enough memory, `UnsupportedError` if it has no such memory,
-/// `BackendError` if no backend has devices, and `ValueError` for an invalid argument.
+/// `PlacementError` if there is no such device, `BackendError` if no backend has devices, and `ValueError` for an invalid argument.
 #[pyfunction]
 #[pyo3(signature = (shape, dtype, device=None, *, read_only=false))]
 pub(crate) fn empty(

@@ -101,7 +101,7 @@ fn select(py: Python<'_>, backend: Option<&str>, allow: AllowList) -> PyResult<I
 /// On trusted networks only: UCX, which NIXL uses, listens on every network interface without authentication
 /// (`UCX_NET_DEVICES` limits them), and every process that reaches its port can read and write the memory of this process.
 ///
-/// Raises `UnsupportedError` without NIXL, and `OSError` or `Error` if the address cannot be bound.
+/// Raises `UnsupportedError` without NIXL, and `Error` if the address cannot be bound.
 #[pyfunction]
 pub(crate) fn enable_remote(py: Python<'_>, address: String) -> PyResult<String> {
     let listening = wait::aside(py, move || nixl::listen(&address))?.or_raise(py)?;

@@ -23,6 +23,7 @@ ONLY_IN_RUST = {
     "Export::timelines",
     "Export::try_as_fd",
     "IpcBuilder::remote",
+    "ListenBuilder::take_over",
     "Mapping::timeline",
     "Option::is_none",
     "Region::new",
