@@ -47,7 +47,7 @@ fn is_over_tcp() -> bool {
 }
 
 fn key() -> Key {
-    Key::new(b"the key of the channel tests")
+    Key::new(b"the key of the channel tests").unwrap()
 }
 
 /// Starts a listener. Returns the name to which peers connect.

@@ -13,7 +13,9 @@ use device_ipc_core::backend::{
 use device_ipc_core::{
     Access, DeviceIdentity, DeviceInfo, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result, Unavailable,
 };
-use device_ipc_mock_engine::{self as engine_crate, Address, EngineError, Machine, MachineConfig, Part};
+use device_ipc_mock_engine::{
+    self as engine_crate, Address, EngineError, Machine, MachineConfig, NODE_VARIABLE, Part,
+};
 
 use crate::errors::{engine, hidden_home, unknown_kind, unsupported};
 use crate::event::MockEvent;
@@ -68,7 +70,8 @@ impl MockBackend {
     fn with(parsed: spec::Parsed) -> Arc<Self> {
         let spec::Parsed { config, kinds, timelines, pinned } = parsed;
         let kinds = Arc::new(kinds);
-        let machine = Machine::new(config);
+        let node = environment::variable(NODE_VARIABLE).and_then(|node| node.into_string().ok());
+        let machine = Machine::in_node(config, node);
         let info = BackendInfo::new(NAME, concat!("engine ", env!("CARGO_PKG_VERSION")), None);
         let pages = Arc::new(HostPages::new(Arc::clone(&machine)));
         let timelines = timelines.then(|| MockTimelines::new(Arc::clone(&machine), Arc::clone(&pages)));

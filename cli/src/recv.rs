@@ -18,7 +18,7 @@ use crate::transport::message::{self, FromReceiver, FromSender};
 use crate::transport::{DESCRIPTOR_VARIABLE, connect, descriptor_argument, descriptor_of, file};
 use device_ipc_cli::output::{RawOutput, UsageError, notice};
 
-/// Timeout of the handshake and of each message to the sender.
+/// Timeout of each message to the sender after it has sent the descriptor.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(clap::Args)]
@@ -63,8 +63,9 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<()> {
         let descriptor = descriptor(arguments)?;
         return receive(arguments, &descriptor, transcript, |_| Ok(())).map(drop);
     };
-    let mut sender = connect_to_sender(arguments, address)?;
-    let outcome = over_tcp(arguments, transcript, &mut sender);
+    let limit = Instant::now() + arguments.open.timeout;
+    let mut sender = connect_to_sender(arguments, address, limit)?;
+    let outcome = over_tcp(arguments, transcript, &mut sender, limit);
     if let Err(error) = &outcome {
         // The sender prints the reason. It may have exited already.
         let failed = FromReceiver::Failed { error: format!("{error:#}") };
@@ -98,12 +99,14 @@ fn descriptor(arguments: &Arguments) -> Result<Descriptor> {
 }
 
 /// Connects to the sender and authenticates both sides.
-fn connect_to_sender(arguments: &Arguments, address: &str) -> Result<AuthenticatedConnection> {
+///
+/// The timeout covers the wait for the sender, the handshake, and the wait for the descriptor together.
+fn connect_to_sender(arguments: &Arguments, address: &str, end: Instant) -> Result<AuthenticatedConnection> {
     let key = arguments.key.read(arguments.open.timeout)?;
     let limit = arguments::shown(arguments.open.timeout);
     let waiting = || notice(format_args!("waiting up to {limit} for a sender to listen at {address}"));
-    let wire = connect(address, arguments.open.timeout, waiting)?;
-    device_ipc_tcp::connect(wire, KEY_ID, &key, Instant::now() + HANDSHAKE_TIMEOUT)
+    let wire = connect(address, end, arguments.open.timeout, waiting)?;
+    device_ipc_tcp::connect(wire, KEY_ID, &key, end)
         .map_err(|error| match error {
             TcpError::Refused => {
                 anyhow!("{error}; use the same key on both sides (--key-file or {KEY_VARIABLE})")
@@ -117,10 +120,11 @@ fn over_tcp(
     arguments: &Arguments,
     transcript: Transcript,
     sender: &mut AuthenticatedConnection,
+    end: Instant,
 ) -> Result<()> {
     let deadline = || Some(Instant::now() + HANDSHAKE_TIMEOUT);
-    message::send(sender, &FromReceiver::Ready, deadline())?;
-    let (descriptor, pid) = FromSender::receive_offer(sender, deadline())?;
+    message::send(sender, &FromReceiver::Ready, Some(end))?;
+    let (descriptor, pid) = FromSender::receive_offer(sender, Some(end))?;
     let descriptor = AnyDescriptor::parse(&descriptor)?.into_single_tensor()?;
     let text = format!("[receiver] got the descriptor from process {pid}");
     transcript.event("offered", json!({ "sender_pid": pid }), text)?;

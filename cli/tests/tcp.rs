@@ -69,7 +69,7 @@ fn silent_and_invalid_peers_do_not_block_receivers() {
     let silent: Vec<TcpStream> = (0..100)
         .map(|index| {
             let mut one = TcpStream::connect(&address).unwrap();
-            let part = &hello(2)[..index % 42];
+            let part = &hello(3)[..index % 42];
             // The server may have closed it in favour of a newer connection.
             let _ = one.write_all(part);
             one
@@ -88,10 +88,10 @@ fn version_mismatch_is_reported_on_both_sides() {
     let (mut sender, address, key) = listening(&directory, &[]);
     let mut newer = TcpStream::connect(&address).unwrap();
     newer.write_all(&hello(9)).unwrap();
-    sender.until("the peer uses version 9 of the protocol, but this program uses version 2");
+    sender.until("the peer uses version 9 of the protocol, but this program uses version 3");
     let mut answer = Vec::new();
     newer.read_to_end(&mut answer).unwrap();
-    assert!(answer.len() == 42 && answer.starts_with(b"dipc-tcp\0\x02"), "{answer:?}");
+    assert!(answer.len() == 42 && answer.starts_with(b"dipc-tcp\0\x03"), "{answer:?}");
     run(["recv", "--connect", &address, "--key-file", &key]).good();
     sender.wait().good();
 
@@ -102,7 +102,7 @@ fn version_mismatch_is_reported_on_both_sides() {
     met.read_exact(&mut [0; 50]).unwrap();
     met.write_all(&hello(9)).unwrap();
     let error = receiver.wait().bad();
-    assert!(error.contains("version 9") && error.contains("version 2"), "{error}");
+    assert!(error.contains("version 9") && error.contains("version 3"), "{error}");
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn server_of_another_protocol_is_rejected() {
     let mut met = listener.accept().unwrap().0;
     let mut proof = [0; 32];
     met.read_exact(&mut [0; 50]).unwrap();
-    met.write_all(&hello(2)).unwrap();
+    met.write_all(&hello(3)).unwrap();
     met.read_exact(&mut proof).unwrap();
     met.write_all(&[0]).unwrap();
     met.write_all(&proof).unwrap();
@@ -189,4 +189,47 @@ fn stopped_sender_names_the_holders() {
     let sent = sender.wait().good();
     assert!(sent.contains(&format!("still held: process {}", receiver.pid())), "{sent}");
     assert!(receiver.wait().bad().contains("has terminated"));
+}
+
+/// The timeout covers the handshake too: a sender that accepts and says nothing. Without that, the handshake alone took 10 s.
+#[test]
+fn timeout_covers_a_silent_sender() {
+    let directory = Directory::new();
+    let key = directory.key("key", KEY);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let begun = std::time::Instant::now();
+    let error = run(["recv", "--connect", &address, "--key-file", &key, "--timeout", "10ms"]).bad();
+    assert!(error.contains("in time"), "{error}");
+    assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn short_key_is_refused_by_both_sides() {
+    let directory = Directory::new();
+    let key = directory.key("key", "15 bytes, short");
+    for arguments in [["send", "--listen"], ["recv", "--connect"]] {
+        let error = run(arguments.iter().chain(&["127.0.0.1:1", "--key-file", &key])).bad();
+        assert!(error.contains("15 B") && error.contains("at least 16"), "{error}");
+    }
+}
+
+/// One address cannot use up the receivers' threads.
+#[test]
+fn receivers_of_one_address_are_limited() {
+    let directory = Directory::new();
+    let (mut sender, address, _) = listening(&directory, &[]);
+    let key = device_ipc_tcp::Key::new(KEY.as_bytes()).unwrap();
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let connect = || {
+        let mut one = device_ipc_tcp::connect(TcpStream::connect(&address).unwrap(), 0, &key, end).unwrap();
+        one.send(br#"{"message":"ready"}"#, Some(end)).unwrap();
+        let offer = one.receive(Some(end));
+        (one, offer)
+    };
+    let held: Vec<_> = (0..64).map(|_| connect()).collect();
+    assert!(held.iter().all(|(_, offer)| offer.is_ok()));
+    assert!(connect().1.is_err(), "it is one too many");
+    sender.until("too many receivers");
+    drop(held);
 }

@@ -201,7 +201,7 @@ impl Ipc {
     /// # let timeout = std::time::Duration::from_secs(10);
     /// use device_ipc_core::{Key, Message};
     ///
-    /// let key = Key::new(b"at least 16 random bytes");
+    /// let key = Key::new(b"at least 16 random bytes")?;
     /// let listener = ipc.listen_tcp("127.0.0.1:0", &key).start()?;
     /// # let (address, other, other_key) = (listener.address(), ipc.clone(), key.clone());
     /// # let connecting = std::thread::spawn(move || other.connect_tcp(&address, &other_key).start());

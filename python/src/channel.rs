@@ -445,18 +445,9 @@ impl ReceivedExport {
     }
 }
 
-/// Minimum length in bytes of a key that cannot be guessed from a recorded handshake.
-const MIN_KEY_BYTES: usize = 16;
-
 /// Returns the key of a channel between hosts. A short one is refused, since every host can connect to the listener.
 fn checked_key(bytes: &[u8]) -> PyResult<Key> {
-    if bytes.len() < MIN_KEY_BYTES {
-        return Err(PyValueError::new_err(format!(
-            "the key has {} B; use at least {MIN_KEY_BYTES} random bytes, the same on both sides",
-            bytes.len()
-        )));
-    }
-    Ok(Key::new(bytes))
+    Key::new(bytes).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 /// Listens for channels under a name. With a key, the name is a TCP address of this host, and processes of other hosts that know

@@ -74,6 +74,8 @@ struct Receiving {
     /// The role of the peer.
     from: Role,
     received: u64,
+    /// Maximum length of a message.
+    limit: usize,
     /// The length of the next message, if it has arrived.
     length: Option<usize>,
     /// The part that has arrived of the length, or of the message and its code.
@@ -91,7 +93,8 @@ impl Session {
     pub(crate) fn new(key: Key, role: Role) -> Self {
         let sending = Sending { key: key.clone(), role, sent: 0, has_failed: false };
         let (from, length, partial) = (role.other(), None, Vec::new());
-        let receiving = Receiving { key, from, received: 0, length, partial, has_failed: false };
+        let limit = MAX_MESSAGE_BYTES;
+        let receiving = Receiving { key, from, received: 0, limit, length, partial, has_failed: false };
         Self { sending, receiving }
     }
 
@@ -146,8 +149,8 @@ impl Receiving {
                 self.fill(wire, LENGTH_BYTES, deadline)?;
                 let length = self.partial[..].try_into().expect("4 bytes");
                 let length = u32::from_be_bytes(length) as usize;
-                if length > MAX_MESSAGE_BYTES {
-                    return Err(TcpError::ReceivedTooLong { bytes: length });
+                if length > self.limit {
+                    return Err(TcpError::ReceivedTooLong { bytes: length, limit: self.limit });
                 }
                 self.partial.clear();
                 *self.length.insert(length)
@@ -220,6 +223,12 @@ impl AuthenticatedConnection {
     /// [`TcpError::Unusable`].
     pub fn receive(&mut self, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
         self.session.receive(&mut &*self.stream, deadline)
+    }
+
+    /// Limits the length of received messages, by default [`MAX_MESSAGE_BYTES`]: of a message of which a part has arrived, at most
+    /// this number of bytes is kept.
+    pub fn limit_received(&mut self, bytes: usize) {
+        self.session.receiving.limit = bytes.min(MAX_MESSAGE_BYTES);
     }
 
     /// Returns the socket, for the address of the peer ([`TcpStream::peer_addr`]), to wait until it is readable
@@ -311,7 +320,7 @@ mod tests {
     }
 
     fn authenticated(stream: TcpStream, role: Role) -> AuthenticatedConnection {
-        AuthenticatedConnection::new(stream.into(), Session::new(Key::new(&[1; 32]), role))
+        AuthenticatedConnection::new(stream.into(), Session::new(Key::from([1; 16]), role))
     }
 
     fn soon() -> Deadline {
@@ -329,6 +338,20 @@ mod tests {
         let mut bytes = Vec::new();
         far.read_to_end(&mut bytes).unwrap();
         bytes
+    }
+
+    /// The length alone decides: no byte of the message is awaited or kept.
+    #[test]
+    fn message_above_the_limit_of_the_receiver_is_refused() {
+        let (near, mut far) = pair();
+        let mut server = authenticated(near, Role::Server);
+        server.limit_received(64 << 10);
+        far.write_all(&((64 << 10) + 1_u32).to_be_bytes()).unwrap();
+        let refused = server.receive(soon());
+        assert!(
+            matches!(refused, Err(TcpError::ReceivedTooLong { bytes: 65_537, limit: 65_536 })),
+            "{refused:?}"
+        );
     }
 
     #[test]

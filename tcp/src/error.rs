@@ -4,6 +4,7 @@ use std::io;
 
 use crate::authenticated::MAX_MESSAGE_BYTES;
 use crate::handshake::VERSION;
+use crate::key::MIN_KEY_BYTES;
 
 /// An error of a connection. The text contains the cause.
 #[derive(Debug, thiserror::Error)]
@@ -69,12 +70,18 @@ pub enum TcpError {
     /// A message is not the next one that the peer has sent.
     #[error("protocol violation: a message was modified in transit")]
     Modified,
-    /// The peer announces a message above [`MAX_MESSAGE_BYTES`].
-    #[error(
-        "protocol violation: the peer announces a message of {bytes} B, but the maximum is {MAX_MESSAGE_BYTES} B"
-    )]
+    /// The peer announces a message above the limit of this side.
+    #[error("protocol violation: the peer announces a message of {bytes} B, but the maximum is {limit} B")]
     ReceivedTooLong {
         /// The announced length in bytes.
+        bytes: usize,
+        /// The limit in bytes.
+        limit: usize,
+    },
+    /// A key has fewer than [`MIN_KEY_BYTES`](crate::MIN_KEY_BYTES).
+    #[error("the key has {bytes} B; use at least {MIN_KEY_BYTES} random bytes, the same on both sides")]
+    ShortKey {
+        /// The length of the key in bytes.
         bytes: usize,
     },
     /// A message to send is longer than [`MAX_MESSAGE_BYTES`]. Nothing has been sent, and the connection remains usable.

@@ -36,7 +36,7 @@ impl Wire for Peer<'_> {
 }
 
 fn key() -> Key {
-    Key::new(b"the key of the fuzz target")
+    Key::new(b"the key of the fuzz target").expect("it is long enough")
 }
 
 fn session(role: Role) -> Session {

@@ -22,7 +22,8 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hmac::Mac;
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
 
 use crate::authenticated::{AuthenticatedConnection, Role, Session};
 use crate::error::TcpError;
@@ -30,7 +31,7 @@ use crate::key::{Key, random};
 use crate::wire::{Deadline, Wire, read, write};
 
 /// Version of the protocol.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 const MAGIC: [u8; 8] = *b"dipc-tcp";
 const HELLO_BYTES: usize = 8 + 2 + 32;
@@ -54,7 +55,7 @@ struct Proofs<'a> {
 }
 
 impl Proofs<'_> {
-    fn mac(&self, label: &[u8; 24]) -> impl Mac {
+    fn mac(&self, label: &[u8; 24]) -> Hmac<Sha256> {
         let (version, key_id) = (VERSION.to_be_bytes(), self.key_id.to_be_bytes());
         self.key.mac(&[label, &version, &key_id, &self.client, &self.server])
     }
@@ -69,7 +70,7 @@ impl Proofs<'_> {
     }
 
     fn session(&self, role: Role) -> Session {
-        Session::new(Key::new(&self.proof(SESSION)), role)
+        Session::new(Key::derived(self.mac(SESSION).finalize().into_bytes().into()), role)
     }
 }
 
@@ -224,6 +225,10 @@ mod tests {
 
     type Outcome = Result<AuthenticatedConnection, TcpError>;
 
+    fn key(bytes: &[u8]) -> Key {
+        Key::new(bytes).unwrap()
+    }
+
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(10)
     }
@@ -233,7 +238,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let far = listener.accept().unwrap().0;
-        let served = std::thread::spawn(move || accept(far, |id| (id == ID).then(|| Key::new(key)), soon()));
+        let served = std::thread::spawn(move || accept(far, |id| (id == ID).then(|| self::key(key)), soon()));
         (near, served)
     }
 
@@ -243,8 +248,8 @@ mod tests {
 
     #[test]
     fn same_key_authenticates_both_sides() {
-        let (near, served) = server(b"the same key");
-        let mut client = connect(near, ID, &Key::new(b"the same key"), soon()).unwrap();
+        let (near, served) = server(b"the same key of the tests");
+        let mut client = connect(near, ID, &key(b"the same key of the tests"), soon()).unwrap();
         let mut server = served.join().unwrap().unwrap();
         client.send(b"hello", Some(soon())).unwrap();
         assert_eq!(server.receive(Some(soon())).unwrap(), b"hello");
@@ -254,8 +259,8 @@ mod tests {
 
     #[test]
     fn different_key_is_rejected_on_both_sides() {
-        let (near, served) = server(b"one key");
-        let client = error(connect(near, ID, &Key::new(b"another key"), soon()));
+        let (near, served) = server(b"one key of the tests");
+        let client = error(connect(near, ID, &key(b"another key of the tests"), soon()));
         assert!(client.contains("the server has a different key"), "{client}");
         let server = error(served.join().unwrap());
         assert!(server.contains("does not know the key"), "{server}");
@@ -263,8 +268,8 @@ mod tests {
 
     #[test]
     fn unknown_key_id_looks_like_a_wrong_key_to_the_client() {
-        let (near, served) = server(b"one key");
-        let unknown = connect(near, ID + 1, &Key::new(b"one key"), soon());
+        let (near, served) = server(b"one key of the tests");
+        let unknown = connect(near, ID + 1, &key(b"one key of the tests"), soon());
         assert!(matches!(unknown, Err(TcpError::Refused)), "{unknown:?}");
         let server = served.join().unwrap();
         assert!(matches!(server, Err(TcpError::UnknownKey { key_id }) if key_id == ID + 1), "{server:?}");
@@ -275,14 +280,14 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let far = listener.accept().unwrap().0;
-        let served = std::thread::spawn(move || accept(far, |_| Some(Key::new(b"a key")), soon()));
+        let served = std::thread::spawn(move || accept(far, |_| Some(key(b"a key of the tests")), soon()));
         let client = [7; 32];
         near.write_all(&[hello(&client), ID.to_be_bytes().to_vec()].concat()).unwrap();
         let mut theirs = [0; HELLO_BYTES];
         near.read_exact(&mut theirs).unwrap();
         let server = check_hello(&theirs).unwrap();
         // The proof of a client that has stated another id.
-        let proofs = Proofs { key: &Key::new(b"a key"), key_id: ID + 1, client, server };
+        let proofs = Proofs { key: &key(b"a key of the tests"), key_id: ID + 1, client, server };
         near.write_all(&proofs.proof(CLIENT_PROOF)).unwrap();
         let outcome = served.join().unwrap();
         assert!(matches!(outcome, Err(TcpError::ClientWithoutKey)), "{outcome:?}");
@@ -301,14 +306,14 @@ mod tests {
             impostor.write_all(&[ACCEPTED]).unwrap();
             impostor.write_all(&proof).unwrap();
         });
-        let text = error(connect(near, ID, &Key::new(b"a key"), soon()));
+        let text = error(connect(near, ID, &key(b"a key of the tests"), soon()));
         assert!(text.contains("the server does not know the key"), "{text}");
         replay.join().unwrap();
     }
 
     #[test]
     fn version_mismatch_is_reported_on_both_sides() {
-        let (mut near, served) = server(b"a key");
+        let (mut near, served) = server(b"a key of the tests");
         let mut hello = hello(&[7; 32]);
         hello[8..10].copy_from_slice(&9_u16.to_be_bytes());
         near.write_all(&hello).unwrap();
@@ -316,12 +321,12 @@ mod tests {
         near.read_exact(&mut theirs).unwrap();
         assert_eq!(check_hello(&theirs).unwrap().len(), 32);
         let server = error(served.join().unwrap());
-        assert!(server.contains("version 9") && server.contains("version 2"), "{server}");
+        assert!(server.contains("version 9") && server.contains("version 3"), "{server}");
     }
 
     #[test]
     fn other_protocol_is_rejected_and_silence_times_out() {
-        let (mut near, served) = server(b"a key");
+        let (mut near, served) = server(b"a key of the tests");
         near.write_all(b"GET / HTTP/1.1\r\n").unwrap();
         assert!(error(served.join().unwrap()).contains("its first bytes are 'GET / HT'"));
 
@@ -330,7 +335,7 @@ mod tests {
         near.write_all(b"dipc").unwrap();
         let far = listener.accept().unwrap().0;
         let at_once = Instant::now() + Duration::from_millis(50);
-        assert!(error(accept(far, |_| Some(Key::new(b"a key")), at_once)).contains("in time"));
+        assert!(error(accept(far, |_| Some(key(b"a key of the tests")), at_once)).contains("in time"));
     }
 
     #[test]
@@ -345,7 +350,8 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(200));
             }
         });
-        let text = error(accept(far, |_| Some(Key::new(b"a key")), begun + Duration::from_millis(500)));
+        let text =
+            error(accept(far, |_| Some(key(b"a key of the tests")), begun + Duration::from_millis(500)));
         assert!(text.contains("in time"), "{text}");
         slow.join().unwrap();
         assert!(begun.elapsed() < Duration::from_secs(10));

@@ -15,7 +15,7 @@
 //! use device_ipc_tcp::{Key, accept, connect};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let key = Key::new(b"32 random bytes");
+//! let key = Key::new(b"at least 16 random bytes")?;
 //! let listener = TcpListener::bind("127.0.0.1:0")?;
 //! let address = listener.local_addr()?;
 //! let deadline = Instant::now() + Duration::from_secs(10);
@@ -59,5 +59,5 @@ pub use authenticated::{
 };
 pub use error::TcpError;
 pub use handshake::{VERSION, accept, connect};
-pub use key::Key;
+pub use key::{Key, MIN_KEY_BYTES};
 pub use wire::Deadline;

@@ -16,7 +16,7 @@ const CLIENT_HELLO: usize = HELLO + 8;
 const PROOF: usize = 32;
 
 fn key() -> Key {
-    Key::new(b"a key that nobody guesses")
+    Key::new(b"a key that nobody guesses").unwrap()
 }
 
 fn soon() -> Instant {

@@ -14,7 +14,7 @@ pub(crate) const ANSWER_BYTES: usize = 64;
 
 /// Returns the key of the channels of this program.
 pub(crate) fn key() -> Key {
-    Key::new(b"the key of a benchmark")
+    Key::new(b"the key of a benchmark").expect("it is long enough")
 }
 
 /// Listens for a channel; a thread accepts it, and answers each message that begins with 1 with its first bytes.

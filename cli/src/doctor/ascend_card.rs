@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use device_ipc::ascend::{AscendBackend, KEY, SHAREABLE};
-use device_ipc::backend::{DeviceIpc, HandleKind};
+use device_ipc::backend::{DeviceIpc, HandleKind, environment};
 use device_ipc::{Descriptor, Ipc};
 use serde::{Deserialize, Serialize};
 
@@ -97,7 +97,8 @@ fn share_with_two_devices(backend: &Arc<AscendBackend>, kind: HandleKind) -> Res
     stream.synchronize()?;
     let share = ipc.share(buffer).start()?;
     // A file, because other users can read arguments.
-    let file = std::env::temp_dir().join(format!("device-ipc-doctor-{}-{}", std::process::id(), kind.0));
+    let directory = environment::variable("TMPDIR").map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
+    let file = directory.join(format!("device-ipc-doctor-{}-{}", std::process::id(), kind.0));
     let mut written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file)?;
     let opened = written
         .write_all(share.descriptor().to_string().as_bytes())

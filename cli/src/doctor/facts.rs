@@ -32,10 +32,7 @@ pub(super) struct Facts {
 impl Facts {
     pub(super) fn of_this_machine() -> Self {
         // Variables that are not UTF-8 are not relevant to any check.
-        let environment = if environment::is_ignored() { None } else { Some(std::env::vars_os()) };
-        let environment = environment
-            .into_iter()
-            .flatten()
+        let environment = environment::variables()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect();
         Self {

@@ -5,12 +5,13 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::transport::input;
 use anyhow::{Context, Result, bail};
 use device_ipc::{Dtype, TensorLayout};
 use safetensors::tensor::{Metadata, TensorInfo};
 
-/// Maximum length of a header in bytes: that of the safetensors library.
-const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// Maximum length of a header in bytes: about 100,000 tensors. The decoded header needs up to 16 times as much host memory.
+const MAX_HEADER_BYTES: u64 = 16 << 20;
 
 /// The bytes of a file before its header: the header's length.
 const PREFIX_BYTES: u64 = 8;
@@ -73,7 +74,8 @@ fn files_in(directory: &Path) -> Result<Vec<PathBuf>> {
 fn read_header(path: PathBuf) -> Result<Shard> {
     let context = format!("cannot read {}", path.display());
     let invalid = || format!("{} is not a valid safetensors file", path.display());
-    let mut file = File::open(&path).with_context(|| context.clone())?;
+    // A pipe is opened without a wait for its writer, and refused.
+    let mut file = input::open(&path).with_context(|| context.clone())?;
     let metadata = file.metadata().with_context(|| context.clone())?;
     if !metadata.is_file() {
         bail!("{context}: it is not a regular file");
@@ -85,6 +87,11 @@ fn read_header(path: PathBuf) -> Result<Shard> {
     }
     file.read_exact(&mut prefix).with_context(|| context.clone())?;
     let length = u64::from_le_bytes(prefix);
+    if (MAX_HEADER_BYTES + 1..=found - PREFIX_BYTES).contains(&length) {
+        bail!(
+            "{context}: its header has {length} B, and the maximum is {MAX_HEADER_BYTES} B; divide the file into several"
+        );
+    }
     if length > MAX_HEADER_BYTES || length > found - PREFIX_BYTES {
         bail!(
             "{}: it states a header of {length} B, and has {found} B; it is truncated, or of another format",

@@ -1,6 +1,8 @@
 //! `device-ipc keep --list`: the keepers on this machine.
 
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
@@ -13,6 +15,12 @@ use device_ipc_cli::output;
 /// The time after which a keeper without a listener is taken for one that has ended since it was listed.
 const ENDED: Duration = Duration::from_millis(500);
 
+/// Maximum number of keepers that are asked at the same time.
+const MAX_ASKED: usize = 16;
+
+/// The answer of a keeper.
+type Answer = Result<KeptExport, Error>;
+
 /// Asks a keeper. A search waits for a keeper that does not run yet; one that has ended meanwhile is not waited for.
 fn ask(ipc: &Ipc, keeper: &KeeperName, timeout: Duration) -> Result<KeptExport, Error> {
     let find = |timeout| ipc.find(&keeper.name).user(keeper.user).timeout(timeout).start();
@@ -24,19 +32,44 @@ fn ask(ipc: &Ipc, keeper: &KeeperName, timeout: Duration) -> Result<KeptExport, 
     }
 }
 
-pub(super) fn run(ipc: &Ipc, timeout: Duration, as_json: bool) -> Result<()> {
-    let names = list_keepers(None)?;
-    // At the same time: a keeper that is stopped delays no other.
-    let asked: Vec<_> = std::thread::scope(|scope| {
-        let ask = |keeper: KeeperName| {
-            scope.spawn(move || {
-                let found = ask(ipc, &keeper, timeout);
-                (keeper, found)
-            })
-        };
-        let asking: Vec<_> = names.into_iter().map(ask).collect();
-        asking.into_iter().filter_map(|asked| asked.join().ok()).collect()
+/// Asks all keepers, several at the same time: a keeper that is stopped delays no other. Any process can listen under a keeper's name,
+/// so the number of threads is bounded, and the timeout is that of all of them together. Those of this user are asked first.
+fn ask_all(ipc: &Ipc, mut names: Vec<KeeperName>, timeout: Duration) -> Vec<(KeeperName, Answer)> {
+    let user = rustix::process::geteuid().as_raw();
+    names.sort_by_key(|keeper| (keeper.user != user, keeper.clone()));
+    let (workers, end) = (names.len().min(MAX_ASKED), Instant::now() + timeout);
+    let (names, asked) = (Mutex::new(VecDeque::from(names)), Mutex::new(Vec::new()));
+    let next = || names.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    let work = || {
+        while let Some(keeper) = next() {
+            let left = end.saturating_duration_since(Instant::now());
+            let found = match left.is_zero() {
+                true => Err(Error::Timeout {
+                    what: "its turn to be asked".into(),
+                    after: timeout,
+                    detail: String::new(),
+                }),
+                false => ask(ipc, &keeper, left),
+            };
+            asked.lock().unwrap_or_else(PoisonError::into_inner).push((keeper, found));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..workers {
+            // With fewer threads it takes longer.
+            if std::thread::Builder::new().spawn_scoped(scope, work).is_err() {
+                break;
+            }
+        }
+        work();
     });
+    let mut asked = asked.into_inner().unwrap_or_else(PoisonError::into_inner);
+    asked.sort_by(|(one, _), (other, _)| one.cmp(other));
+    asked
+}
+
+pub(super) fn run(ipc: &Ipc, timeout: Duration, as_json: bool) -> Result<()> {
+    let asked = ask_all(ipc, list_keepers(None)?, timeout);
     // Keepers that do not allow this user, and sockets without a process, are none for this user.
     let is_hidden = |error: &Error| error.is_not_permitted() || matches!(error, Error::NoListener { .. });
     let shown: Vec<_> =

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::files::Shard;
+use crate::transport::input;
 use device_ipc_cli::output::warning;
 
 /// A map from the names of modules to devices, as the `device_map` of Hugging Face Accelerate.
@@ -17,8 +18,12 @@ impl DeviceMap {
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         match text.strip_prefix('@') {
             Some(path) => {
-                let json =
-                    std::fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"))?;
+                let failed = |error: std::io::Error| format!("cannot read {path}: {error}");
+                let file = input::open(path.as_ref()).map_err(failed)?;
+                if !file.metadata().map_err(failed)?.is_file() {
+                    return Err(format!("cannot read {path}: it is not a regular file"));
+                }
+                let json = std::io::read_to_string(file).map_err(failed)?;
                 Self::from_json(&json).map_err(|error| format!("{path}: {error:#}"))
             }
             None => text.split(',').map(Self::entry).collect::<Result<_, _>>().map(Self),

@@ -1,7 +1,7 @@
 //! The TCP server for receivers, with one thread per connection.
 
 use std::collections::VecDeque;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +22,18 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of unauthenticated connections. A new connection closes the oldest one, so that silent connections do not
 /// lock out receivers.
 const MAX_UNAUTHENTICATED: usize = 64;
+
+/// Maximum number of receivers at a time, each of which has a thread.
+const MAX_RECEIVERS: usize = 256;
+
+/// Maximum number of receivers of one address at a time.
+const MAX_RECEIVERS_OF_ADDRESS: usize = 64;
+
+/// Maximum length in bytes of a message of a receiver.
+const MAX_REQUEST_BYTES: usize = 64 << 10;
+
+/// Maximum number of lines about refused connections that are printed at once, after which one is printed per second.
+const MAX_REFUSALS: f64 = 32.0;
 
 /// Pause after a failed accept, for example if this process has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -56,8 +68,34 @@ struct Shared {
     events: Mutex<Sender<Event>>,
     unauthenticated: Mutex<VecDeque<(u64, TcpStream)>>,
     next_id: AtomicU64,
-    /// Number of receivers that have the descriptor and have not reported completion.
-    active_receivers: AtomicUsize,
+    /// The addresses of the receivers that have the descriptor and have not reported completion.
+    active_receivers: Mutex<Vec<IpAddr>>,
+    /// Number of connections with a thread.
+    connections: AtomicUsize,
+    refusals: Mutex<Refusals>,
+}
+
+/// The budget of the lines about refused connections, which any host can cause.
+struct Refusals {
+    left: f64,
+    since: Instant,
+    /// Number of refusals that were not printed.
+    omitted: u64,
+}
+
+impl Refusals {
+    /// Counts a refusal. Returns the number of those that were not printed before it if it is to be printed.
+    fn count(&mut self) -> Option<u64> {
+        let now = Instant::now();
+        self.left = (self.left + (now - self.since).as_secs_f64()).min(MAX_REFUSALS);
+        self.since = now;
+        if self.left < 1.0 {
+            self.omitted += 1;
+            return None;
+        }
+        self.left -= 1.0;
+        Some(std::mem::take(&mut self.omitted))
+    }
 }
 
 /// How long a process may take that writes the key to a pipe; it may ask a person for a passphrase.
@@ -85,7 +123,9 @@ impl Listener {
             events: Mutex::new(events),
             unauthenticated: Mutex::default(),
             next_id: AtomicU64::new(0),
-            active_receivers: AtomicUsize::new(0),
+            active_receivers: Mutex::default(),
+            connections: AtomicUsize::new(0),
+            refusals: Mutex::new(Refusals { left: MAX_REFUSALS, since: Instant::now(), omitted: 0 }),
         });
         let server = Server { shared: Arc::clone(&shared) };
         std::thread::spawn(move || {
@@ -112,7 +152,7 @@ impl Listener {
 impl Server {
     /// Returns the number of receivers that have the descriptor and have not reported completion.
     pub(super) fn active_receivers(&self) -> usize {
-        self.shared.active_receivers.load(Ordering::Acquire)
+        self.shared.receivers().len()
     }
 }
 
@@ -132,8 +172,37 @@ impl Shared {
         self.unauthenticated.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn receivers(&self) -> std::sync::MutexGuard<'_, Vec<IpAddr>> {
+        self.active_receivers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reports a connection that was refused, unless there are too many of these.
+    fn refuse(&self, from: SocketAddr, error: &str) {
+        let omitted = self.refusals.lock().unwrap_or_else(PoisonError::into_inner).count();
+        let Some(omitted) = omitted else { return };
+        let more =
+            if omitted == 0 { String::new() } else { format!(" ({omitted} earlier ones are not shown)") };
+        let (fields, text) = about(from, &format!("{error}{more}"), "[sender]   refused");
+        self.notify(Event::Transcript(Entry::new("receiver_refused", fields, text)));
+    }
+
+    /// Returns whether a further receiver of this address is served, and counts it.
+    fn begin_receiver(&self, address: IpAddr) -> bool {
+        let mut receivers = self.receivers();
+        let of_address = receivers.iter().filter(|other| **other == address).count();
+        let begins = receivers.len() < MAX_RECEIVERS && of_address < MAX_RECEIVERS_OF_ADDRESS;
+        if begins {
+            receivers.push(address);
+        }
+        begins
+    }
+
     /// Starts the thread of a connection.
     fn start_connection(self: &Arc<Self>, stream: TcpStream, from: SocketAddr) {
+        // Threads of connections that were shut down end soon.
+        if self.connections.load(Ordering::Acquire) >= MAX_RECEIVERS + 2 * MAX_UNAUTHENTICATED {
+            return self.refuse(from, "there are too many connections");
+        }
         let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let registered = stream.try_clone().map(|clone| {
@@ -148,7 +217,14 @@ impl Shared {
         let shared = Arc::clone(self);
         let started = registered.and_then(|()| {
             let thread = std::thread::Builder::new().name(format!("receiver {from}"));
-            thread.spawn(move || shared.authenticate(stream, from, id, deadline)).map(drop)
+            self.connections.fetch_add(1, Ordering::AcqRel);
+            let begun = thread.spawn(move || {
+                shared.authenticate(stream, from, id, deadline);
+                shared.connections.fetch_sub(1, Ordering::AcqRel);
+            });
+            begun.map(drop).inspect_err(|_| {
+                self.connections.fetch_sub(1, Ordering::AcqRel);
+            })
         });
         if let Err(error) = started {
             self.unauthenticated().retain(|(other, _)| *other != id);
@@ -163,10 +239,7 @@ impl Shared {
         self.unauthenticated().retain(|(other, _)| *other != id);
         match authenticated {
             Ok(connection) => self.send_descriptor(connection, from, deadline),
-            Err(error) => {
-                let (fields, text) = about(from, &format!("{error:#}"), "[sender]   refused");
-                self.notify(Event::Transcript(Entry::new("receiver_refused", fields, text)));
-            }
+            Err(error) => self.refuse(from, &format!("{error:#}")),
         }
     }
 
@@ -174,6 +247,7 @@ impl Shared {
     fn handshake(&self, stream: TcpStream, deadline: Instant) -> Result<AuthenticatedConnection> {
         let key = |id| (id == KEY_ID).then(|| self.key.clone());
         let mut connection = device_ipc_tcp::accept(stream, key, deadline)?;
+        connection.limit_received(MAX_REQUEST_BYTES);
         let FromReceiver::Ready = message::receive(&mut connection, Some(deadline))? else {
             anyhow::bail!("protocol violation: the receiver did not request the descriptor");
         };
@@ -182,7 +256,9 @@ impl Shared {
 
     /// Sends the descriptor, then receives the reports of the receiver.
     fn send_descriptor(&self, mut connection: AuthenticatedConnection, from: SocketAddr, deadline: Instant) {
-        self.active_receivers.fetch_add(1, Ordering::AcqRel);
+        if !self.begin_receiver(from.ip()) {
+            return self.refuse(from, "there are too many receivers at a time, or of its address");
+        }
         let offer = FromSender::Offer { descriptor: self.descriptor.clone(), pid: std::process::id() };
         if let Err(error) = message::send(&mut connection, &offer, Some(deadline)) {
             let (fields, text) =
@@ -191,7 +267,11 @@ impl Shared {
         } else {
             self.receive_reports(&mut connection, from);
         }
-        self.active_receivers.fetch_sub(1, Ordering::AcqRel);
+        let mut receivers = self.receivers();
+        if let Some(index) = receivers.iter().position(|address| *address == from.ip()) {
+            receivers.swap_remove(index);
+        }
+        drop(receivers);
         self.notify(Event::Changed);
     }
 

@@ -11,9 +11,13 @@ use crate::arguments;
 /// Interval between attempts to connect.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Connects to `HOST:PORT`; retries until a process listens there or the timeout expires.
-pub(crate) fn connect(address: &str, timeout: Duration, on_wait: impl FnOnce()) -> Result<TcpStream> {
-    let end = Instant::now() + timeout;
+/// Connects to `HOST:PORT`; retries until a process listens there or the timeout, which ends at `end`, expires.
+pub(crate) fn connect(
+    address: &str,
+    end: Instant,
+    timeout: Duration,
+    on_wait: impl FnOnce(),
+) -> Result<TcpStream> {
     let mut on_wait = Some(on_wait);
     loop {
         let error = match try_connect(address, end)? {

@@ -18,9 +18,6 @@ pub(crate) const KEY_VARIABLE: &str = "DEVICE_IPC_KEY";
 /// The id of the key in the handshake: sender and receiver share a single key.
 pub(crate) const KEY_ID: u64 = 0;
 
-/// Minimum length in bytes of a key that cannot be guessed from a recorded handshake.
-const MIN_STRONG_BYTES: usize = 16;
-
 /// Maximum length of a key file in bytes.
 const MAX_BYTES: u64 = 4096;
 
@@ -49,13 +46,7 @@ impl KeyArguments {
         if key.is_empty() {
             bail!("invalid key: {from} is empty");
         }
-        if key.len() < MIN_STRONG_BYTES {
-            warning(format_args!(
-                "the key in {from} has {} B and may be guessed; use at least {MIN_STRONG_BYTES} B",
-                key.len()
-            ));
-        }
-        Ok(Key::new(key))
+        Key::new(key).with_context(|| format!("invalid key in {from}"))
     }
 }
 

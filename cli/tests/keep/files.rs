@@ -177,3 +177,42 @@ fn device_out_of_range_and_memory_that_is_too_small_are_reported() {
     let error = crate::support::Terminal::start(command).wait().bad();
     assert!(error.contains("one block"), "{error}");
 }
+
+/// A pipe without a writer neither delays the start, nor a reload and what follows.
+#[test]
+fn pipe_is_refused_and_delays_no_reload() {
+    let directory = Directory::new();
+    let models = directory.path("models");
+    std::fs::create_dir(&models).unwrap();
+    let pipe = directory.text("models/pipe.safetensors");
+    let make = |path: &str| {
+        rustix::fs::mkfifoat(rustix::fs::CWD, path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+    };
+    make(&pipe);
+    let models = models.to_str().unwrap();
+    let error = run(["keep", models, "--name", &unique("pipe")]).bad();
+    assert!(error.contains("not a regular file"), "{error}");
+    let map = format!("@{pipe}");
+    let error = run(["keep", models, "--name", &unique("pipe"), "--device-map", &map]).usage();
+    assert!(error.contains("not a regular file"), "{error}");
+    std::fs::remove_file(&pipe).unwrap();
+    model(&directory, "models/m.safetensors", &[("w", &[1.0])]);
+    let name = unique("pipe");
+    let mut keeper = keep(&[models, "--name", &name]);
+    make(&pipe);
+    keeper.signal(rustix::process::Signal::HUP);
+    keeper.until("not a regular file");
+    std::fs::remove_file(&pipe).unwrap();
+    keeper.signal(rustix::process::Signal::HUP);
+    keeper.until("keeps version 2");
+}
+
+/// The decoded header of such a file would need 1 GiB of host memory.
+#[test]
+fn header_above_the_maximum_is_refused() {
+    let directory = Directory::new();
+    let path = directory.file("huge.safetensors", &(64_u64 << 20).to_le_bytes());
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(65 << 20).unwrap();
+    let error = run(["keep", &path, "--name", &unique("huge")]).bad();
+    assert!(error.contains("the maximum is 16777216 B"), "{error}");
+}

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
 use device_ipc::Message;
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use rustix::process::Signal;
 
@@ -104,40 +105,39 @@ fn keeper_continues_when_its_successor_fails() {
     drop(next);
 }
 
-/// A process without rights that tries to bind the names all the time never gets one.
+/// A process without rights cannot take a name in the moment between two keepers.
 #[test]
 fn names_are_never_free_during_a_hand_over() {
     let directory = Directory::new();
     let file = model(&directory, "m.safetensors", &[("w", &[1.0])]);
     let name = unique("squatted");
     let mut keeper = keep(&[&file, "--name", &name]);
-    let (stop, uid) = (Arc::new(AtomicBool::new(false)), rustix::process::geteuid().as_raw());
-    let squatters: Vec<_> = ["keeper", "keeper-control"]
-        .map(|prefix| {
+    let uid = rustix::process::geteuid().as_raw();
+    let check_in_use = || {
+        for prefix in ["keeper", "keeper-control"] {
             let address = format!("device-ipc.{uid}.{prefix}.{name}");
             let address = SocketAddrUnix::new_abstract_name(address.as_bytes()).unwrap();
-            let stop = Arc::clone(&stop);
-            std::thread::spawn(move || {
-                let mut taken = 0;
-                while !stop.load(Ordering::Acquire) {
-                    let socket =
-                        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-                    taken += u32::from(bind(socket.unwrap(), &address).is_ok());
-                }
-                taken
-            })
-        })
-        .into();
-    for _ in 0..3 {
-        let next = keep(&["--hand-over", "--name", &name]);
-        keeper.wait().good();
-        keeper = next;
-        assert_eq!(values(&ipc(), &open(&ipc(), &name).unwrap().1, "w"), [1.0]);
-    }
-    stop.store(true, Ordering::Release);
-    for squatter in squatters {
-        assert_eq!(squatter.join().unwrap(), 0, "the name was free");
-    }
+            let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+            assert_eq!(bind(socket.unwrap(), &address), Err(Errno::ADDRINUSE), "{prefix}");
+        }
+    };
+    let ipc = ipc();
+    let connecting = ipc.connect(&format!("keeper-control.{name}")).timeout(TIMEOUT).start();
+    let successor = connecting.unwrap();
+    successor.receive(TIMEOUT).unwrap();
+    successor.send(Message::new().bytes(&b"ready"[..]), TIMEOUT).unwrap();
+    assert_eq!(successor.receive(TIMEOUT).unwrap().bytes(), b"released");
+    // The keeper answers no longer, and the successor does not answer yet.
+    check_in_use();
+    drop(successor);
+    keeper.until("has not taken over");
+    check_in_use();
+    let next = keep(&["--hand-over", "--name", &name]);
+    check_in_use();
+    keeper.wait().good();
+    check_in_use();
+    assert_eq!(values(&ipc, &open(&ipc, &name).unwrap().1, "w"), [1.0]);
+    drop(next);
 }
 
 /// The socket's file stays in the directory while keepers follow each other, and is removed with the last one.

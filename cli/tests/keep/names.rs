@@ -2,6 +2,7 @@
 
 use std::os::unix::process::CommandExt;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -58,6 +59,40 @@ fn list_shows_keepers_with_version_and_size() {
     let one = listed["keepers"].as_array().unwrap().iter().find(|one| one["name"] == *name).expect("listed");
     assert!(one["error"].is_string(), "{one}");
     keeper.signal(Signal::CONT);
+}
+
+/// Names of this user that sockets occupy in any number: the list asks them with few threads, in one timeout.
+#[test]
+fn list_beside_many_silent_names_starts_few_threads() {
+    let directory = Directory::new();
+    let file = model(&directory, "m.safetensors", &[("w", &[1.0])]);
+    let name = unique("0-found");
+    let _keeper = keep(&[&file, "--name", &name]);
+    let uid = rustix::process::geteuid().as_raw();
+    let _silent: Vec<_> = (0..300)
+        .map(|index| {
+            let address = format!("device-ipc.{uid}.keeper.silent-{}-{index}", std::process::id());
+            let address = SocketAddrUnix::new_abstract_name(address.as_bytes()).unwrap();
+            let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+            let socket = socket.unwrap();
+            bind(&socket, &address).unwrap();
+            listen(&socket, 8).unwrap();
+            socket
+        })
+        .collect();
+    let mut command = device_ipc();
+    command.args(["keep", "--list", "--json", "--timeout", "5s"]);
+    let mut list = Terminal::start(command);
+    let mut threads = 0;
+    while list.is_running() {
+        let entries = std::fs::read_dir(format!("/proc/{}/task", list.pid()));
+        threads = threads.max(entries.map_or(0, Iterator::count));
+        std::thread::yield_now();
+    }
+    assert!(threads < 100, "{threads} threads");
+    let listed: Value = serde_json::from_str(&list.wait().good()).expect("JSON");
+    let keepers = listed["keepers"].as_array().unwrap();
+    assert!(keepers.iter().any(|one| one["name"] == *name && one["version"] == 1), "{listed}");
 }
 
 #[test]

@@ -121,6 +121,10 @@ impl Terminal {
         }
     }
 
+    pub(crate) fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }

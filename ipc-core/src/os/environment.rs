@@ -22,6 +22,11 @@ pub fn variable(name: &str) -> Option<OsString> {
     Some(value)
 }
 
+/// Returns all environment variables, or none if they are [ignored](is_ignored).
+pub fn variables() -> impl Iterator<Item = (OsString, OsString)> {
+    (!is_ignored()).then(std::env::vars_os).into_iter().flatten()
+}
+
 /// Returns the value of an environment variable, unless it is empty.
 pub(crate) fn nonempty_variable(name: &str) -> Option<OsString> {
     variable(name).filter(|value| !value.is_empty())

@@ -117,6 +117,8 @@ pub(crate) fn abstract_names(fits: impl Fn(&[u8]) -> bool) -> Result<Vec<Vec<u8>
     let table = fs::read(path).map_err(|error| Error::io(format!("reading {path}"), error))?;
     let mut names: Vec<&[u8]> = table
         .split(|byte| *byte == b'\n')
+        // The flag of a socket that listens (`__SO_ACCEPTCON`): any process may bind names at will.
+        .filter(|line| line.split(|byte| *byte == b' ').nth(3) == Some(b"00010000"))
         .filter_map(|line| line.rsplit(|byte| *byte == b' ').next()?.strip_prefix(b"@"))
         .filter(|name| fits(name))
         .collect();

@@ -44,6 +44,6 @@ pub(crate) use metrics::Metrics;
 pub(crate) use poller::{Poller, WatchedSocket};
 pub(crate) use service::{ConnectionId, Next, Service, Session};
 pub(crate) use socket::PeerCredentials;
-pub(crate) use tcp_server::{ConnectionPermit, ServerId, TcpServer};
+pub(crate) use tcp_server::{Admission, ConnectionPermit, MAX_REQUEST_BYTES, ServerId, TcpServer};
 pub(crate) use timed_mutex::TimedMutex;
 pub(crate) use worker::{Worker, check_may_wait};

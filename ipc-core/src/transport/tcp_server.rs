@@ -2,11 +2,15 @@
 //!
 //! Each connection has a thread that may block, since registering memory and waiting for streams blocks. The number of threads
 //! is limited. If there are as many, a connection is closed for a new one: the one that has been idle for the longest time, as its
-//! client connects again when it needs to, or else the oldest one whose client has not proved itself yet, so that clients without a
-//! key keep out no others. If all connections are in use, further ones wait in the system's queue.
+//! client connects again when it needs to, or else one whose client has not proved itself yet. If all connections are in use,
+//! further ones wait in the system's queue.
+//!
+//! A peer uses up its own share only. Of the connections that have not proved themselves, which have a limit of their own, the
+//! oldest one of the host that has the most is closed for a further one. Those in use are limited for each host and for each key,
+//! and more strictly for a host with one key.
 
 use std::collections::VecDeque;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,12 +18,25 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::fairness::greediest;
 use crate::model::error::{Error, Result};
 use crate::os::log::{self, Throttle};
 use crate::os::{ClosedByFork, Readiness, spawn_without_signals};
 
 /// Maximum number of connections that are served at the same time.
-const MAX_CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS: usize = 256;
+
+/// Maximum number of connections whose clients have not proved themselves.
+const MAX_UNPROVED: usize = 64;
+
+/// Maximum number of connections in use of one host with one key, such as the token of an export.
+const MAX_OF_HOST_AND_KEY: usize = MAX_CONNECTIONS / 4;
+
+/// Maximum number of connections in use of one host, and with one key.
+const MAX_OF_EITHER: usize = MAX_CONNECTIONS / 2;
+
+/// Maximum length in bytes of a request, and of the greeting of a channel.
+pub(crate) const MAX_REQUEST_BYTES: usize = 64 << 10;
 
 /// The pause after an error of the system, such as no free file descriptor; the connection remains in the queue.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -47,7 +64,19 @@ struct State {
     /// The idle connections, with their numbers, the one that has been idle for the longest time first.
     idle: VecDeque<(u64, Arc<TcpStream>)>,
     /// The connections whose clients have not proved themselves, with their numbers, the oldest first.
-    unproved: VecDeque<(u64, Arc<TcpStream>)>,
+    unproved: VecDeque<(u64, IpAddr, Arc<TcpStream>)>,
+    /// The connections in use: their numbers, hosts and keys.
+    in_use: Vec<(u64, IpAddr, u64)>,
+}
+
+/// Whether a client may use its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    Granted,
+    /// The share of the host or of the key is exhausted. The connection counts as idle.
+    Exhausted,
+    /// The connection has been closed for another one.
+    Closed,
 }
 
 /// Identifies a server within the process.
@@ -59,6 +88,7 @@ pub(crate) struct ServerId(u64);
 pub(crate) struct ConnectionPermit {
     shared: Arc<Shared>,
     number: u64,
+    host: IpAddr,
     stream: Arc<TcpStream>,
 }
 
@@ -118,8 +148,22 @@ impl State {
     fn remove(&mut self, number: u64) -> bool {
         let before = self.idle.len() + self.unproved.len();
         self.idle.retain(|(known, _)| *known != number);
-        self.unproved.retain(|(known, _)| *known != number);
+        self.unproved.retain(|(known, ..)| *known != number);
         self.idle.len() + self.unproved.len() < before
+    }
+
+    /// Returns whether a connection of this host with this key may be used.
+    fn has_share(&self, host: IpAddr, key: u64) -> bool {
+        let of_host = self.in_use.iter().filter(|(_, other, _)| *other == host);
+        let with_key = self.in_use.iter().filter(|(_, _, other)| *other == key).count();
+        let of_both = of_host.clone().filter(|(_, _, other)| *other == key).count();
+        of_both < MAX_OF_HOST_AND_KEY && of_host.count() < MAX_OF_EITHER && with_key < MAX_OF_EITHER
+    }
+
+    /// Removes the oldest unproved connection of the host that has the most.
+    fn take_unproved(&mut self) -> Option<Arc<TcpStream>> {
+        let hosts: Vec<_> = self.unproved.iter().map(|(_, host, _)| ((), *host)).collect();
+        greediest(&hosts).and_then(|index| self.unproved.remove(index)).map(|(_, _, stream)| stream)
     }
 }
 
@@ -168,14 +212,14 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>, serve: &Arc<Serve>) 
     }
 }
 
-/// Shuts down the connection that has been idle for the longest time, or else the oldest one whose client has not proved itself, and
+/// Shuts down the connection that has been idle for the longest time, or else one whose client has not proved itself, and
 /// waits until its thread has ended, or for a pause.
 fn close_oldest(shared: &Shared) {
     let oldest = {
         let mut state = shared.state();
-        state.idle.pop_front().or_else(|| state.unproved.pop_front())
+        state.idle.pop_front().map(|(_, stream)| stream).or_else(|| state.take_unproved())
     };
-    let Some((_, oldest)) = oldest else { return };
+    let Some(oldest) = oldest else { return };
     shut_down(&oldest);
     let pause = Timespec { tv_sec: 0, tv_nsec: PAUSE.subsec_nanos().into() };
     let _ = poll(&mut [PollFd::new(&shared.changed, PollFlags::IN)], Some(&pause));
@@ -194,7 +238,7 @@ fn is_transient(error: &std::io::Error) -> bool {
 
 fn spawn(shared: &Arc<Shared>, serve: &Arc<Serve>, number: u64, stream: TcpStream, peer: SocketAddr) {
     let stream = Arc::new(stream);
-    let permit = ConnectionPermit::new(shared, number, &stream);
+    let permit = ConnectionPermit::new(shared, number, peer.ip(), &stream);
     let serve = Arc::clone(serve);
     let begun = spawn_without_signals("device-ipc-tcp", move || serve(permit, stream, peer));
     if let Err(error) = begun {
@@ -203,17 +247,31 @@ fn spawn(shared: &Arc<Shared>, serve: &Arc<Serve>, number: u64, stream: TcpStrea
 }
 
 impl ConnectionPermit {
-    fn new(shared: &Arc<Shared>, number: u64, stream: &Arc<TcpStream>) -> Self {
+    fn new(shared: &Arc<Shared>, number: u64, host: IpAddr, stream: &Arc<TcpStream>) -> Self {
         let mut state = shared.state();
         state.connections += 1;
-        state.unproved.push_back((number, Arc::clone(stream)));
+        if state.unproved.len() >= MAX_UNPROVED
+            && let Some(oldest) = state.take_unproved()
+        {
+            shut_down(&oldest);
+        }
+        state.unproved.push_back((number, host, Arc::clone(stream)));
         drop(state);
-        Self { shared: Arc::clone(shared), number, stream: Arc::clone(stream) }
+        Self { shared: Arc::clone(shared), number, host, stream: Arc::clone(stream) }
     }
 
-    /// Keeps the connection until it is idle. Returns false if it has been closed for another one.
-    pub(crate) fn mark_in_use(&self) -> bool {
-        self.shared.state().remove(self.number)
+    /// Keeps the connection until it is idle, if the shares of its host and of its key permit it.
+    pub(crate) fn mark_in_use(&self, key: u64) -> Admission {
+        let mut state = self.shared.state();
+        if !state.remove(self.number) {
+            return Admission::Closed;
+        }
+        if !state.has_share(self.host, key) {
+            state.idle.push_back((self.number, Arc::clone(&self.stream)));
+            return Admission::Exhausted;
+        }
+        state.in_use.push((self.number, self.host, key));
+        Admission::Granted
     }
 
     /// Lets the connection, which is in use, be closed for another one.
@@ -222,6 +280,8 @@ impl ConnectionPermit {
         if state.is_closed {
             shut_down(&self.stream);
         }
+        state.remove(self.number);
+        state.in_use.retain(|(number, ..)| *number != self.number);
         state.idle.push_back((self.number, Arc::clone(&self.stream)));
         if state.connections >= MAX_CONNECTIONS {
             self.shared.changed.set();
@@ -234,8 +294,61 @@ impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         let mut state = self.shared.state();
         state.remove(self.number);
+        state.in_use.retain(|(number, ..)| *number != self.number);
         state.connections -= 1;
         drop(state);
         self.shared.changed.set();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A host with one key, a host with many keys, and a key of many hosts leave room for others.
+    #[test]
+    fn share_of_a_host_or_key_is_limited() {
+        let host = |index: u32| IpAddr::V4(Ipv4Addr::from_bits(index));
+        for (share, of) in [
+            (MAX_OF_HOST_AND_KEY, (|_| (0, 0)) as fn(u32) -> (u32, u64)),
+            (MAX_OF_EITHER, |index| (0, index.into())),
+            (MAX_OF_EITHER, |index| (index, 0)),
+        ] {
+            let mut state = State::default();
+            for index in 0..share as u32 {
+                let (of_host, key) = of(index);
+                assert!(state.has_share(host(of_host), key));
+                state.in_use.push((u64::from(index), host(of_host), key));
+            }
+            let (of_host, key) = of(share as u32);
+            assert!(!state.has_share(host(of_host), key), "the share has an end");
+            assert!(state.has_share(host(1 << 20), 1 << 20), "others have theirs");
+        }
+    }
+
+    /// Connections that hold all that one host may use of one key do not keep out another key.
+    #[test]
+    fn connections_beyond_the_share_are_not_admitted() {
+        let (admitted, admissions) = std::sync::mpsc::channel();
+        let server = TcpServer::start("127.0.0.1:0".parse().unwrap(), move |_, permit, stream, _| {
+            let mut key = [0];
+            std::io::Read::read_exact(&mut &*stream, &mut key).unwrap();
+            admitted.send(permit.mark_in_use(key[0].into())).unwrap();
+            // Until the client closes the connection.
+            let _ = std::io::Read::read(&mut &*stream, &mut key);
+        });
+        let address = server.as_ref().unwrap().address();
+        let connect = |key: u8| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            std::io::Write::write_all(&mut stream, &[key]).unwrap();
+            (stream, admissions.recv_timeout(Duration::from_secs(60)).unwrap())
+        };
+        let held: Vec<_> = (0..MAX_OF_HOST_AND_KEY).map(|_| connect(1)).collect();
+        assert!(held.iter().all(|(_, admission)| *admission == Admission::Granted));
+        assert_eq!(connect(1).1, Admission::Exhausted);
+        assert_eq!(connect(2).1, Admission::Granted);
     }
 }

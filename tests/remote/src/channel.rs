@@ -87,7 +87,10 @@ impl ChannelEnd {
             // listen KEY [ADDRESS]
             "listen" => {
                 let address = words.get(1).unwrap_or(&"127.0.0.1:0");
-                let listener = self.ipc.listen_tcp(address, &Key::new(words[0].as_bytes())).start()?;
+                let listener = self
+                    .ipc
+                    .listen_tcp(address, &Key::new(words[0].as_bytes()).expect("a long key"))
+                    .start()?;
                 let address = listener.address();
                 *self.listener.lock().unwrap() = Some(listener);
                 address
@@ -101,7 +104,7 @@ impl ChannelEnd {
             }
             // connect ADDRESS KEY TIMEOUT_MS
             "connect" => {
-                let key = Key::new(words[1].as_bytes());
+                let key = Key::new(words[1].as_bytes()).expect("a long key");
                 let channel = self.ipc.connect_tcp(words[0], &key).timeout(time(2)).start()?;
                 let program = channel.program().to_owned();
                 *self.channel.lock().unwrap() = Some(Arc::new(channel));

@@ -61,7 +61,7 @@ fn exporter_of_one() -> (Process, SocketAddr, String) {
 fn authenticated(address: SocketAddr, descriptor: &str) -> AuthenticatedConnection {
     let (export, token) = key_of(descriptor);
     let stream = TcpStream::connect(address).expect("it listens");
-    connect(stream, export, &Key::new(&token), Instant::now() + LONG).expect("the key is right")
+    connect(stream, export, &Key::new(&token).unwrap(), Instant::now() + LONG).expect("the key is right")
 }
 
 fn ask(connection: &mut AuthenticatedConnection, request: &[u8]) -> Result<Vec<u8>, TcpError> {
@@ -90,7 +90,7 @@ fn clients_without_the_key_are_refused_alike() {
     let (export, token) = key_of(&descriptor);
     for (id, key) in [(export, [0; 16]), (export + 1, token), (u64::MAX, token)] {
         let stream = TcpStream::connect(address).unwrap();
-        let refused = connect(stream, id, &Key::new(&key), Instant::now() + LONG);
+        let refused = connect(stream, id, &Key::new(&key).unwrap(), Instant::now() + LONG);
         assert!(matches!(refused, Err(TcpError::Refused)), "{refused:?}");
     }
     check_served(&descriptor);
@@ -103,7 +103,7 @@ fn server_without_the_key_is_refused() {
     let (_other, other, _) = exporter_of_one();
     let (export, token) = key_of(&descriptor);
     let stream = TcpStream::connect(other).unwrap();
-    let refused = connect(stream, export, &Key::new(&token), Instant::now() + LONG);
+    let refused = connect(stream, export, &Key::new(&token).unwrap(), Instant::now() + LONG);
     assert!(matches!(refused, Err(TcpError::Refused)), "{refused:?}");
     assert_ne!(address, other);
 }
@@ -192,7 +192,8 @@ fn impostor(descriptor: &str, kind: u8, replies: &[&[u8]], closes: bool) -> (Soc
     let replies: Vec<_> = replies.iter().map(|reply| reply.to_vec()).collect();
     let exporter = std::thread::spawn(move || {
         let stream = listener.accept().unwrap().0;
-        let mut connection = accept(stream, |_| Some(Key::new(&token)), Instant::now() + LONG).unwrap();
+        let mut connection =
+            accept(stream, |_| Some(Key::new(&token).unwrap()), Instant::now() + LONG).unwrap();
         let until = Some(Instant::now() + LONG);
         let open = connection.receive(until).unwrap();
         assert_eq!((open[0], &open[1..9]), (kind, &OPEN[1..9]), "{open:?}");

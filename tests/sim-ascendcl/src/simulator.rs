@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use device_ipc_mock_engine::{Machine, StreamId};
+use device_ipc_mock_engine::{Machine, NODE_VARIABLE, StreamId};
 
 use crate::block::Block;
 use crate::config::Config;
@@ -129,7 +129,7 @@ impl Simulator {
     }
 
     fn new(config: Config) -> Self {
-        let machine = Machine::new(config.machine.clone());
+        let machine = Machine::in_node(config.machine.clone(), std::env::var(NODE_VARIABLE).ok());
         let devices = machine.devices().iter().map(|_| DeviceState::default()).collect();
         let process = std::process::id();
         Self { config, machine, process, state: Mutex::new(State { devices, ..State::default() }) }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use device_ipc_mock_engine::Machine;
+use device_ipc_mock_engine::{Machine, NODE_VARIABLE};
 
 use crate::config::Config;
 use crate::context::{Context, PrimaryContext};
@@ -92,7 +92,7 @@ pub(crate) fn initialise() -> Result {
         eprintln!("device-ipc-sim-cuda: {why}");
         Status::UNKNOWN
     })?;
-    let machine = Machine::new(config.machine.clone());
+    let machine = Machine::in_node(config.machine.clone(), std::env::var(NODE_VARIABLE).ok());
     let devices = machine.devices().len();
     if devices == 0 {
         return Err(Status::NO_DEVICE);

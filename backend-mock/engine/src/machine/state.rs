@@ -55,8 +55,14 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Creates the machine that `config` describes. Starts no thread and allocates no device memory.
+    /// Creates the machine that `config` describes, of no node. Starts no thread and allocates no device memory.
     pub fn new(config: MachineConfig) -> Arc<Self> {
+        Self::in_node(config, None)
+    }
+
+    /// Creates the machine that `config` describes, of a node with this name: the value of [`NODE_VARIABLE`](crate::NODE_VARIABLE),
+    /// which the caller reads. An invalid name is ignored.
+    pub fn in_node(config: MachineConfig, node: Option<String>) -> Arc<Self> {
         let devices: Vec<Device> = config
             .physical_order()
             .into_iter()
@@ -68,7 +74,7 @@ impl Machine {
             .collect();
         Arc::new(Self {
             process: ProcessId::current(),
-            node: node::of_this_process(),
+            node: node.filter(|name| node::is_valid(name)),
             calls: Arc::new(Instrumentation::new(&config.faults)),
             memory: Mutex::new(MemoryTable::new(devices.len())),
             devices,

@@ -20,11 +20,10 @@ pub const NODE_VARIABLE: &str = "DEVICE_IPC_MOCK_NODE";
 
 const LONGEST_NAME: usize = 64;
 
-/// Returns the node of this process, if it names one.
-pub(crate) fn of_this_process() -> Option<String> {
+/// Returns whether the name of a node is valid.
+pub(crate) fn is_valid(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-    let name = std::env::var(NODE_VARIABLE).ok()?;
-    ((1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(allowed)).then_some(name)
+    (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(allowed)
 }
 
 /// Returns the suffix of the name of a memory file with `bytes` bytes of a device.

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use device_ipc_tcp::{AuthenticatedConnection, Key, TcpError};
+use device_ipc_tcp::{AuthenticatedConnection, Key, MAX_MESSAGE_BYTES, TcpError};
 
 use super::Channel;
 use super::connect::{FIRST_PAUSE, MAX_PAUSE};
@@ -24,7 +24,7 @@ use crate::os::{ClosedByFork, Readiness};
 use crate::sharing::Session;
 use crate::sharing::timeline::{Side, WordPage};
 use crate::transport::socket::{self, PeerSocket};
-use crate::transport::{Deadline, TcpServer};
+use crate::transport::{Admission, Deadline, MAX_REQUEST_BYTES, TcpServer, greediest};
 
 /// The id of the key of a channel, which distinguishes it from keys of other uses.
 const KEY_ID: u64 = 1;
@@ -35,7 +35,7 @@ const HANDSHAKE: Duration = Duration::from_secs(5);
 /// The time limit for the answer to a greeting, which the buffer of a new connection takes at once.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// Maximum number of connections that wait to be accepted. The oldest one is closed for a further one.
+/// Maximum number of connections that wait to be accepted. The oldest one of the host that has the most is closed for a further one.
 const MAX_WAITING: usize = 64;
 
 /// A TCP listener, and its connections that wait to be accepted.
@@ -69,7 +69,7 @@ impl TcpListening {
         let waiting = Arc::new(Waiting { connections: Mutex::default(), readiness });
         let served = Arc::clone(&waiting);
         let server = TcpServer::start(resolved[0], move |_, permit, stream, peer| {
-            match greet(stream, &key, || permit.mark_in_use()) {
+            match greet(stream, &key, || permit.mark_in_use(KEY_ID)) {
                 Ok(greeted) => served.push(greeted),
                 Err(why) => {
                     static WARNINGS: Throttle = Throttle::new();
@@ -110,7 +110,11 @@ impl Waiting {
 
     fn push(&self, greeted: Greeted) {
         let mut connections = self.lock();
-        let oldest = (connections.len() >= MAX_WAITING).then(|| connections.pop_front());
+        let oldest = (connections.len() >= MAX_WAITING).then(|| {
+            let peer = |greeted: &Greeted| greeted.connection.socket().peer_addr().ok().map(|peer| peer.ip());
+            let hosts: Vec<_> = connections.iter().map(|greeted| ((), peer(greeted))).collect();
+            greediest(&hosts).and_then(|index| connections.remove(index))
+        });
         connections.push_back(greeted);
         self.readiness.set();
         drop(connections);
@@ -144,13 +148,15 @@ fn resolve(address: &str) -> std::io::Result<Vec<SocketAddr>> {
 }
 
 /// Lets a client prove that it knows the key, and receives its greeting.
-fn greet(stream: Arc<TcpStream>, key: &Key, proved: impl FnOnce() -> bool) -> Result<Greeted, TcpError> {
+fn greet(stream: Arc<TcpStream>, key: &Key, proved: impl FnOnce() -> Admission) -> Result<Greeted, TcpError> {
     let closed_by_fork = ClosedByFork::new(stream.as_fd());
     let find = |id| (id == KEY_ID).then(|| key.clone());
     let mut connection = device_ipc_tcp::accept(stream, find, Instant::now() + HANDSHAKE)?;
-    // If it has been closed, the receive fails.
+    // If it has been closed, the receive fails. The number of greeted connections has a limit of its own.
     proved();
+    connection.limit_received(MAX_REQUEST_BYTES);
     let greeting = connection.receive(Some(Instant::now() + HANDSHAKE))?;
+    connection.limit_received(MAX_MESSAGE_BYTES);
     Ok(Greeted { _closed_by_fork: closed_by_fork, connection, greeting })
 }
 

@@ -226,7 +226,7 @@ impl RemoteLease {
                 }
             };
             kill_point!("importer:remote-connected");
-            let key = Key::new(&part.token.to_bytes());
+            let key = Key::from(part.token.to_bytes());
             let connection = device_ipc_tcp::connect(stream, export.0, &key, deadline.at)
                 .map_err(|error| exporter.failed("the exporter's proof", error, incoming.timeout))?;
             tracing::debug!(target: log::IMPORT, %export, %address, "connected to an exporter of another host");

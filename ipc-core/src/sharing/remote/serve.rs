@@ -15,7 +15,7 @@ use crate::os::log::{self, Throttle};
 use crate::sharing::Runtime;
 use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, Shared};
 use crate::sharing::timeline::Termination;
-use crate::transport::{ConnectionPermit, ServerId};
+use crate::transport::{Admission, ConnectionPermit, MAX_REQUEST_BYTES, ServerId};
 use crate::wire::Refusal;
 use crate::wire::descriptor::ExportId;
 use crate::wire::protocol::encode;
@@ -32,6 +32,9 @@ const SEND: Duration = Duration::from_secs(10);
 
 /// The longest wait for the streams that write the bytes.
 const MAX_READY_WAIT: Duration = Duration::from_secs(600);
+
+/// The interval at which an importer whose share is exhausted is tried again.
+const SHARE_POLL: Duration = Duration::from_millis(20);
 
 /// The longest time limit of a transfer that an importer may state.
 pub(super) const MAX_TRANSFER: Duration = Duration::from_secs(24 * 3600);
@@ -70,10 +73,12 @@ fn try_serve(served: &Served, permit: &ConnectionPermit, stream: Arc<TcpStream>)
     let key_of = |id: u64| {
         export = ExportId(id);
         let token = runtime.exports.remote_token(export, served.server)?;
-        Some(Key::new(&token.to_bytes()))
+        Some(Key::from(token.to_bytes()))
     };
-    let connection = device_ipc_tcp::accept(stream, key_of, Instant::now() + HANDSHAKE).map_err(text)?;
-    if !permit.mark_in_use() {
+    let mut connection = device_ipc_tcp::accept(stream, key_of, Instant::now() + HANDSHAKE).map_err(text)?;
+    connection.limit_received(MAX_REQUEST_BYTES);
+    let mut admission = permit.mark_in_use(export.0);
+    if admission == Admission::Closed {
         return Err("another connection took its place".into());
     }
     kill_point!("exporter:remote-proved");
@@ -82,10 +87,35 @@ fn try_serve(served: &Served, permit: &ConnectionPermit, stream: Arc<TcpStream>)
     // The importer closes the connection, or leaves it idle, when it needs it no longer.
     while let Some(request) = control.receive(if had_request { IDLE } else { HANDSHAKE }).ok().flatten() {
         // The importer connects again if its connection has been closed for another one.
-        if had_request && !permit.mark_in_use() {
+        if had_request {
+            admission = permit.mark_in_use(export.0);
+        }
+        if admission == Admission::Closed {
             return Ok(());
         }
-        match RemoteRequest::decode(&request)? {
+        let request = RemoteRequest::decode(&request)?;
+        if let RemoteRequest::Open(open) | RemoteRequest::Join(open) = &request {
+            let until = Instant::now() + Duration::from_millis(open.wait_ms.into()).min(MAX_READY_WAIT);
+            // An importer that goes away makes the connection readable.
+            while admission == Admission::Exhausted
+                && Instant::now() < until
+                && !control.wait(SHARE_POLL, None)
+            {
+                admission = permit.mark_in_use(export.0);
+            }
+        }
+        match request {
+            RemoteRequest::Open(_) | RemoteRequest::Join(_) if admission == Admission::Closed => {
+                return Ok(());
+            }
+            RemoteRequest::Open(_) | RemoteRequest::Join(_) if admission == Admission::Exhausted => {
+                let detail = format!(
+                    "the leases on this export, or those of {}, are as many as permitted",
+                    served.peer.ip()
+                );
+                send(&mut control, &RemoteReply::Refused(RemoteRefusal::Failed { detail }))?;
+                had_request = true;
+            }
             RemoteRequest::Open(open) => {
                 lease(served, runtime, export, &open, &mut control)?;
                 had_request = true;

@@ -13,7 +13,7 @@ const LONG: Duration = Duration::from_secs(60);
 const KEY_ID: u64 = 1;
 
 fn key() -> Key {
-    Key::new(KEY.as_bytes())
+    Key::new(KEY.as_bytes()).unwrap()
 }
 
 fn listening() -> (Process, SocketAddr) {
@@ -65,7 +65,8 @@ fn wrong_key_is_refused_by_both_sides() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     far.ask(&format!("begin connect {} {KEY} 20000", listener.local_addr().unwrap()));
     let stream = listener.accept().unwrap().0;
-    accept(stream, |_| Some(Key::new(b"another key of 16 bytes")), Instant::now() + LONG).unwrap_err();
+    accept(stream, |_| Some(Key::new(b"another key of 16 bytes").unwrap()), Instant::now() + LONG)
+        .unwrap_err();
     let error = far.ask("end");
     assert!(error.starts_with("NotPermitted"), "{error}");
     let error = near.ask("accept 200");

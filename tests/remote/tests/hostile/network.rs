@@ -9,7 +9,7 @@ const HELLO: usize = 42;
 
 /// Returns a hello for the key with this id.
 fn hello(id: u64) -> Vec<u8> {
-    [&b"dipc-tcp\x00\x02"[..], &[7; 32], &id.to_be_bytes()].concat()
+    [&b"dipc-tcp\x00\x03"[..], &[7; 32], &id.to_be_bytes()].concat()
 }
 
 /// Reads until the server closes the connection.
@@ -45,7 +45,7 @@ fn recorded_session_begins_no_lease() {
     let replies = std::thread::spawn(|| record(far_clone, near_clone));
 
     let (export, token) = key_of(&descriptor);
-    let mut client = connect(client, export, &Key::new(&token), Instant::now() + LONG).unwrap();
+    let mut client = connect(client, export, &Key::new(&token).unwrap(), Instant::now() + LONG).unwrap();
     assert_eq!(ask(&mut client, OPEN).unwrap(), GRANTED);
     client.receive(Some(Instant::now() + LONG)).unwrap();
     assert_eq!(exporter.ask("holders x"), "7 x on 127.0.0.1");
@@ -67,7 +67,7 @@ fn recorded_session_begins_no_lease() {
     let client = TcpStream::connect(attacker.local_addr().unwrap()).unwrap();
     let mut impostor = attacker.accept().unwrap().0;
     impostor.write_all(&replies).unwrap();
-    let refused = connect(client, export, &Key::new(&token), Instant::now() + LONG);
+    let refused = connect(client, export, &Key::new(&token).unwrap(), Instant::now() + LONG);
     assert!(matches!(refused, Err(TcpError::ServerWithoutKey)), "{refused:?}");
     check_served(&descriptor);
 }

@@ -241,7 +241,7 @@ fn lease(address: SocketAddr, descriptor: &str, keeps: bool) -> AuthenticatedCon
 
 #[test]
 fn idle_connections_keep_out_no_importer() {
-    const SERVED: usize = 64;
+    const SERVED: usize = 256;
     let (mut exporter, address, descriptor) = exporter_of_one();
     let (mut importer, _) = process("importer");
     let pull = format!("open pulled 1 20000 {descriptor}");
@@ -264,6 +264,7 @@ fn idle_connections_keep_out_no_importer() {
 
 #[test]
 fn importers_wait_for_leases_and_not_for_idle_connections() {
+    // Of one host with one export.
     const SERVED: usize = 64;
     let (mut exporter, address, descriptor) = exporter_of_one();
     let (mut importer, _) = process("importer");
