@@ -34,6 +34,7 @@ pub use host::{NOBODY, can_start_through, is_root};
 pub use points::kill_points;
 pub use protocol::{Access, FromExporter, Handle, Identity, LeaseAhead, Listed, Opened, Refusal, ToExporter};
 pub use raw::{Connection, FakeServer, Received, open_request};
+pub use second::second_copy_stays_loaded;
 pub use steps::{hand_over_through_ring, take_timelines};
 pub use survivor::{Before, kill_rounds};
 pub use wait::{DEADLINE, eventually, no_more_than, within};

@@ -33,14 +33,44 @@ unsafe extern "C" fn device_ipc_broker_tests_share_by_second_copy(text: *mut c_c
     descriptor.len()
 }
 
-/// The descriptor of something that a second copy of the library shares in this very process.
-pub(crate) fn share_by_second_copy() -> String {
+/// Allocates memory of a mock, which starts no thread of the library.
+#[unsafe(no_mangle)]
+extern "C" fn device_ipc_broker_tests_use_second_copy() {
+    let ipc = Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a machine"));
+    drop(ipc.allocate(0, 4096).expect("memory"));
+}
+
+/// Loads a second copy, uses it, and closes it. Returns whether it is still loaded.
+///
+/// # Panics
+///
+/// Panics if it cannot be loaded or closed.
+pub fn second_copy_stays_loaded() -> bool {
+    let library = path_of_second_copy();
+    // SAFETY: the library is this crate's own, and the function has this type.
+    unsafe {
+        let opened = libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_DEEPBIND);
+        assert!(!opened.is_null(), "the library can be loaded");
+        let found = libc::dlsym(opened, c"device_ipc_broker_tests_use_second_copy".as_ptr());
+        assert!(!found.is_null(), "it has the entry");
+        std::mem::transmute::<*mut c_void, extern "C" fn()>(found)();
+        assert_eq!(libc::dlclose(opened), 0, "it can be closed");
+        !libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD).is_null()
+    }
+}
+
+fn path_of_second_copy() -> CString {
     let program = std::env::current_exe().expect("this program");
     let folder = program.parent().expect("it lies in a folder");
     let name = "libdevice_ipc_broker_tests.so";
     let library = [folder.join("deps").join(name), folder.join(name)].into_iter().find(|path| path.exists());
     let library = library.unwrap_or_else(|| panic!("{name} lies beside the agent or under deps/"));
-    let library = CString::new(library.into_os_string().into_encoded_bytes()).expect("a path");
+    CString::new(library.into_os_string().into_encoded_bytes()).expect("a path")
+}
+
+/// The descriptor of something that a second copy of the library shares in this very process.
+pub(crate) fn share_by_second_copy() -> String {
+    let library = path_of_second_copy();
     let entry = CString::new(ENTRY).expect("a name");
     let mut text = vec![0_u8; 64 * 1024];
     // SAFETY: the library is this crate's own, and the entry has this type; its symbols bind to itself.

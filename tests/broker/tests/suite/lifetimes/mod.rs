@@ -5,7 +5,9 @@ mod forced;
 
 use std::time::{Duration, Instant};
 
-use device_ipc_broker_tests::{Answer, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, within};
+use device_ipc_broker_tests::{
+    Answer, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, second_copy_stays_loaded, within,
+};
 
 /// The time limit, on a busy machine, of a call that waits for no other process.
 const SOON: Duration = Duration::from_secs(3);
@@ -222,4 +224,9 @@ fn open_in_the_exporting_process_gives_the_original_address() {
     process.fails("close x 50", "StillHeld");
     process.ok("drop a b");
     eventually("memory-in-use", 0, || process.allocated());
+}
+
+#[test]
+fn library_with_registered_handlers_stays_loaded() {
+    assert!(second_copy_stays_loaded(), "dlclose unloads it, and its handler for fork with it");
 }
