@@ -232,6 +232,7 @@ pub unsafe fn open(handle: &RawHandle, on: impl Into<DeviceOrdinal>) -> Result<R
         size: handle.byte_offset.saturating_add(handle.len),
         generation: None,
         home: handle.home.and_then(visible).map(|device| device.info.ordinal),
+        home_identity: handle.home,
         // Unknown, and not used to open handles of this kind.
         exporter: ProcessIdentity::current()?,
     };

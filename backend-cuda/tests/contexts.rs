@@ -74,6 +74,7 @@ impl Foreign {
             size: BYTES,
             generation: None,
             home: Some(ZERO),
+            home_identity: None,
             exporter: ProcessIdentity::current().unwrap(),
         }
     }

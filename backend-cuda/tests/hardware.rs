@@ -241,6 +241,7 @@ fn received(bytes: Vec<u8>) -> ReceivedHandle {
         size: 0,
         generation: None,
         home: None,
+        home_identity: None,
         exporter: ProcessIdentity::current().unwrap(),
     }
 }

@@ -164,6 +164,7 @@ fn first_byte_of(backend: &CudaBackend, handle: &str) -> u8 {
         size: BYTES,
         generation: None,
         home: Some(ZERO),
+        home_identity: None,
         exporter: ProcessIdentity::current().unwrap(),
     };
     let opened = backend.open(vec![handle], ZERO, Access::ReadWrite).unwrap();

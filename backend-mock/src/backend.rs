@@ -17,7 +17,7 @@ use device_ipc_mock_engine::{
     self as engine_crate, Address, EngineError, Machine, MachineConfig, NODE_VARIABLE, Part,
 };
 
-use crate::errors::{engine, hidden_home, unknown_kind, unsupported};
+use crate::errors::{engine, unknown_kind, unsupported};
 use crate::event::MockEvent;
 use crate::host_pages::HostPages;
 use crate::kinds::NAME;
@@ -285,7 +285,7 @@ impl DeviceIpc for MockBackend {
                 ));
             }
             if handle.home.is_none() {
-                check_hidden_home(kind)?;
+                check_hidden_home(kind, handle, on)?;
             }
             parts.push(Part { handle: handle.bytes.as_slice(), fd: handle.fds.pop() });
         }
@@ -347,14 +347,17 @@ impl DeviceIpc for MockBackend {
 }
 
 /// Checks that memory of this kind can be opened in a process that does not see its home device.
-fn check_hidden_home(kind: &MemoryKind) -> Result<()> {
+fn check_hidden_home(kind: &MemoryKind, handle: &ReceivedHandle, on: DeviceOrdinal) -> Result<()> {
     match kind.hidden_home {
         HiddenHome::Opens => Ok(()),
         HiddenHome::Unsupported => Err(unsupported(
             format!("open a {} whose home device is hidden from this process", kind.info.name),
             "make the home device visible, or receive a copy",
         )),
-        HiddenHome::Fails => Err(hidden_home(kind.info.name)),
+        HiddenHome::Fails => Err(match handle.home_identity {
+            Some(to) => Error::NoPeerAccess { from: on, to },
+            None => unsupported("open memory of an unknown home device", "make the home device visible"),
+        }),
     }
 }
 

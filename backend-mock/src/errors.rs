@@ -9,9 +9,6 @@ use device_ipc_mock_engine::{EngineError, Operation};
 use crate::kinds::NAME;
 use crate::profile::Kinds;
 
-/// `CUDA_ERROR_INVALID_DEVICE`.
-const INVALID_DEVICE: i32 = 101;
-
 /// `CUDA_ERROR_ALREADY_MAPPED`.
 const ALREADY_MAPPED: i32 = 208;
 
@@ -40,20 +37,13 @@ fn vendor(call: &'static str, error: &EngineError) -> Error {
     let name = debug.split([' ', '{', '(']).next().unwrap_or("error").to_owned();
     let hint = match error {
         EngineError::InvalidHandle { .. } => "the handle is corrupt, or its memory has been freed",
+        other if other.is_descriptor_limit() => "raise the limit on open files (ulimit -n)",
         EngineError::Revoked { .. } => "close the mapping and ask the exporter for a new descriptor",
         _ => "",
     };
     VendorError::new(NAME, call, VendorStatus(error.code()), name)
         .with_message(error.to_string())
         .with_hint(hint)
-        .into()
-}
-
-/// Returns the driver's error for memory whose home device is hidden, which CUDA reports without this reason.
-pub(crate) fn hidden_home(kind: &str) -> Error {
-    VendorError::new(NAME, "open", VendorStatus(INVALID_DEVICE), "HiddenHome")
-        .with_message(format!("the home device of this memory ({kind}) is hidden from this process"))
-        .with_hint("make the home device visible")
         .into()
 }
 

@@ -4,7 +4,7 @@
 //! which is the process id on the host, also in a container.
 
 use device_ipc_core::backend::{Exported, Extent, HandleBytes, HandleKind};
-use device_ipc_core::{DevicePtr, DeviceRange, Error, Result};
+use device_ipc_core::{DevicePtr, DeviceRange, Error, Remedy, Result};
 
 use super::kind::{KEY, SHAREABLE};
 use super::options::PidValidation;
@@ -33,8 +33,10 @@ impl MemoryState {
                 return Err(not_shareable(
                     base,
                     "memory of aclrtMalloc",
-                    "it has no shareable handle; share it by its key (kind 1), or allocate it for kind 2 \
-                     (DeviceMemory::allocate_as)",
+                    &format!(
+                        "it has no shareable handle; share it by its key (kind 1), or {}",
+                        Remedy::AllocateAs
+                    ),
                 ));
             }
             other => {

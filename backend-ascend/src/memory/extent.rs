@@ -6,7 +6,7 @@
 //! page: "IPC shared memory: page alignment" in the FAQ of the ACL manual.
 
 use device_ipc_core::backend::Extent;
-use device_ipc_core::{DeviceRange, Error, Result};
+use device_ipc_core::{DeviceRange, Error, Remedy, Result};
 
 use super::imports;
 use super::state::MemoryState;
@@ -64,8 +64,9 @@ impl MemoryState {
             (None, None) => {
                 return Err(Error::InvalidRegion(format!(
                     "{} cannot return the base of the allocation of {ptr} (CANN 9.0 can), and only whole allocations \
-                     can be shared: state the allocation with Region::new(..).with_allocation(range)",
-                    self.version()
+                     can be shared: {}",
+                    self.version(),
+                    Remedy::StateAllocation
                 )));
             }
         };
@@ -79,10 +80,12 @@ impl MemoryState {
                     "memory of an allocation at {}, which is not aligned to its pages of {page} bytes",
                     allocation.ptr
                 ),
-                remedy: "the driver shares only whole pages: allocate a multiple of 2 MiB with aclrtMalloc and \
+                remedy: format!(
+                    "the driver shares only whole pages: allocate a multiple of 2 MiB with aclrtMalloc and \
                          ACL_MEM_MALLOC_HUGE_FIRST; share small blocks of a caching allocator (PyTorch's below 1 MiB) \
-                         by their whole segment, or as a copy (Ipc::share_copy)"
-                    .into(),
+                         by their whole segment, or {}",
+                    Remedy::ShareCopyOfMemory
+                ),
             });
         }
         Ok(allocation)

@@ -1,7 +1,7 @@
 //! Errors of imports, for every kind of handle.
 
 use device_ipc_core::backend::ReceivedHandle;
-use device_ipc_core::{DeviceOrdinal, Error};
+use device_ipc_core::{DeviceOrdinal, Error, Remedy};
 
 use crate::bindings::*;
 use crate::library::status::{NEEDED, is_out_of_memory, is_unsupported};
@@ -48,9 +48,10 @@ pub(super) fn import_error(
             format!(
                 "The home of the memory is {home}, and the driver could not map it on device {on}: the cards may not \
                  support sharing by key (PCIe cards with drivers before 25.5.2 and firmware before 7.8.0.7.220), or \
-                 the exporter has closed it. Update the Ascend HDK, open it on its home device (OpenBuilder::at_home), \
-                 or have the exporter allocate it for shareable handles (DeviceMemory::allocate_as with kind 2), \
-                 which such cards can open. The driver's log has details: ~/ascend/log/debug/plog"
+                 the exporter has closed it. Update the Ascend HDK, {}, \
+                 or have the exporter allocate it for shareable handles (kind 2), \
+                 which such cards can open. The driver's log has details: ~/ascend/log/debug/plog",
+                Remedy::OpenAtHomeOrStaged
             )
         }
         ACL_ERROR_RT_DRV_INTERNAL_ERROR | ACL_ERROR_RT_PARAM_INVALID => {

@@ -19,7 +19,16 @@ pub(crate) fn received(
 ) -> ReceivedHandle {
     let exporter = ProcessIdentity::current().expect("this process has an identity");
     let bytes = HandleBytes::new(bytes);
-    ReceivedHandle { kind, bytes, fds: Vec::new(), size, generation: None, home, exporter }
+    ReceivedHandle {
+        kind,
+        bytes,
+        fds: Vec::new(),
+        size,
+        generation: None,
+        home,
+        home_identity: None,
+        exporter,
+    }
 }
 
 /// Serves requests to open, read and close memory with the backend alone: `id`, `open KIND HEX SIZE HOME ON` (several

@@ -136,8 +136,8 @@ pub(crate) const fn hint(status: VendorStatus) -> &'static str {
     use number::*;
     match status.0 {
         ERROR_NOT_INITIALIZED => {
-            "CUDA does not work after fork: spawn the process that uses it (std::process::Command, or multiprocessing \
-             with the start method \"spawn\")"
+            "CUDA does not work after fork: spawn the process that uses it (multiprocessing has the start method \
+             \"spawn\" for that)"
         }
         ERROR_DEINITIALIZED => "The process is exiting; release device memory before main returns",
         ERROR_DEVICE_UNAVAILABLE => {

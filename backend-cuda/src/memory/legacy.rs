@@ -7,7 +7,7 @@
 use device_ipc_core::backend::ReceivedHandle;
 use device_ipc_core::{DeviceOrdinal, DevicePtr, DeviceRange, Error, Result};
 
-use super::received::{out_of_memory, parts, single};
+use super::received::{no_peer_access, out_of_memory, parts, single};
 use crate::bindings::api::{IPC_HANDLE_BYTES, IPC_MEM_LAZY_ENABLE_PEER_ACCESS, IpcHandle};
 use crate::library::CudaLibrary;
 use crate::library::status::number;
@@ -55,11 +55,13 @@ pub(super) fn open(
             IPC_MEM_LAZY_ENABLE_PEER_ACCESS,
         )
     };
-    match (status, handle.home) {
-        (number::SUCCESS, _) => {}
-        (number::ERROR_PEER_ACCESS_UNSUPPORTED, Some(home)) => return Err(driver.no_peer_access(on, home)),
-        (number::ERROR_OUT_OF_MEMORY, _) => return Err(out_of_memory(on, handle.size, "cuIpcOpenMemHandle")),
-        (number::ERROR_ALREADY_MAPPED, _) => {
+    if let Some(error) = no_peer_access(handle, on, status) {
+        return Err(error);
+    }
+    match status {
+        number::SUCCESS => {}
+        number::ERROR_OUT_OF_MEMORY => return Err(out_of_memory(on, handle.size, "cuIpcOpenMemHandle")),
+        number::ERROR_ALREADY_MAPPED => {
             let error = driver.error("cuIpcOpenMemHandle", status, "");
             return Err(Error::OverlapsInUse { detail: error.to_string() });
         }
@@ -89,9 +91,7 @@ const fn hint(status: i32) -> &'static str {
             "CUDA identifies this process as the exporter: a process cannot open its own handle, and two processes in \
              different pid namespaces must not have the same process id (two containers that both run as pid 1; \
              start one with an init process, or share the pid namespace). Memory that is shared by file descriptor has \
-             no such limit: have the exporter allocate with DeviceMemory::allocate_as and \
-             device_ipc::cuda::VIRTUAL_MEMORY or POOL, or call device_ipc::cuda::make_pool_shareable before cudarc or \
-             candle allocate"
+             no such limit"
         }
         number::ERROR_INVALID_HANDLE => {
             "The exporting process has exited, or another context of this device has the handle open"

@@ -92,6 +92,14 @@ pub(super) fn out_of_memory(on: DeviceOrdinal, bytes: u64, call: &str) -> Error 
 }
 
 /// Returns the error for an unsupported open.
+/// Returns the error for a device that cannot reach the home device of a handle, which may be hidden from this process.
+/// `None` if the driver's status has another reason: the device is the home itself, or nothing is known about the home.
+pub(super) fn no_peer_access(handle: &ReceivedHandle, from: DeviceOrdinal, status: i32) -> Option<Error> {
+    let is_refused = matches!(status, number::ERROR_INVALID_DEVICE | number::ERROR_PEER_ACCESS_UNSUPPORTED);
+    let to = handle.home_identity.filter(|_| is_refused && handle.home != Some(from))?;
+    Some(Error::NoPeerAccess { from, to })
+}
+
 pub(super) fn unsupported(what: &str, why: &str) -> Error {
     Error::Unsupported { backend: NAME, what: what.into(), why: why.into() }
 }
@@ -107,7 +115,8 @@ pub(super) mod tests {
     pub(crate) fn received(kind: HandleKind, len: usize) -> ReceivedHandle {
         let bytes = HandleBytes::new(vec![7; len]);
         let exporter = ProcessIdentity::current().unwrap();
-        ReceivedHandle { kind, bytes, fds: Vec::new(), size: 4096, generation: None, home: None, exporter }
+        let (fds, generation) = (Vec::new(), None);
+        ReceivedHandle { kind, bytes, fds, size: 4096, generation, home: None, home_identity: None, exporter }
     }
 
     fn with_fds(mut handle: ReceivedHandle, count: usize) -> ReceivedHandle {

@@ -1,7 +1,7 @@
 //! The source of device memory: how it was allocated, and thus by which kinds of handle it can travel.
 
 use device_ipc_core::backend::HandleKind;
-use device_ipc_core::{DevicePtr, Error, Result};
+use device_ipc_core::{DevicePtr, Error, Remedy, Result};
 
 use super::kind::{self, FABRIC, LEGACY, POOL, VIRTUAL_MEMORY};
 use super::pointer::Pointer;
@@ -90,12 +90,12 @@ impl MemorySource {
                 ptr,
                 self.name(),
                 format!(
-                    "it has no handle of kind {} ({}); request kind {} ({}), or allocate it as the other kind \
-                     (DeviceMemory::allocate_as)",
+                    "it has no handle of kind {} ({}); request kind {} ({}), or {}",
                     requested.0,
                     kind::name(requested),
                     preferred.0,
-                    kind::name(*preferred)
+                    kind::name(*preferred),
+                    Remedy::AllocateAs
                 ),
             )),
         }
@@ -104,22 +104,22 @@ impl MemorySource {
     fn no_handle(self, ptr: DevicePtr) -> Error {
         let remedy = match self {
             Self::Foreign | Self::Plain => return Error::SharedOn { ptr },
-            Self::Pool(_, 0) => {
-                "its pool cannot be shared, like a device's default pool and pools of other processes; call \
-                 device_ipc::cuda::make_pool_shareable(device) once before the first allocation, or allocate this with \
-                 device_ipc::cuda::alloc_zeros(&stream, len) or device_ipc::cuda::clone_htod(&stream, &data), or share a \
-                 copy (Ipc::share_copy)"
-            }
-            Self::Pool(..) => {
+            Self::Pool(_, 0) => format!(
+                "its pool cannot be shared, like a device's default pool and pools of other processes; {}",
+                Remedy::AllocateFromShareablePool
+            ),
+            Self::Pool(..) => format!(
                 "its pool was created without file descriptors; create it with handleTypes = \
-                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, or share a copy (Ipc::share_copy)"
-            }
-            Self::Virtual(_) => {
-                "it was created without a type of handle, or opened from another process (then forward its descriptor: \
-                 Mapping::descriptor); create it with requestedHandleTypes = \
-                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, in PyTorch leave TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC unset or \
-                 set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or share a copy (Ipc::share_copy)"
-            }
+                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, or {}",
+                Remedy::ShareCopyOfMemory
+            ),
+            Self::Virtual(_) => format!(
+                "it was created without a type of handle, or opened from another process (then {}); create it with \
+                 requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, in PyTorch leave \
+                 TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC unset or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or {}",
+                Remedy::ForwardDescriptor,
+                Remedy::ShareCopyOfMemory
+            ),
         };
         not_shareable(ptr, self.name(), remedy)
     }

@@ -17,7 +17,7 @@ use std::ffi::{c_int, c_ulonglong};
 use std::marker::PhantomData;
 use std::sync::PoisonError;
 
-use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result};
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Remedy, Result};
 
 use crate::bindings::api::{Context, Stream};
 use crate::library::NAME;
@@ -141,10 +141,10 @@ impl Driver {
         Err(Error::Unsupported {
             backend: NAME,
             what: format!("use a stream outside the primary context of device {}", stream.device()),
-            why: "memory is opened and events are recorded in the primary context; pass a stream of \
-                  cudaStreamCreate, of cudarc's CudaContext::new, or of cuStreamCreate with the context of \
-                  cuDevicePrimaryCtxRetain current"
-                .into(),
+            why: format!(
+                "memory is opened and events are recorded in the primary context; {}",
+                Remedy::PassPrimaryStream
+            ),
         })
     }
 

@@ -96,14 +96,6 @@ impl Driver {
         Ok(*cached.get_or_init(|| can != 0))
     }
 
-    /// Returns the error for a device without peer access to the memory of `home`.
-    pub(crate) fn no_peer_access(&self, from: DeviceOrdinal, home: DeviceOrdinal) -> Error {
-        match self.device(home) {
-            Ok(home) => Error::NoPeerAccess { from, to: home.info.identity },
-            Err(error) => error,
-        }
-    }
-
     /// Returns an attribute of a device, or `None` if the driver does not know it.
     pub(crate) fn device_attribute(&self, device: DeviceOrdinal, attribute: c_int) -> Option<c_int> {
         let device = self.device(device).ok()?;

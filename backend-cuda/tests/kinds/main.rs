@@ -385,6 +385,7 @@ fn corrupt_handle_is_rejected_without_leaks() {
         fds,
         size,
         generation: None,
+        home_identity: None,
         home: Some(ZERO),
         exporter: ProcessIdentity::current().unwrap(),
     };

@@ -65,6 +65,7 @@ impl RawSide for BackendCalls {
             size: handle.size,
             generation: handle.generation.map(Generation),
             home: Some(DeviceOrdinal::new(handle.home)),
+            home_identity: None,
             exporter: ProcessIdentity::current()?,
         };
         let opened = self.backend.open(vec![received], DeviceOrdinal::new(device), Access::ReadWrite)?;

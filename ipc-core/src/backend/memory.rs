@@ -211,8 +211,7 @@ fn no_pinned_memory(device: DeviceOrdinal) -> Error {
     Error::Unsupported {
         backend: "this backend",
         what: format!("copy asynchronously between device {device} and host memory of another allocator"),
-        why: "the vendor documents no such copy; use DeviceMemory::read and DeviceMemory::write, which wait"
-            .into(),
+        why: "the vendor documents no such copy; copy with a call that waits".into(),
     }
 }
 

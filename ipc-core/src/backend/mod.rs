@@ -161,7 +161,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use crate::model::access::Access;
 use crate::model::address::DeviceRange;
-use crate::model::device::{DeviceInfo, DeviceOrdinal};
+use crate::model::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
 use crate::model::error::Result;
 use crate::os::process::ProcessIdentity;
 
@@ -310,7 +310,7 @@ pub trait DeviceIpc: fmt::Debug + Send + Sync {
     ///
     /// [`Error::Unsupported`](crate::Error::Unsupported) for a kind, an access or a number of handles (also 0) that the
     /// backend cannot open; [`Error::Protocol`](crate::Error::Protocol) for a wrong number of file
-    /// descriptors; [`Error::NoPeerAccess`](crate::Error::NoPeerAccess), if [`ReceivedHandle::home`] is known;
+    /// descriptors; [`Error::NoPeerAccess`](crate::Error::NoPeerAccess), also if [`ReceivedHandle::home`] is not visible;
     /// [`Error::OverlapsInUse`](crate::Error::OverlapsInUse) if the driver refuses because this process still maps memory that
     /// the exporter has freed since: the library then closes its unused mappings and retries; otherwise the vendor's error.
     /// Nothing stays open after an error.
@@ -436,6 +436,8 @@ pub struct ReceivedHandle {
     pub generation: Option<Generation>,
     /// The home device, if it is visible to this process.
     pub home: Option<DeviceOrdinal>,
+    /// The identity of the home device as the descriptor states it, for errors; `None` if it is unknown.
+    pub home_identity: Option<DeviceIdentity>,
     /// The exporting process as the descriptor states it.
     pub exporter: ProcessIdentity,
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, Remedy, Result};
 
 /// The name of a device in a device map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -108,7 +108,8 @@ impl DeviceMap {
         match unknown {
             Some((from, to)) => Err(Error::InvalidDeviceMap(format!(
                 "device {from} to {to} names a device by its ordinal in the sender's process, which is known only \
-                 on a channel; name it by its identity (Descriptor::home)"
+                 on a channel; {}",
+                Remedy::NameByIdentity
             ))),
             None => Err(Error::NotInDeviceMap { home, peer: None }),
         }

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::epoch::EpochView;
 use super::socket::{self, PeerCredentials, PeerSocket, ReceivedFds, ReceivedMessage};
 use super::{AllowList, UserName};
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, Remedy, Result};
 use crate::os::kill::kill_point;
 use crate::os::process::ProcessIdentity;
 use crate::os::{Pace, PollMode};
@@ -220,8 +220,9 @@ impl Conversation {
 /// The error for an exporter that does not allow this process's user.
 pub(super) fn user_not_allowed(pid: u32, uid: u32) -> Error {
     Error::NotPermitted(format!(
-        "process {pid} does not allow {} to open its exports; allow it there with IpcBuilder::allow",
-        UserName(uid)
+        "process {pid} does not allow {} to open its exports; {}",
+        UserName(uid),
+        Remedy::AllowUser
     ))
 }
 
@@ -229,9 +230,10 @@ pub(super) fn user_not_allowed(pid: u32, uid: u32) -> Error {
 pub(super) fn not_permitted(address: &BrokerAddress, server: &PeerCredentials) -> Error {
     Error::NotPermitted(format!(
         "the exporter's socket {address} is served by {} (process {}), who is not this process's user; \
-         allow it with IpcBuilder::allow if that is meant",
+         {} if that is meant",
         UserName(server.uid),
-        server.pid
+        server.pid,
+        Remedy::AllowUserHere
     ))
 }
 

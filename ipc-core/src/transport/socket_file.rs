@@ -25,7 +25,7 @@ use super::socket;
 use crate::model::error::{Error, Result};
 use crate::os::kill::kill_point;
 use crate::os::process::Owner;
-use crate::wire::{BrokerAddress, MAX_ADDRESS_BYTES, random_bytes};
+use crate::wire::{BrokerAddress, MAX_ADDRESS_BYTES, SOCKET_DIR_VARIABLE, random_bytes};
 
 /// The prefix of the names of all brokers' sockets.
 const PUBLISHED: &str = "device-ipc-";
@@ -169,11 +169,25 @@ pub(super) fn listen_in(directory: &Path, backlog: i32) -> Result<(OwnedFd, bool
         let address = BrokerAddress::Path(path.clone());
         let failed = |error: io::Error| Error::io(format!("listening at {address}"), error);
         if address.bytes().len() > MAX_ADDRESS_BYTES {
-            return Err(failed(Errno::NAMETOOLONG.into()));
+            return Err(Error::io(
+                format!(
+                    "listening at {address}, whose path of {} B exceeds the limit of {MAX_ADDRESS_BYTES} B for a socket \
+                     (set {SOCKET_DIR_VARIABLE} to a shorter directory)",
+                    address.bytes().len()
+                ),
+                Errno::NAMETOOLONG,
+            ));
         }
         let target = BrokerAddress::Path(unpublished.clone()).to_socket_address()?;
         let socket = socket::new_socket().map_err(|error| failed(error.into()))?;
-        rustix::net::bind(&socket, &target).map_err(|error| failed(error.into()))?;
+        rustix::net::bind(&socket, &target).map_err(|error| {
+            Error::io(
+                format!(
+                    "listening at {address} (the directory is that of {SOCKET_DIR_VARIABLE}, unless the program sets one)"
+                ),
+                error,
+            )
+        })?;
         kill_point!("listener:bound");
         let published =
             socket::listen(socket.as_fd(), backlog).map_err(io::Error::from).and_then(|refuses_fds| {

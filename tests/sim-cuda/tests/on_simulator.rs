@@ -18,6 +18,8 @@ mod hardware;
 mod kinds;
 #[path = "../../../backend-cuda/tests/lifetimes.rs"]
 mod lifetimes;
+#[path = "../../../backend-cuda/tests/visible_devices.rs"]
+mod visible_devices;
 
 #[test]
 fn elements_of_half_and_float8_pass() {
@@ -42,6 +44,13 @@ fn hardware_tests_pass() {
 #[test]
 fn every_kind_of_memory_passes() {
     support::run_tests("kinds", "devices=2;memory=4GiB;imex");
+}
+
+#[test]
+fn homes_that_are_hidden_or_renumbered_pass() {
+    for peers in ["all", "none"] {
+        support::run_tests("visible_devices", &format!("devices=2;peers={peers}"));
+    }
 }
 
 #[test]

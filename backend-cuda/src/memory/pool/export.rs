@@ -80,7 +80,7 @@ pub(super) fn export_pool(library: &CudaLibrary, pool: Pool) -> Result<OwnedFd> 
         number::SUCCESS => return unsafe { fd::adopt("cuMemPoolExportToShareableHandle", raw) },
         number::ERROR_INVALID_VALUE => {
             "The pool was created without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (like the default pool), or was \
-             itself opened from another process: then forward its descriptor (Mapping::descriptor)"
+             itself opened from another process: then forward the descriptor that it was opened with"
         }
         _ => fd::LIMIT_HINT,
     };

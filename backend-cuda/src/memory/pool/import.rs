@@ -17,7 +17,7 @@ use crate::bindings::layout::{
 };
 use crate::library::CudaLibrary;
 use crate::library::status::number;
-use crate::memory::received::{import_error, out_of_memory, parts, single};
+use crate::memory::received::{import_error, no_peer_access, out_of_memory, parts, single};
 use crate::objects::driver::Driver;
 
 /// The identity of a pool: names are unique per exporter.
@@ -122,7 +122,7 @@ impl ImportedPool {
             Some(pool) => pool,
             None => *self.handle.insert(import(driver, api, fd)?),
         };
-        self.grant_access(driver, api, pool, handle.home, on)?;
+        self.grant_access(driver, api, pool, handle, on)?;
         if let Some(known) = self.pointers.get_mut(&pointer) {
             if known.generation != handle.generation {
                 return Err(Error::OverlapsInUse {
@@ -145,10 +145,10 @@ impl ImportedPool {
         driver: &Driver,
         api: &PoolApi,
         pool: Pool,
-        home: Option<DeviceOrdinal>,
+        handle: &ReceivedHandle,
         on: DeviceOrdinal,
     ) -> Result<()> {
-        if home == Some(on) || self.devices.contains(&on) {
+        if handle.home == Some(on) || self.devices.contains(&on) {
             return Ok(());
         }
         let description = AccessDescription {
@@ -157,17 +157,17 @@ impl ImportedPool {
         };
         // SAFETY: the pool is open; the description is read.
         let status = unsafe { (api.set_access)(pool, &raw const description, 1) };
-        let hint = match (status, home) {
-            (number::SUCCESS, _) => {
+        match status {
+            number::SUCCESS => {
                 self.devices.push(on);
-                return Ok(());
+                Ok(())
             }
-            (number::ERROR_INVALID_DEVICE | number::ERROR_PEER_ACCESS_UNSUPPORTED, Some(home)) => {
-                return Err(driver.no_peer_access(on, home));
+            _ => {
+                let hint = "The device may not have peer access to the pool's home device";
+                let other = || driver.error("cuMemPoolSetAccess", status, hint);
+                Err(no_peer_access(handle, on, status).unwrap_or_else(other))
             }
-            _ => "The device may not have peer access to the pool's home device",
-        };
-        Err(driver.error("cuMemPoolSetAccess", status, hint))
+        }
     }
 
     fn close(&mut self, library: &CudaLibrary, pointer: &PointerBytes) -> Result<()> {

@@ -7,7 +7,7 @@
 use std::ffi::c_uint;
 use std::sync::{Mutex, PoisonError};
 
-use device_ipc_core::{DeviceOrdinal, Error, Result};
+use device_ipc_core::{DeviceOrdinal, Error, Remedy, Result};
 
 use super::export::export_pool;
 use super::handle::api;
@@ -66,9 +66,10 @@ pub(crate) fn check_support(driver: &Driver, device: DeviceOrdinal) -> Result<()
     Err(Error::Unsupported {
         backend: NAME,
         what: format!("share memory pools of device {device}"),
-        why: "the device or the driver does not support pools with file descriptors; allocate with \
-              device_ipc::cuda::alloc_zeros or device_ipc::cuda::clone_htod instead"
-            .into(),
+        why: format!(
+            "the device or the driver does not support pools with file descriptors; {}",
+            Remedy::AllocateOutsidePools
+        ),
     })
 }
 

@@ -4,12 +4,12 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use device_ipc_core::backend::ReceivedHandle;
-use device_ipc_core::{Access, DeviceOrdinal, DeviceRange, Error, Result};
+use device_ipc_core::{Access, DeviceOrdinal, DeviceRange, Error, Result, VendorError};
 
 use super::block::{self, Block, Mapping};
 use crate::bindings::layout::HANDLE_TYPE_POSIX_FD;
 use crate::library::status::number;
-use crate::memory::received::{import_error, out_of_memory, parts};
+use crate::memory::received::{import_error, no_peer_access, out_of_memory, parts};
 use crate::objects::driver::Driver;
 
 /// Opens blocks on device `on`, whose context must be current.
@@ -62,7 +62,15 @@ pub(crate) fn map_side_by_side<'d>(
         mapping.map(&block, handle.size)?;
     }
     let Some(mapping) = mapping else { return Err(out_of_memory(on, total, "cuMemMap")) };
-    mapping.grant_access(&[on], access)?;
+    mapping.grant_access(&[on], access).map_err(|error| {
+        let refused = |vendor: &VendorError| {
+            handles.iter().find_map(|handle| no_peer_access(handle, on, vendor.status.0))
+        };
+        match &error {
+            Error::Vendor(vendor) => refused(vendor).unwrap_or(error),
+            _ => error,
+        }
+    })?;
     Ok((mapping.range(), mapping))
 }
 

@@ -122,7 +122,10 @@ pub enum EngineError {
         pid: u32,
     },
     /// The exporter runs as another user, or with more privileges.
-    #[error("permission denied to open memory of process {pid}: both processes must run as the same user")]
+    #[error(
+        "permission denied to open memory of process {pid}: both processes must run as the same user, or the \
+         memory must travel by file descriptor (DEVICE_IPC_MOCK=\"handles=fds;events=off\" in both)"
+    )]
     PermissionDenied {
         /// The exporter's pid.
         pid: u32,
@@ -229,6 +232,13 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// Returns whether a system call failed by the limit on open files of the process or of the system.
+    pub fn is_descriptor_limit(&self) -> bool {
+        use rustix::io::Errno;
+        let limits = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
+        matches!(self, Self::System { errno, .. } if limits.contains(errno))
+    }
+
     /// Returns the number of the variant, which is the same in every release.
     pub fn code(&self) -> i32 {
         match self {

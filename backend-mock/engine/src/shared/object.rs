@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use super::handle::Handle;
 use super::page::{Identity, ObjectKind, Page};
 use crate::model::EngineError;
-use crate::system::{ProcessId, duplicate_from, page_size, with_more_descriptors};
+use crate::system::{ProcessId, duplicate_from, maximum_descriptors, page_size, with_more_descriptors};
 
 pub(crate) const NAME: &str = "device-ipc-mock";
 const LINK_PREFIX: &[u8] = b"/memfd:device-ipc-mock";
@@ -24,6 +24,12 @@ const LINK_PREFIX: &[u8] = b"/memfd:device-ipc-mock";
 /// The lowest descriptor number of an object. Other code of the process, which gets the lowest free numbers, does not
 /// take a freed number before the next allocation does.
 const FIRST_SLOT: i32 = 256;
+
+/// Returns the lowest number under this process's hard limit, which may be too low for the usual one.
+fn first_slot() -> i32 {
+    let half = maximum_descriptors().and_then(|maximum| i32::try_from(maximum / 2).ok());
+    half.map_or(FIRST_SLOT, |half| half.min(FIRST_SLOT))
+}
 
 /// A shared object, created or opened.
 #[derive(Debug)]
@@ -39,7 +45,7 @@ impl Object {
         let name = if tag.is_empty() { Cow::Borrowed(NAME) } else { format!("{NAME}{tag}").into() };
         let create = || memfd_create(&*name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
         let low = with_more_descriptors(create).map_err(EngineError::system("memfd_create"))?;
-        let file = duplicate_from(&low, FIRST_SLOT)?;
+        let file = duplicate_from(&low, first_slot())?;
         drop(low);
         ftruncate(&file, page_size() as u64 + data).map_err(EngineError::system("ftruncate"))?;
         // No process can cause a SIGBUS in another one by truncating the file.

@@ -26,6 +26,11 @@ pub(crate) fn with_more_descriptors(attempt: impl Fn() -> Result<OwnedFd, Errno>
     if raise_to(maximum) || raise_to(kernel_limit()) { attempt() } else { first }
 }
 
+/// Returns the hard limit on the number of descriptors, or `None` if there is none.
+pub(crate) fn maximum_descriptors() -> Option<u64> {
+    getrlimit(Resource::Nofile).maximum
+}
+
 /// Returns the maximum number of descriptors of a process (`fs.nr_open`, proc(5)).
 fn kernel_limit() -> Option<u64> {
     std::fs::read_to_string("/proc/sys/fs/nr_open").ok()?.trim().parse().ok()

@@ -6,7 +6,7 @@ mod process;
 mod signals;
 mod sync;
 
-pub(crate) use descriptors::{duplicate, duplicate_from, with_more_descriptors};
+pub(crate) use descriptors::{duplicate, duplicate_from, maximum_descriptors, with_more_descriptors};
 pub(crate) use pages::{page_size, whole_pages};
 pub(crate) use process::ProcessId;
 pub(crate) use signals::spawn_with_signals_blocked;

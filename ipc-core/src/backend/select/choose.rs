@@ -7,7 +7,7 @@ use crate::backend::DeviceIpc;
 use crate::backend::select::{Rank, Registered, Registration};
 use crate::model::availability::{BackendStatus, Unavailable};
 use crate::model::device::DeviceInfo;
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, Remedy, Result};
 use crate::os::environment::nonempty_variable;
 
 /// The environment variable that names the backend for [`Backends::auto`].
@@ -62,16 +62,16 @@ impl Backends {
     ///
     /// [`Error::NoBackend`] with the reason for each backend; as for [`named`](Self::named) if the variable is set.
     pub fn auto(&self) -> Result<Arc<dyn DeviceIpc>> {
-        if let Some(name) = nonempty_variable(BACKEND_VARIABLE) {
-            return self.named(&name.to_string_lossy());
+        if let Some(name) = self.requested()? {
+            return self.named(name);
         }
         let mut tried = Vec::new();
         for one in &self.registrations {
             if one.rank == Rank::SIMULATED && !self.simulated {
                 let reason = format!(
-                    "simulated backends are not selected by default: set {BACKEND_VARIABLE}={}, or allow them \
-                     (Ipc::builder().allow_simulated(true))",
-                    one.name
+                    "simulated backends are not selected by default: set {BACKEND_VARIABLE}={}, {}",
+                    one.name,
+                    Remedy::AllowSimulated
                 );
                 tried.push(BackendStatus {
                     name: one.name,
@@ -87,17 +87,31 @@ impl Backends {
         Err(Error::NoBackend(tried))
     }
 
+    /// Returns the name in `DEVICE_IPC_BACKEND`, or `None` if the variable is not set. Loads no library.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnknownBackend`].
+    pub fn requested(&self) -> Result<Option<&'static str>> {
+        let Some(name) = nonempty_variable(BACKEND_VARIABLE) else { return Ok(None) };
+        self.registration(&name.to_string_lossy()).map(|one| Some(one.name))
+    }
+
     /// Returns the backend with a name.
     ///
     /// # Errors
     ///
     /// [`Error::UnknownBackend`], or [`Error::BackendUnavailable`] with the reason.
     pub fn named(&self, name: &str) -> Result<Arc<dyn DeviceIpc>> {
-        let Some(one) = self.registrations.iter().find(|one| one.name == name) else {
-            let known = self.registrations.iter().map(|one| one.name.to_owned()).collect();
-            return Err(Error::UnknownBackend { name: name.to_owned(), known });
-        };
+        let one = self.registration(name)?;
         load(one).map_err(|reason| Error::BackendUnavailable { backend: Some(name.to_owned()), reason })
+    }
+
+    fn registration(&self, name: &str) -> Result<&Registration> {
+        self.registrations.iter().find(|one| one.name == name).ok_or_else(|| {
+            let known = self.registrations.iter().map(|one| one.name.to_owned()).collect();
+            Error::UnknownBackend { name: name.to_owned(), known }
+        })
     }
 }
 

@@ -96,7 +96,7 @@ samples!(descriptor_errors: DescriptorError {
     BadField => DescriptorError::BadField { field: "length", why: text("it is shorter than the fixed part") },
     Layout => DescriptorError::Layout(LayoutError::Overflow),
     UnknownSection => DescriptorError::UnknownSection { kind: 99 },
-    Kind => DescriptorError::Kind { expected: "a ring", found: "named tensors", remedy: "open it" },
+    Kind => DescriptorError::Kind { expected: "a ring", found: "named tensors", remedy: Remedy::OpenMemory },
     TensorName => DescriptorError::TensorName { name: String::new(), why: "it is empty" },
     Tensor => DescriptorError::Tensor { name: text("w"), cause: LayoutError::Overflow },
 });
@@ -170,7 +170,7 @@ samples!(errors: Error {
         cause: Box::new(Error::Vendor(Box::new(vendor()))),
     },
     NoSuchTensor => Error::NoSuchTensor { name: text("v"), known: text("there are none") },
-    OnWorkerThread => Error::OnWorkerThread { call: "Export::close" },
+    OnWorkerThread => Error::OnWorkerThread { call: "closing an export" },
     RingNotYet => {
         Error::RingNotYet { sequence: 2, what: "published", why: text("a stream has yet to get there") }
     },

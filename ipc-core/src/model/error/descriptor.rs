@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::Remedy;
 use crate::model::layout::LayoutError;
 
 /// The reason why bytes or a text are not a descriptor that this version can read.
@@ -63,8 +64,8 @@ pub enum DescriptorError {
         expected: &'static str,
         /// The kind found.
         found: &'static str,
-        /// The call that opens it.
-        remedy: &'static str,
+        /// What opens it.
+        remedy: Remedy,
     },
     /// Bytes are missing at the end. Complete bytes with a damaged length are [`BadChecksum`](Self::BadChecksum).
     #[error("the descriptor is cut off: {found} of {expected} bytes")]

@@ -4,6 +4,7 @@
 mod chains;
 mod descriptor;
 mod predicates;
+mod remedy;
 mod text;
 mod vendor;
 
@@ -18,9 +19,10 @@ use super::layout::LayoutError;
 use super::lease::Holders;
 
 pub use descriptor::{DescriptorError, FormatVersion};
+pub use remedy::Remedy;
 pub use vendor::{VendorError, VendorStatus};
 
-use text::{holders_died, list, no_entry, not_opened, not_released, other_host_remedy};
+use text::{holders_died, list, no_entry, not_opened, not_released, open_files_remedy, other_host_remedy};
 
 /// The result of the fallible functions of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -47,8 +49,9 @@ pub enum Error {
 
     /// No backend of this name is compiled in or registered.
     #[error(
-        "backend {name:?} not found; known backends: {}; enable the feature of that name, or register the backend",
-        .known.join(", ")
+        "backend {name:?} not found; known backends: {}; {}",
+        .known.join(", "),
+        Remedy::EnableBackend
     )]
     UnknownBackend {
         /// The requested name.
@@ -59,7 +62,8 @@ pub enum Error {
 
     /// A descriptor, a stream or an owner of memory belongs to another backend.
     #[error(
-        "{what} belongs to the backend {found:?}, but this one is {expected:?}; open it with Ipc::named({found:?})"
+        "{what} belongs to the backend {found:?}, but this one is {expected:?}; {}",
+        Remedy::UseItsBackend
     )]
     WrongBackend {
         /// The object of the other backend.
@@ -115,8 +119,8 @@ pub enum Error {
 
     /// The memory was opened from another process.
     #[error(
-        "the memory at {ptr} was opened from another process and cannot be exported again; forward the descriptor \
-         it was opened with (Mapping::descriptor)"
+        "the memory at {ptr} was opened from another process and cannot be exported again; {}",
+        Remedy::ForwardDescriptor
     )]
     SharedOn {
         /// The address.
@@ -136,8 +140,8 @@ pub enum Error {
 
     /// The home device of the memory is not visible to this process.
     #[error(
-        "the home device {home} of the memory is not visible to this process; add it to {variable}, or open the memory on a \
-         visible device (OpenBuilder::on_device), as a copy if there is no peer access (OpenBuilder::or_staged)"
+        "the home device {home} of the memory is not visible to this process; add it to {variable}, or {}",
+        Remedy::OpenOnVisibleDevice
     )]
     HomeNotVisible {
         /// The home device.
@@ -161,8 +165,8 @@ pub enum Error {
 
     /// The device has no peer access to the home device.
     #[error(
-        "device {from} cannot access the memory of device {to}: no peer access; open it on its home device \
-         (OpenBuilder::at_home), or copy it through the host (OpenBuilder::or_staged)"
+        "device {from} cannot access the memory of device {to}: no peer access; {}",
+        Remedy::OpenAtHomeOrStaged
     )]
     NoPeerAccess {
         /// The requested device.
@@ -194,8 +198,9 @@ pub enum Error {
 
     /// Importers could access more than the shared bytes, and the exposure policy refuses that.
     #[error(
-        "importers could access {reachable} in addition to the {region} B that are shared: {why}; share a copy \
-         (ShareBuilder::exposure(ExposurePolicy::Copy)), or memory of an isolated kind"
+        "importers could access {reachable} in addition to the {region} B that are shared: {why}; {}, or memory of an \
+         isolated kind",
+        Remedy::ShareCopy
     )]
     Exposes {
         /// The size of the region in bytes.
@@ -231,9 +236,7 @@ pub enum Error {
     Layout(#[from] LayoutError),
 
     /// The mapping or the export does not permit this access.
-    #[error(
-        "{wanted} access denied: the memory is {granted}; share it with ShareBuilder::access, and open it with OpenBuilder::access"
-    )]
+    #[error("{wanted} access denied: the memory is {granted}; {}", Remedy::PermitAccess)]
     AccessDenied {
         /// The requested access.
         wanted: Access,
@@ -329,7 +332,7 @@ pub enum Error {
     Protocol(String),
 
     /// A system call, or the connection to the exporter, failed.
-    #[error("{what} failed: {cause}")]
+    #[error("{what} failed: {cause}{}", open_files_remedy(.cause))]
     Io {
         /// The failed operation.
         what: String,
@@ -387,8 +390,8 @@ pub enum Error {
 
     /// The process was forked after the library was used.
     #[error(
-        "device memory does not survive fork: this process was forked from one that used it; spawn the child \
-         (std::process::Command, or multiprocessing with the start method \"spawn\") instead"
+        "device memory does not survive fork: this process was forked from one that used it; {}",
+        Remedy::SpawnChild
     )]
     Forked,
 
@@ -405,7 +408,8 @@ pub enum Error {
     #[error(
         "the ring ended before sequence {first} was published, and this reader had accessed and released its slots up to \
          sequence {last} by then; discard the results from sequence {first} on, and release slots after the work that reads \
-         them, or take published slots only (RingReader::next)"
+         them, or {}",
+        Remedy::TakePublishedSlots
     )]
     RingUnpublished {
         /// The first sequence that was never published.
@@ -418,8 +422,8 @@ pub enum Error {
 
     /// The reader holds the slot that the next publication takes.
     #[error(
-        "this reader holds all {slots} slots of the ring, and nothing can be published before it has released one; \
-         release the oldest first (RingReadSlot::release)"
+        "this reader holds all {slots} slots of the ring, and nothing can be published before it has released one; {}",
+        Remedy::ReleaseOldestSlot
     )]
     RingSlotsHeld {
         /// The number of slots of the ring.
@@ -428,7 +432,8 @@ pub enum Error {
 
     /// The writer has dismissed this reader.
     #[error(
-        "process {pid} has dismissed this reader from the ring, and may have overwritten the slots that it was reading; open the ring again (Ipc::open_ring)"
+        "process {pid} has dismissed this reader from the ring, and may have overwritten the slots that it was reading; {}",
+        Remedy::JoinRing
     )]
     DismissedFromRing {
         /// The writer's process id, in its own pid namespace.

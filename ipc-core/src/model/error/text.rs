@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::model::availability::BackendStatus;
 use crate::model::device::DeviceIdentity;
+use crate::model::error::Remedy;
 use crate::model::lease::Holders;
 
 pub(super) fn not_opened(after: Duration, opened: u64, expected: u64) -> String {
@@ -37,10 +38,11 @@ pub(super) fn holders_died(holders: &Holders) -> String {
 }
 
 pub(super) fn no_entry(home: &DeviceIdentity, peer: Option<&str>) -> String {
+    let remedy = Remedy::InsertIntoDeviceMap;
     match peer {
-        None => format!("the device map has no entry for device {home}; add one with DeviceMap::insert"),
+        None => format!("the device map has no entry for device {home}; {remedy}"),
         Some(peer) => format!(
-            "the device map of the channel with {peer} has no entry for device {home}; add one with DeviceMap::insert to \
+            "the device map of the channel with {peer} has no entry for device {home}; {remedy} to \
              the map that is given to device_map where the channel is made"
         ),
     }
@@ -48,15 +50,24 @@ pub(super) fn no_entry(home: &DeviceIdentity, peer: Option<&str>) -> String {
 
 pub(super) fn list(statuses: &[BackendStatus]) -> String {
     if statuses.is_empty() {
-        return " none is compiled in; enable a feature (cuda, ascend, mock) or register one".into();
+        return format!(" none is compiled in; {}", Remedy::EnableAnyBackend);
     }
     statuses.iter().map(|status| format!("\n  {status}")).collect()
 }
 /// Returns the remedy for a descriptor of another host.
-pub(super) const fn other_host_remedy(listens: bool) -> &'static str {
+pub(super) fn other_host_remedy(listens: bool) -> String {
     if listens {
-        "; copy it over the network (OpenBuilder::or_pulled, on an Ipc with IpcBuilder::remote)"
+        format!("; {}", Remedy::CopyOverNetwork)
     } else {
-        ". A copy over the network needs the address of the exporter, whose Ipc does not listen (IpcBuilder::remote, Remote::listen)"
+        format!(". A copy over the network needs the address of the exporter: {}", Remedy::ListenForRemote)
+    }
+}
+
+/// Returns the remedy for a system call that failed by the limit on open files, or an empty text.
+pub(super) fn open_files_remedy(cause: &std::io::Error) -> &'static str {
+    let numbers = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE].map(rustix::io::Errno::raw_os_error);
+    match cause.raw_os_error() {
+        Some(number) if numbers.contains(&number) => "; raise the limit on open files (ulimit -n)",
+        _ => "",
     }
 }

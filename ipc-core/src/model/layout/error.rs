@@ -1,6 +1,7 @@
 //! Errors of tensor layouts.
 
 use super::{Dtype, MAX_DIMENSIONS};
+use crate::model::error::Remedy;
 
 /// The reason why a layout is invalid, or does not fit its region or view.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,8 +34,9 @@ pub enum LayoutError {
     },
     /// An element type was stated without a shape for a region that is not a whole number of elements.
     #[error(
-        "the region has {region} bytes, which is not a whole number of {dtype} elements of {element} bytes; state the shape of \
-         the tensor (ShareBuilder::shape, or a layout for TensorSet::owned), or share a multiple of {element} bytes"
+        "the region has {region} bytes, which is not a whole number of {dtype} elements of {element} bytes; {}, or \
+         share a multiple of {element} bytes",
+        Remedy::StateShape
     )]
     NotWholeElements {
         /// The element type.
@@ -46,7 +48,8 @@ pub enum LayoutError {
     },
     /// Neither the owner nor the caller stated the element type.
     #[error(
-        "a shape or an offset was given, but the memory does not say its element type; call ShareBuilder::dtype as well"
+        "a shape or an offset was given, but the memory does not say its element type; {}",
+        Remedy::StateDtype
     )]
     NoDtype,
     /// The view's element type is not the tensor's.
@@ -118,11 +121,9 @@ pub enum LayoutError {
         destination: String,
     },
     /// An unnamed tensor was requested from a mapping of named tensors.
-    #[error("the mapping has {0} named tensors; take one by Mapping::get, or all by Mapping::tensors")]
+    #[error("the mapping has {0} named tensors; {remedy}", remedy = Remedy::TakeByName)]
     Named(usize),
     /// A tensor was requested from a region without a layout.
-    #[error(
-        "the exporter stated no element type for these bytes; take Mapping::view, or have it call ShareBuilder::dtype"
-    )]
+    #[error("the exporter stated no element type for these bytes; {}", Remedy::TakeBytes)]
     NoTensor,
 }

@@ -12,7 +12,7 @@ use super::connection::{Agreement, Connection};
 use super::handshake::{Greeting, Hello, check_identity};
 use super::limits::Limits;
 use super::{Channel, DEFAULT_MESSAGE_LIMIT, name, tcp};
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, Remedy, Result};
 use crate::model::placement::DeviceMap;
 use crate::os::kill::kill_point;
 use crate::os::process::Owner;
@@ -173,7 +173,7 @@ impl<'a> ConnectBuilder<'a> {
             return Err(Error::Unsupported {
                 backend: self.ipc.backend().info().name,
                 what: format!("connect to {} without waiting", self.name),
-                why: "the handshake by TCP waits; call ConnectBuilder::start on another thread".into(),
+                why: format!("the handshake by TCP waits; {}", Remedy::ConnectOnThread),
             });
         }
         let (own, address) = self.target()?;
@@ -210,10 +210,10 @@ impl<'a> ConnectBuilder<'a> {
         })?;
         if !self.ipc.allow_list().permits(&credentials) {
             return Err(Error::NotPermitted(format!(
-                "the listener at {address} belongs to {} (process {}), not to the user of this process; allow that user with \
-                 IpcBuilder::allow",
+                "the listener at {address} belongs to {} (process {}), not to the user of this process; {}",
                 UserName(credentials.uid),
-                credentials.pid
+                credentials.pid,
+                Remedy::AllowUserHere
             )));
         }
         let hello = Greeting::Hello(own.clone()).encode()?;
@@ -308,10 +308,11 @@ impl Connecting {
             Greeting::Hello(peer) => peer,
             Greeting::NotAllowed { uid } => {
                 return Err(Error::NotPermitted(format!(
-                    "process {}, which listens as {:?}, does not allow {}; allow that user there with IpcBuilder::allow",
+                    "process {}, which listens as {:?}, does not allow {}; {}",
                     self.listener.pid,
                     self.name,
-                    UserName(uid)
+                    UserName(uid),
+                    Remedy::AllowUser
                 )));
             }
         };

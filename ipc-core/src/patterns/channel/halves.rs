@@ -156,7 +156,7 @@ impl ChannelReceiver {
     ///
     /// As [`Channel::receive`](crate::Channel::receive).
     pub fn receive(&self, timeout: Duration) -> Result<Received> {
-        check_may_wait("ChannelReceiver::receive", timeout)?;
+        check_may_wait("receiving a message", timeout)?;
         self.connection.receive(Deadline::after(timeout))
     }
 

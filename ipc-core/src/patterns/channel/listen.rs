@@ -265,7 +265,7 @@ impl Listener {
     /// backend or a device map that does not match is refused and logged, and receives the reason: it is no error of this call.
     pub fn accept(&self, timeout: Duration) -> Result<Channel> {
         self.owner.check()?;
-        check_may_wait("Listener::accept", timeout)?;
+        check_may_wait("accepting a channel", timeout)?;
         Runtime::get()?;
         let deadline = Deadline::after(timeout);
         let pending = self.pending.lock(deadline);

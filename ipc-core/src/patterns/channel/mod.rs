@@ -192,7 +192,7 @@ impl Channel {
     /// [`Error::PeerGone`] if its process terminated without closing it; [`Error::Protocol`] if the peer sends an invalid
     /// message, which ends the channel; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn receive(&self, timeout: Duration) -> Result<Received> {
-        check_may_wait("Channel::receive", timeout)?;
+        check_may_wait("receiving a message", timeout)?;
         self.connection.receive(Deadline::after(timeout))
     }
 

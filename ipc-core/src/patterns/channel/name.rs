@@ -41,7 +41,7 @@ pub(super) fn address(name: &str, uid: u32, directory: Option<&Path>) -> Result<
         return Err(invalid("it is longer than 64 B"));
     }
     if name.contains(':') {
-        return Err(invalid("a TCP address requires Ipc::listen_tcp or Ipc::connect_tcp, with a key"));
+        return Err(invalid("a TCP address requires a channel over TCP, with a key"));
     }
     if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)) {
         return Err(invalid("it may contain only ASCII letters, digits, dots, hyphens and underscores"));

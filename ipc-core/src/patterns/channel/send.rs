@@ -391,7 +391,7 @@ impl Connection {
 
     /// Closes both directions after the peer has received every message, or after the timeout.
     pub(super) fn close_after(self: &Arc<Self>, timeout: Duration) -> Result<()> {
-        check_may_wait("Channel::close", timeout)?;
+        check_may_wait("closing a channel", timeout)?;
         self.owner.check()?;
         if self.is_closed_both_ways() {
             return Ok(());

@@ -18,7 +18,7 @@ use super::connection::{Agreement, Connection};
 use super::handshake::{Greeting, Hello};
 use super::limits::Limits;
 use super::relay::{self, PeerEnds, Relay};
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, Remedy, Result};
 use crate::os::log::{self, Throttle};
 use crate::os::{ClosedByFork, Readiness};
 use crate::sharing::Session;
@@ -230,7 +230,8 @@ fn try_connect(
             Err(deadline.passed(step, &format!("; {address} listens but has not called accept")))
         }
         TcpError::Refused | TcpError::ServerWithoutKey => Err(Error::NotPermitted(format!(
-            "the listener at {address} has another key; use the same key in Ipc::listen_tcp and Ipc::connect_tcp"
+            "the listener at {address} has another key; {}",
+            Remedy::UseOneKey
         ))),
         error => Err(Error::Protocol(format!("the listener at {address}: {error}"))),
     };

@@ -56,7 +56,7 @@ impl<'a> FindBuilder<'a> {
     /// [`Error::Forked`].
     pub fn start(self) -> Result<KeptExport> {
         let channel = name::channel_name(self.name)?;
-        check_may_wait("FindBuilder::start", self.timeout)?;
+        check_may_wait("asking a keeper", self.timeout)?;
         let deadline = Deadline::after(self.timeout);
         loop {
             let connect = ConnectBuilder::new(self.session, &channel, deadline.left());

@@ -12,7 +12,7 @@ use crate::backend::interop::Region;
 use crate::backend::stream::AsStream;
 use crate::backend::{Access, DeviceIpc};
 use crate::model::device::DeviceOrdinal;
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, Remedy, Result};
 use crate::model::placement::DeviceMap;
 use crate::sharing::export::{ShareBuilder, check_backend};
 use crate::sharing::import::{Mapping, OpenBuilder};
@@ -251,7 +251,7 @@ impl<'a> RingOpenBuilder<'a> {
         let slots = self.slots.ok_or(DescriptorError::Kind {
             expected: "a ring",
             found: "other memory",
-            remedy: "open it by Ipc::open",
+            remedy: Remedy::OpenMemory,
         })?;
         let replication = Replication::new(slots, self.timeout);
         let mapping = open(self.open.replicated_by(&replication))?;

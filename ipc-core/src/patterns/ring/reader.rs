@@ -203,7 +203,7 @@ impl RingReader {
         let inner = &*self.inner;
         inner.owner.check()?;
         let published = match inner.may_take(self.next) {
-            Ok(false) => inner.wait_published("RingReader::next", self.next, timeout),
+            Ok(false) => inner.wait_published("waiting for a publication", self.next, timeout),
             checked => checked.map(drop),
         };
         self.take_or_end(published)
@@ -424,7 +424,7 @@ impl ReaderState {
         if !releases.taken.any_dropped() {
             return Ok(());
         }
-        check_may_wait("RingReader::next_ahead", self.timeout)?;
+        check_may_wait("taking a slot ahead of its publication", self.timeout)?;
         let dropped = |releases: &mut Releases| releases.taken.any_dropped();
         let waited = self.released.wait_timeout_while(releases, self.timeout, dropped);
         let releases = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -441,7 +441,7 @@ impl ReaderState {
 
     fn wait_on(&self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
         if self.on_host {
-            return self.wait_published("RingReader::next_ahead", sequence, self.timeout);
+            return self.wait_published("taking a slot ahead of its publication", sequence, self.timeout);
         }
         self.wait_dropped()?;
         match self.timeline.wait(sequence + 1, &stream) {

@@ -14,7 +14,7 @@ use crate::backend::DeviceIpc;
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, Remedy, Result};
 use crate::model::lease::{Holders, LeaseId};
 use crate::os::kill::kill_point;
 use crate::os::process::Owner;
@@ -325,7 +325,7 @@ impl Ring {
         if !self.is_in_use(previous) {
             return Ok(());
         }
-        check_may_wait("Ring::wait_writable", timeout)?;
+        check_may_wait("waiting for a writable slot", timeout)?;
         count_host_wait();
         while self.is_in_use(previous) {
             let waited = begun.elapsed();
@@ -386,9 +386,10 @@ impl Ring {
             return Ok(());
         }
         let why = format!(
-            "sequence {previous} in the same slot has not been released{}; call Ring::wait_writable before writing the slot, or \
+            "sequence {previous} in the same slot has not been released{}; {}, or \
              publish on the stream that waits for the release",
-            describe_readers(&self.members.behind(previous))
+            describe_readers(&self.members.behind(previous)),
+            Remedy::WaitWritable
         );
         Err(Error::RingNotYet { sequence, what: "published", why })
     }

@@ -8,7 +8,7 @@ use super::changes::ExportChanges;
 use super::exposure::Exposure;
 use super::shared::{Allocation, Handles};
 use crate::model::address::DeviceRange;
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, Remedy, Result};
 use crate::model::lease::Holders;
 use crate::model::one_or_many::OneOrMany;
 use crate::os::log::Throttle;
@@ -139,13 +139,13 @@ impl Export {
     pub fn timelines(&self, count: usize, timeout: Duration) -> Result<Vec<Timeline>> {
         let first = &self.parts[0];
         first.owner.check()?;
-        check_may_wait("Export::timelines", timeout)?;
+        check_may_wait("waiting for timelines", timeout)?;
         let runtime = Runtime::get()?;
         let found = runtime.exports.timelines(first.export, count, Deadline::after(timeout).at);
         found.map_err(|found| Error::Timeout {
             what: format!("a count of {count} timelines of the export"),
             after: timeout,
-            detail: format!("; {found} importers have asked for theirs (Mapping::timeline)"),
+            detail: format!("; {found} importers have asked for theirs ({})", Remedy::RequestTimeline),
         })
     }
 
@@ -238,7 +238,7 @@ impl Export {
     /// while they used it, once for each death; [`holders`](Self::holders) keeps listing them. [`Error::OnWorkerThread`] in a
     /// callback; [`Error::Forked`].
     pub fn wait_released(&self, timeout: Duration) -> Result<()> {
-        check_may_wait("Export::wait_released", timeout)?;
+        check_may_wait("waiting for the release of an export", timeout)?;
         let deadline = Deadline::after(timeout);
         let mut held = None;
         for part in self.parts.iter() {
@@ -325,7 +325,7 @@ impl Export {
     ///
     /// [`Error::NotOpened`] with the number of times that it was opened; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn wait_opened(&self, count: u64, timeout: Duration) -> Result<()> {
-        check_may_wait("Export::wait_opened", timeout)?;
+        check_may_wait("waiting for importers of an export", timeout)?;
         let deadline = Deadline::after(timeout);
         let wait = |part: &Published| -> Result<Result<(), Holders>> {
             part.owner.check()?;

@@ -18,7 +18,7 @@ use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::backend::{Access, DeviceBound, DeviceIpc, MemoryUse, with_device_context};
 use crate::model::address::{DevicePtr, DeviceRange, Extent};
 use crate::model::device::DeviceOrdinal;
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, Remedy, Result};
 use crate::model::one_or_many::OneOrMany;
 use crate::model::tensor::{Dtype, LayoutError, TensorLayout, check_alignment};
 use crate::os::kill::kill_point;
@@ -492,8 +492,9 @@ pub(crate) fn check_read_only(backend: &'static str, allocations: &[Arc<Allocati
         what: "share this memory read-only".into(),
         why: format!(
             "a handle of its kind ({}) opens it for writing too; share it read-write, allocate it as a kind that can be \
-             read-only (Ipc::allocate_for with MemoryUse::read_only_importers), or share a copy",
-            kind.name
+             read-only ({}), or share a copy",
+            kind.name,
+            Remedy::AllocateReadOnly
         ),
     })
 }

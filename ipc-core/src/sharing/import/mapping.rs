@@ -11,7 +11,7 @@ use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::backend::{Access, DeviceEvent};
 use crate::model::address::{DevicePtr, DeviceRange};
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, Remedy, Result};
 use crate::model::one_or_many::OneOrMany;
 use crate::model::tensor::{Element, LayoutError, TensorLayout, TensorTable};
 use crate::sharing::ErrorWith;
@@ -377,7 +377,7 @@ impl Mapping {
             Some(table) => self.at(table.find(name)?),
             None if name.is_empty() => self.tensor(),
             None => {
-                let known = "there is one region, without a name (Mapping::tensor)".into();
+                let known = format!("there is one region, without a name; {}", Remedy::TakeUnnamed);
                 Err(Error::NoSuchTensor { name: name.to_owned(), known })
             }
         }

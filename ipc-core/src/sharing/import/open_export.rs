@@ -13,7 +13,7 @@ use super::table::{LeaseRef, OpenTarget};
 use crate::backend::Access;
 use crate::backend::stream::BorrowedStream;
 use crate::model::device::DeviceOrdinal;
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, Remedy, Result};
 use crate::os::kill::kill_point;
 use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, check_backend};
 use crate::sharing::remote::{self, pull_in};
@@ -145,7 +145,7 @@ impl OpenExport<'_> {
     /// Copies the memory to the device over the network, or opens its replacement.
     pub(super) fn pull(&self, layout: CopyLayout, progress: ProgressReport<'_>) -> Result<MappingSource> {
         let report = &|copied| progress.call(copied, layout.bytes());
-        let incoming = self.incoming("OpenBuilder::pulled", report)?;
+        let incoming = self.incoming("a copy from another host", report)?;
         if let Some(replicate) = self.replicate {
             let descriptor = replicate.replicate(self.session, &incoming)?;
             let local = OpenExport { named: descriptor.contents().named(0), grant: None, ..*self };
@@ -170,18 +170,18 @@ impl OpenExport<'_> {
             return Err(Error::Unsupported {
                 backend: backend.info().name,
                 what: "copy memory over the network".into(),
-                why: "this Ipc has no transfer engine; set one with IpcBuilder::remote".into(),
+                why: format!("there is no transfer engine; {}", Remedy::SetTransferEngine),
             });
         };
         if named.contents.exporter == self.runtime.identity {
             let why = match self.replicate {
-                None => "use the address that was shared, or take a copy (OpenBuilder::staged)",
-                Some(_) => "open the ring without RingOpenBuilder::pulled",
+                None => Remedy::UseSharedAddress,
+                Some(_) => Remedy::OpenRingInPlace,
             };
             return Err(Error::Unsupported {
                 backend: backend.info().name,
                 what: "copy memory of the same process over the network".into(),
-                why: why.into(),
+                why: why.to_string(),
             });
         }
         Ok(remote::Incoming { remote, backend, named, device, timeout, report })
@@ -233,8 +233,8 @@ impl OpenExport<'_> {
                 backend: self.session.backend().info().name,
                 what: format!("open memory of the same process on device {}", self.device),
                 why: format!(
-                    "within one process there is one address; open it at home (device {home}) and enable peer access, or take \
-                     a copy (OpenBuilder::or_staged)"
+                    "within one process there is one address; open it at home (device {home}) and enable peer access, or {}",
+                    Remedy::OpenStaged
                 ),
             }),
             _ => Ok(()),

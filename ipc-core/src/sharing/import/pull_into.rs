@@ -87,7 +87,7 @@ impl OpenBuilder<'_> {
             Ok(opening) => opening,
             Err(error) => return Err(ErrorWith::new(error, Some(set))),
         };
-        let prepared = opening.incoming("OpenBuilder::pull_into", report).and_then(|incoming| {
+        let prepared = opening.incoming("a copy from another host", report).and_then(|incoming| {
             if let Some(delivery) = self.delivery {
                 delivery.wait_ready(None, patience.deadline())?;
             }

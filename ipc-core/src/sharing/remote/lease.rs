@@ -12,7 +12,7 @@ use super::control::Control;
 use super::idle::ConnectionKey;
 use super::pull_in::Incoming;
 use super::serve::{GRACE, MAX_TRANSFER};
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, Remedy, Result};
 use crate::os::kill::kill_point;
 use crate::os::log;
 use crate::sharing::Runtime;
@@ -236,7 +236,7 @@ impl RemoteLease {
         Err(failed.unwrap_or_else(|| Error::Unsupported {
             backend: incoming.remote.engine().info().name,
             what: "copy the memory over the network".into(),
-            why: "the descriptor has no network address; the exporter has to listen (Remote::listen)".into(),
+            why: format!("the descriptor has no network address; {}", Remedy::ListenForRemote),
         }))
     }
 
@@ -335,7 +335,7 @@ impl RemoteLease {
             RemoteRefusal::OtherEngine { engine } => Error::Unsupported {
                 backend: "the exporter",
                 what: "be pulled from by another transfer engine than its own".into(),
-                why: format!("it uses {engine:?}; use the same engine on both sides (Remote::new)"),
+                why: format!("it uses {engine:?}; {}", Remedy::UseOneEngine),
             },
             RemoteRefusal::NotReady => Error::Timeout {
                 what: "the exporter's streams to write the bytes".into(),

@@ -190,7 +190,7 @@ impl Timeline {
             if reached >= value {
                 return Ok(());
             }
-            check_may_wait("Timeline::wait_now", timeout)?;
+            check_may_wait("waiting for a timeline", timeout)?;
             let waited = begin.elapsed();
             if waited >= timeout {
                 return Err(Error::Timeout {

@@ -355,6 +355,7 @@ fn received(kind: HandleKind, bytes: Vec<u8>, size: u64) -> ReceivedHandle {
         size,
         generation: None,
         home: Some(FIRST),
+        home_identity: None,
         exporter: ProcessIdentity::current().expect("this process has an identity"),
     }
 }

@@ -49,11 +49,11 @@ impl RingReaders {
     /// As for [`Ring::wait_readers`].
     pub fn wait_readers(&self, count: usize, timeout: Duration) -> Result<()> {
         self.owner.check()?;
-        check_may_wait("Ring::wait_readers", timeout)?;
+        check_may_wait("waiting for readers", timeout)?;
         self.members.wait(count, Deadline::after(timeout).at).map_err(|found| Error::Timeout {
             what: format!("a count of {count} readers of the ring"),
             after: timeout,
-            detail: format!("; {found} have opened it (Ipc::open_ring)"),
+            detail: format!("; {found} have opened it"),
         })
     }
 

@@ -59,7 +59,9 @@ impl ImportTable {
                 self.open_region(wanted, place, link, handles, &mut fds).map_err(|error| match error {
                     // The driver's errors for an exporter that has terminated meanwhile, or has dropped the export, differ; the
                     // answer of its broker decides.
-                    Error::Vendor(_) => link.confirm(id, wanted.deadline).err().unwrap_or(error),
+                    Error::Vendor(_) | Error::NoPeerAccess { .. } => {
+                        link.confirm(id, wanted.deadline).err().unwrap_or(error)
+                    }
                     error => error,
                 });
             let range = range.map_err(|error| (wanted.blame)(index, error))?;
@@ -87,6 +89,7 @@ impl ImportTable {
                 size: handle.size,
                 generation: handle.generation,
                 home: wanted.home,
+                home_identity: Some(wanted.descriptor.part.home),
                 exporter: wanted.descriptor.contents.exporter,
             }
         });

@@ -172,6 +172,7 @@ impl Server {
             size: handle.size,
             generation: handle.generation.map(Generation),
             home: Some(device),
+            home_identity: None,
             exporter: handle.exporter,
         };
         let opened = self.backend.open(vec![handle], device, Access::ReadWrite)?;
