@@ -1,9 +1,10 @@
 //! Devices and backends.
 
-use device_ipc::{DeviceInfo, Ipc};
+use device_ipc::{BackendStatus, Backends, DeviceInfo, Ipc};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::error::OrRaise as _;
 use crate::tensor::device_name;
 
 /// A device of this process.
@@ -45,19 +46,25 @@ impl Device {
 
 /// Returns the devices of all backends. Loads the vendors' libraries, and creates no context.
 #[pyfunction]
-pub(crate) fn devices(py: Python<'_>) -> Vec<Device> {
+pub(crate) fn devices(py: Python<'_>) -> PyResult<Vec<Device>> {
     let mut devices = Vec::new();
-    for status in py.detach(Ipc::available) {
+    for status in statuses(py)? {
         devices.extend(status.state.iter().flatten().map(|info| Device::new(status.name, info)));
     }
-    devices
+    Ok(devices)
+}
+
+/// Returns the state of each backend, unless `DEVICE_IPC_BACKEND` names an unknown one.
+fn statuses(py: Python<'_>) -> PyResult<Vec<BackendStatus>> {
+    Backends::registered().requested().or_raise(py)?;
+    Ok(py.detach(Ipc::available))
 }
 
 /// Returns each backend with its devices, or with the reason why it is unavailable, as a text.
 #[pyfunction]
 pub(crate) fn available(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let backends = PyDict::new(py);
-    for status in py.detach(Ipc::available) {
+    for status in statuses(py)? {
         match status.state {
             Ok(devices) => {
                 let devices: Vec<_> = devices.iter().map(|info| Device::new(status.name, info)).collect();

@@ -5,6 +5,8 @@ use pyo3::prelude::*;
 
 use crate::export::Holder;
 
+pyo3::import_exception!(device_ipc._errors, PlacementError);
+
 /// Converts results of the library into Python's.
 pub(crate) trait OrRaise<T> {
     /// Returns the value, or raises the exception of the error's class.
@@ -23,15 +25,14 @@ impl<T, V> OrRaise<T> for Result<T, ErrorWith<V>> {
     }
 }
 
-/// Returns the exception for an error of the library, with the same text, except for the names of methods.
+/// Returns the exception for an error of the library, with the same text, whose remedies are those of `remedy.rs`.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     made(py, error).unwrap_or_else(|failed| failed)
 }
 
 fn made(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let errors = py.import("device_ipc._errors")?;
-    let text = errors.call_method1("in_python", (error.to_string(),))?;
-    let made = errors.getattr(class_of(error.innermost()))?.call1((text,))?;
+    let made = errors.getattr(class_of(error.innermost()))?.call1((error.to_string(),))?;
     let holders: Option<Vec<Holder>> = match error.innermost() {
         Error::StillHeld { holders, .. } => Some(holders.iter().map(Holder::from).collect()),
         Error::HolderDied { holders } => Some(holders.died().map(Holder::from).collect()),

@@ -156,7 +156,11 @@ pub(crate) fn parse(py: Python<'_>, descriptor: &Bound<'_, PyAny>) -> PyResult<d
         text.to_cow()?.parse::<device_ipc::Descriptor>()
     } else {
         let bytes = descriptor.extract::<Vec<u8>>().map_err(|_| not_a_descriptor(descriptor))?;
-        device_ipc::Descriptor::from_bytes(&bytes).map_err(device_ipc::Error::from)
+        // The text may have been read from a file in binary mode.
+        match std::str::from_utf8(&bytes) {
+            Ok(text) if text.trim_start().starts_with("dipc1:") => text.parse(),
+            _ => device_ipc::Descriptor::from_bytes(&bytes).map_err(device_ipc::Error::from),
+        }
     };
     parsed.or_raise(py)
 }

@@ -19,6 +19,7 @@ mod memory;
 mod open;
 mod owner;
 mod pull;
+mod remedy;
 mod ring;
 mod session;
 mod share;
@@ -34,6 +35,7 @@ use pyo3::prelude::*;
 /// Registers classes and functions. Loads no driver and starts no thread.
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    remedy::install();
     module.add_class::<channel::Channel>()?;
     module.add_class::<channel::Listener>()?;
     module.add_class::<channel::Received>()?;
@@ -70,6 +72,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(memory::empty, module)?)?;
     module.add_function(wrap_pyfunction!(open::open, module)?)?;
     module.add_function(wrap_pyfunction!(pull::pull_into, module)?)?;
+    module.add_function(wrap_pyfunction!(remedy::_remedies, module)?)?;
     module.add_function(wrap_pyfunction!(ring::join, module)?)?;
     module.add_function(wrap_pyfunction!(session::enable_remote, module)?)?;
     module.add_function(wrap_pyfunction!(share::share, module)?)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use device_ipc::{DeviceRange, Dtype, MemoryUse, TensorLayout};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::error::OrRaise as _;
@@ -19,7 +19,34 @@ pub(crate) fn dtype(found: &Bound<'_, PyAny>) -> PyResult<Dtype> {
         let name = found.getattr("__name__").ok()?.extract::<String>().ok()?;
         Dtype::from_name(&name)
     });
-    known.ok_or_else(|| PyValueError::new_err(format!("unknown element type {text:?}")))
+    known.map_or_else(|| Err(unknown_dtype(found.py(), &text)?), Ok)
+}
+
+/// Returns the error for an unknown element type, with the names that are most like it.
+fn unknown_dtype(py: Python<'_>, text: &str) -> PyResult<PyErr> {
+    let names: Vec<_> = Dtype::ALL.iter().filter_map(|dtype| dtype.name()).collect();
+    let like =
+        py.import("difflib")?.call_method1("get_close_matches", (text, &names))?.extract::<Vec<String>>()?;
+    let suggestion = match like.as_slice() {
+        [] => format!("the types are {}", names.join(", ")),
+        like => format!("did you mean {}?", like.join(" or ")),
+    };
+    Ok(PyValueError::new_err(format!("unknown element type {text:?}; {suggestion}")))
+}
+
+/// Parses a shape: one size, or a sequence of sizes.
+fn parse_shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+    let sizes = match shape.extract::<i64>() {
+        Ok(size) => vec![size],
+        Err(_) => shape.extract::<Vec<i64>>().map_err(|_| {
+            PyTypeError::new_err("a shape is a size or a sequence of sizes, such as 4 or (2, 3)")
+        })?,
+    };
+    let size = |size: i64| {
+        u64::try_from(size)
+            .map_err(|_| PyValueError::new_err(format!("the shape {sizes:?} has the negative size {size}")))
+    };
+    sizes.iter().copied().map(size).collect()
 }
 
 /// Allocates uninitialised memory that can be shared, as a tensor.
@@ -34,11 +61,12 @@ pub(crate) fn dtype(found: &Bound<'_, PyAny>) -> PyResult<Dtype> {
 #[pyo3(signature = (shape, dtype, device=None, *, read_only=false))]
 pub(crate) fn empty(
     py: Python<'_>,
-    shape: Vec<u64>,
+    shape: &Bound<'_, PyAny>,
     dtype: &Bound<'_, PyAny>,
     device: Option<&Bound<'_, PyAny>>,
     read_only: bool,
 ) -> PyResult<Tensor> {
+    let shape = parse_shape(shape)?;
     let dtype = self::dtype(dtype)?;
     let layout = TensorLayout::contiguous(dtype, shape).map_err(device_ipc::Error::from).or_raise(py)?;
     let device = device.map(DeviceArg::parse).transpose()?;

@@ -2,7 +2,7 @@
 
 use std::sync::{PoisonError, RwLock};
 
-use device_ipc::{AllowList, DeviceOrdinal, Ipc, IpcBuilder, Result, nixl};
+use device_ipc::{AllowList, Backends, DeviceOrdinal, Ipc, IpcBuilder, Result, nixl};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -37,6 +37,11 @@ impl DeviceArg {
         };
         let ordinal: u32 = ordinal.parse().map_err(|_| invalid())?;
         let backend = backend_of(name).ok_or_else(invalid)?;
+        if name == "cpu" && !is_mock_in_use() {
+            return Err(PyValueError::new_err(
+                "\"cpu\" is host memory, not a device; name a device (\"cuda:0\", \"npu:0\"), or the simulator by \"mock:0\"",
+            ));
+        }
         Ok(Self { backend: Some(backend), ordinal: ordinal.into() })
     }
 }
@@ -54,6 +59,13 @@ pub(crate) fn backend_of(name: &str) -> Option<&'static str> {
 
 /// The entry points that were used, by the name of the backend. Loading a backend takes long, and finding a loaded one takes a lock.
 static KNOWN: RwLock<Vec<(Option<String>, Ipc)>> = RwLock::new(Vec::new());
+
+/// Returns whether frameworks' memory of the host can be the mock's: if the environment selects the mock, or this process uses it.
+pub(crate) fn is_mock_in_use() -> bool {
+    let known = KNOWN.read().unwrap_or_else(PoisonError::into_inner);
+    known.iter().any(|(_, ipc)| ipc.backend().info().name == "mock")
+        || matches!(Backends::registered().requested(), Ok(Some("mock")))
+}
 
 /// Returns the entry point of this backend, or of the default one.
 pub(crate) fn ipc(py: Python<'_>, backend: Option<&str>) -> PyResult<Ipc> {
@@ -85,6 +97,8 @@ pub(crate) fn ipc_for_users(py: Python<'_>, backend: Option<&str>, users: &[u32]
 /// Selects a backend, with the settings of this process for copies between hosts.
 fn select(py: Python<'_>, backend: Option<&str>, allow: AllowList) -> PyResult<Ipc> {
     crate::log::refresh(py)?;
+    // A misspelt name is an error also where the caller or a descriptor names the backend.
+    Backends::registered().requested().or_raise(py)?;
     let builder = || -> Result<IpcBuilder> { Ok(Ipc::builder().allow(allow).remote(nixl::remote()?)) };
     py.detach(|| match backend {
         Some(name) => builder()?.named(name),

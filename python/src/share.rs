@@ -8,15 +8,15 @@ use device_ipc::{
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyList, PyString, PyTuple, PyType};
 
 use crate::dlpack::Foreign;
-use crate::error::{OrRaise as _, exception};
+use crate::error::{OrRaise as _, PlacementError, exception};
 use crate::export::Export;
 use crate::mapping::Mapping;
 use crate::memory::dtype;
 use crate::owner::PyOwner;
-use crate::session::{access, backend_of, ipc_for_users};
+use crate::session::{access, backend_of, ipc_for_users, is_mock_in_use};
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor};
 use crate::{cuda_array_interface, dlpack, torch_tensor};
@@ -43,6 +43,12 @@ impl Source {
     /// Reads a tensor: one of this package, of PyTorch, or with `__cuda_array_interface__` or `__dlpack__`; `None` for anything
     /// else.
     pub(crate) fn read(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        if let Ok(class) = object.cast::<PyType>() {
+            return Err(PyTypeError::new_err(format!(
+                "{} is a class, not a tensor; pass an object of it",
+                class.qualname()?
+            )));
+        }
         if let Ok(tensor) = object.cast::<Tensor>() {
             return Self::native(py, tensor.get()).map(Some);
         }
@@ -50,13 +56,13 @@ impl Source {
             return Err(exception(py, &Error::SharedOn { ptr: DevicePtr::NULL }));
         }
         if object.hasattr("untyped_storage")? {
-            return Self::foreign(py, torch(object)?).map(Some);
+            return on_device(Self::foreign(py, torch(object)?)?).map(Some);
         }
         if let Ok(interface) = object.getattr("__cuda_array_interface__") {
             return Self::foreign(py, cuda_array_interface::import(object, &interface)?).map(Some);
         }
         if object.hasattr("__dlpack__")? {
-            return Self::foreign(py, dlpack::import(object)?).map(Some);
+            return on_device(Self::foreign(py, dlpack::import(object)?)?).map(Some);
         }
         Ok(None)
     }
@@ -102,6 +108,22 @@ impl Source {
         // protocol.
         (unsafe { OwnedRegion::new(self.owner, region) }, self.layout)
     }
+}
+
+/// Refuses memory of the host, which has the same kind of device in frameworks as that of the mock.
+fn on_device(source: Source) -> PyResult<Source> {
+    if source.backend != "mock" || is_mock_in_use() {
+        return Ok(source);
+    }
+    Err(host_memory())
+}
+
+/// Returns the error for memory of the host. A mapping's errors name the tensor in addition.
+fn host_memory() -> PyErr {
+    PlacementError::new_err(
+        "the tensor is in host memory (device \"cpu\"), and only memory of a device can be shared: move it to the device first, as \
+         tensor.to(\"cuda\") does, or leave it out",
+    )
 }
 
 /// Returns the device of memory that a framework sees as memory of the host: there is one address space of the mock, whose
@@ -251,14 +273,65 @@ pub(crate) fn sources(
         )));
     }
     let mut sources = Vec::new();
-    for item in tensors.call_method0("items")?.try_iter()? {
-        let (name, tensor): (String, Bound<'_, PyAny>) = item?.extract()?;
-        let source = Source::read(py, &tensor)?.ok_or_else(|| {
-            PyTypeError::new_err(format!("the value of {name:?} is not a tensor of device memory"))
-        })?;
-        sources.push((Some(name), source));
+    read_mapping(py, tensors, "", &mut sources)?;
+    let mut names: Vec<_> = sources.iter().filter_map(|(name, _)| name.as_deref()).collect();
+    names.sort_unstable();
+    if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(PyValueError::new_err(format!(
+            "two tensors are called {:?}: the keys of nested mappings are joined with dots",
+            twice[0]
+        )));
+    }
+    if let Some((_, first)) = sources.first()
+        && let Some((Some(name), other)) = sources.iter().find(|(_, one)| one.backend != first.backend)
+    {
+        let text = format!(
+            "tensor {name:?} is on {}, and the first on {}; share them separately",
+            other.backend, first.backend
+        );
+        return Err(PlacementError::new_err(text));
     }
     Ok(sources)
+}
+
+/// Reads the tensors of a mapping. Those of nested mappings have dotted names: `"layer.weight"`.
+fn read_mapping(
+    py: Python<'_>,
+    tensors: &Bound<'_, PyAny>,
+    prefix: &str,
+    sources: &mut Vec<(Option<String>, Source)>,
+) -> PyResult<()> {
+    for item in tensors.call_method0("items")?.try_iter()? {
+        let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
+        let Ok(key) = key.cast::<PyString>() else {
+            return Err(PyTypeError::new_err(format!(
+                "the key {} is of type {}, and the names of tensors are strings: use str(key)",
+                key.repr()?,
+                key.get_type().name()?
+            )));
+        };
+        let name = format!("{prefix}{}", key.to_cow()?);
+        match Source::read(py, &value).map_err(|error| of_tensor(py, &name, error))? {
+            Some(source) => sources.push((Some(name), source)),
+            None if value.hasattr("items")? => read_mapping(py, &value, &format!("{name}."), sources)?,
+            None => {
+                return Err(PyTypeError::new_err(format!(
+                    "the value of {name:?} is of type {}, not a tensor of device memory",
+                    value.get_type().name()?
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns the error with the name of the tensor, if its class is made from a text.
+fn of_tensor(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
+    let text = format!("tensor {name:?}: {}", error.value(py));
+    match error.get_type(py).call1((text,)) {
+        Ok(named) => PyErr::from_value(named),
+        Err(_) => error,
+    }
 }
 
 /// Returns the streams that write the tensors: those that the caller named, or those that the framework submits to.

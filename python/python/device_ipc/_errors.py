@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import re
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -93,56 +92,3 @@ class OutOfMemoryError(Error, MemoryError):
 
 class ForkedError(Error):
     """The process was forked from one that used device_ipc."""
-
-
-# What the texts of the library name in Rust, and what does the same in Python. Methods that have the same name are not listed.
-_IN_PYTHON = {
-    ", or allow them (Ipc::builder().allow_simulated(true))": "",
-    "(OpenBuilder::or_pulled, on an Ipc with IpcBuilder::remote)": "(pulled=None)",
-    "whose Ipc does not listen (IpcBuilder::remote, Remote::listen)": "which does not listen (device_ipc.enable_remote)",
-    "ChannelReceiver::receive": "Channel.receive",
-    "Descriptor::home": "Descriptor.homes",
-    "DeviceMap::insert": "the argument device",
-    "FindBuilder::start": "device_ipc.open",
-    "Ipc::allocate_for": "device_ipc.empty",
-    "Ipc::connect_tcp": "device_ipc.connect",
-    "Ipc::listen_tcp": "device_ipc.listen",
-    "Ipc::named": "DEVICE_IPC_BACKEND=",
-    "Ipc::open": "device_ipc.open",
-    "Ipc::open_ring": "device_ipc.join",
-    "Ipc::share": "device_ipc.share",
-    "Ipc::share_copy": "device_ipc.share",
-    "IpcBuilder::allow": "allow_users",
-    "Mapping::tensors": "Mapping.items",
-    "Mapping::view": "Mapping.regions",
-    "MemoryUse::read_only_importers": "read_only=True",
-    "OpenBuilder::access": "the argument access of device_ipc.open",
-    "OpenBuilder::at_home": "without the argument device",
-    "OpenBuilder::on_device": "the argument device of device_ipc.open",
-    "OpenBuilder::or_staged": "staged=True",
-    "OpenBuilder::or_pulled": "pulled=None",
-    "OpenBuilder::pull_into": "device_ipc.pull_into",
-    "OpenBuilder::pulled": "pulled=True",
-    "OpenBuilder::staged": "staged=True",
-    "Remote::listen": "device_ipc.enable_remote",
-    "Ring::wait_writable": "Ring.write",
-    "RingOpenBuilder::pulled": "pulled=True",
-    "ShareBuilder::access": "the argument access of device_ipc.share",
-    "ShareBuilder::exposure(ExposurePolicy::Copy)": 'exposure="copy"',
-}
-_CALLS = "|".join(re.escape(call) for call in _IN_PYTHON if "(" in call)
-_METHOD = re.compile(rf"{_CALLS}|\b[A-Z][A-Za-z]*::[a-z]\w*")
-
-
-def in_python(text: str) -> str:
-    """Returns a text of the library with Python's names of the methods that it names. Those that only Rust has stay as they are."""
-    return _METHOD.sub(lambda found: _name_in_python(found[0]), text)
-
-
-def _name_in_python(method: str) -> str:
-    if method in _IN_PYTHON:
-        return _IN_PYTHON[method]
-    from . import _native
-
-    kind, _, name = method.partition("::")
-    return f"{kind}.{name}" if hasattr(getattr(_native, kind, None), name) else method

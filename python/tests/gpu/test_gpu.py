@@ -644,6 +644,15 @@ def test_ten_thousand_hand_overs_leak_nothing(peer: Peer) -> None:
     assert last[2] <= first[2] + 4 and last[4] <= first[4] + 4, seen
 
 
+def test_host_tensor_in_a_state_dict_is_named() -> None:
+    """Rotary buffers and counters of BatchNorm are host tensors in many models."""
+    state = {"weight": torch.ones(4, device="cuda"), "rotary.inv_freq": torch.ones(4)}
+    with pytest.raises(device_ipc.PlacementError, match='tensor "rotary.inv_freq".*host memory') as raised:
+        device_ipc.share(state)
+    assert "mock" not in str(raised.value)
+    device_ipc.share({name: tensor.to("cuda") for name, tensor in state.items()}).close(timeout=30)
+
+
 def test_figures_of_an_import() -> None:
     """Prints what 1000 tensors cost in Python; asserts only that it is not absurd."""
     with dt.pool():
