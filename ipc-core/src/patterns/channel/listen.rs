@@ -138,7 +138,7 @@ impl<'a> ListenBuilder<'a> {
     /// [`Error::Timeout`]; [`Error::ChannelClosed`], [`Error::PeerGone`]; [`Error::Io`] if the socket is that of another name or
     /// directory; [`Error::Protocol`] if the process sends a message instead; [`Error::InvalidChannelName`]; [`Error::Forked`].
     pub fn take_over(self, channel: &Channel) -> Result<Listener> {
-        check_may_wait("ListenBuilder::take_over", self.ipc.patience())?;
+        check_may_wait("taking a listener over", self.ipc.patience())?;
         self.begin(Some(channel))
     }
 
