@@ -187,7 +187,7 @@ def test_host_tensor_names_itself_and_the_remedy(framework: str, backend: "str |
 OTHER_USER = """
 import os, sys, subprocess
 s = d.share(d.empty(4, 'float32'), allow_users=[65534])
-code = "import os, sys, device_ipc as d; os.setgid(65534); os.setuid(65534)\\nwith d.open(sys.argv[1], allow_users=[0]) as m: print('opened')"
+code = "import os, sys, logging, device_ipc as d; os.setgid(65534); os.setuid(65534)\\nwith d.open(sys.argv[1], allow_users=[0]) as m: print('opened')"
 r = subprocess.run([sys.executable, "-c", code, str(s)], capture_output=True, text=True, timeout=60)
 print((r.stdout + r.stderr).splitlines()[-1])
 """
