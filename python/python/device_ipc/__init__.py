@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import collections.abc
 
+# The extension module refers to them. A process that has changed its user or its root may not be able to import them later.
+from . import _logging as _logging
+from . import _mapping as _mapping
 from ._errors import (
     BackendError,
     DescriptorError,
