@@ -14,7 +14,7 @@ use crate::error::OrRaise as _;
 use crate::export::{Descriptor, Export};
 use crate::mapping::{Mapping, MappingInner};
 use crate::open::{Place, device_map};
-use crate::session::{access, ipc_for_users, not_picklable};
+use crate::session::{access, check_fork, ipc_for_users, not_picklable, note_use};
 use crate::stream::StreamArg;
 use crate::tensor::device_name;
 use crate::wait::{self, DEFAULT};
@@ -29,6 +29,7 @@ pub(crate) struct Listener {
 
 impl Listener {
     fn get(&self) -> PyResult<Arc<device_ipc::Listener>> {
+        check_fork()?;
         let listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner).clone();
         listener.ok_or_else(|| PyValueError::new_err("the listener is closed"))
     }
@@ -54,11 +55,15 @@ impl Listener {
     /// if the listener is closed.
     #[pyo3(signature = (timeout=None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Channel> {
+        let limit = wait::limit(timeout)?;
         let listener = self.get()?;
-        let attempt = || listener.try_accept();
-        let channel = wait::try_or_wait(py, wait::limit(timeout)?, "a connection", attempt, |slice| {
-            listener.accept(slice)
-        })?;
+        let channel = if limit.is_zero() {
+            wait::try_once(py, "a connection", || listener.try_accept())?
+        } else {
+            drop(listener);
+            let listening = || self.listener.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            wait::while_open(py, limit, "listener", listening, device_ipc::Listener::accept)?
+        };
         Ok(Channel::new(channel, &self.ipc))
     }
 
@@ -67,9 +72,13 @@ impl Listener {
         Ok(self.get()?.as_raw_fd())
     }
 
-    /// Stops listening. Channels stay open.
+    /// Stops listening: the waits of other threads for the listener end, and the name is free. Channels stay open.
     fn close(slf: &Bound<'_, Self>) -> PyResult<()> {
-        drop(slf.get().listener.lock().unwrap_or_else(PoisonError::into_inner).take());
+        check_fork()?;
+        let listener = slf.get().listener.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(listener) = listener {
+            drop(wait::sole(slf.py(), listener));
+        }
         wait::wake_tasks(slf)
     }
 
@@ -106,10 +115,12 @@ impl Channel {
     fn new(channel: device_ipc::Channel, ipc: &Ipc) -> Self {
         let program = channel.program().to_owned();
         let (sender, receiver) = channel.split();
+        note_use();
         Self { sender, receiver, program, closed: AtomicBool::new(false), ipc: ipc.clone() }
     }
 
     fn check(&self) -> PyResult<()> {
+        check_fork()?;
         if self.closed.load(Ordering::Acquire) {
             return Err(PyValueError::new_err("the channel is closed"));
         }
@@ -213,6 +224,7 @@ impl Channel {
     /// `timeout` is in seconds; `None` is no limit. Raises `TimeoutError` after it; the channel is closed in any case.
     #[pyo3(signature = (timeout=30.0))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        check_fork()?;
         let limit = wait::limit(timeout)?;
         if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());

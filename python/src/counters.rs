@@ -7,11 +7,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::error::{OrRaise as _, exception};
+use crate::session::check_fork;
 use crate::wait;
 
 /// Returns the counters of the library's activity in this process, by name.
 #[pyfunction]
 pub(crate) fn counters(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    check_fork()?;
     let counters = PyDict::new(py);
     // The text is the only form that lists every counter with its name.
     for line in device_ipc::counters().to_prometheus().lines().filter(|line| !line.starts_with('#')) {

@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyString};
 use crate::error::{OrRaise as _, exception};
 use crate::grant::Grant;
 use crate::owner::Callback;
-use crate::session::not_picklable;
+use crate::session::{check_fork, not_picklable, note_use};
 use crate::wait;
 
 /// A process that holds a lease on an export.
@@ -205,6 +205,7 @@ impl Export {
     pub(crate) fn new(export: device_ipc::Export) -> Self {
         let descriptor = export.descriptor().clone();
         let tensors = descriptor.tensors().len();
+        note_use();
         Self { export: Mutex::new(Some(Arc::new(export))), callback: Mutex::default(), descriptor, tensors }
     }
 
@@ -219,6 +220,7 @@ impl Export {
     }
 
     pub(crate) fn get(&self) -> PyResult<Arc<device_ipc::Export>> {
+        check_fork()?;
         self.lock().clone().ok_or_else(|| PyValueError::new_err("the export is closed"))
     }
 }
@@ -274,8 +276,9 @@ impl Export {
     /// `HolderDiedError`, once for each death, if a process died while it used the memory, and `ValueError` if the export is closed.
     #[pyo3(signature = (timeout=None))]
     fn wait_released(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let export = self.get()?;
-        wait::wait(py, wait::limit(timeout)?, |slice| export.wait_released(slice))
+        self.get()?;
+        let export = || self.lock().clone();
+        wait::while_open(py, wait::limit(timeout)?, "export", export, device_ipc::Export::wait_released)
     }
 
     /// Waits until the export has been opened this many times.
@@ -284,8 +287,11 @@ impl Export {
     /// `ValueError` if the export is closed.
     #[pyo3(signature = (count=1, timeout=None))]
     fn wait_opened(&self, py: Python<'_>, count: u64, timeout: Option<f64>) -> PyResult<()> {
-        let export = self.get()?;
-        wait::wait(py, wait::limit(timeout)?, |slice| export.wait_opened(count, slice))
+        self.get()?;
+        let export = || self.lock().clone();
+        wait::while_open(py, wait::limit(timeout)?, "export", export, |export, slice| {
+            export.wait_opened(count, slice)
+        })
     }
 
     /// Returns a descriptor for `wait_released(timeout=0)` and `wait_opened(timeout=0)`.
@@ -322,11 +328,13 @@ impl Export {
     /// export then stays closed for new processes. Raises `ValueError` if another thread waits for the export.
     #[pyo3(signature = (timeout=None))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        check_fork()?;
         let limit = wait::limit(timeout)?;
         let Some(export) = self.lock().take() else { return Ok(()) };
-        let export = Arc::try_unwrap(export).map_err(|export| {
+        // Waits of other threads for the export end.
+        let export = wait::sole(py, export).map_err(|export| {
             *self.lock() = Some(export);
-            PyValueError::new_err("another thread waits for the export; close it when that call has returned")
+            PyValueError::new_err("another thread uses the export; close it when that call has returned")
         })?;
         wait::aside(py, move || export.close(limit))?.map_err(|failed| {
             let error = exception(py, failed.error());
@@ -337,8 +345,9 @@ impl Export {
 
     /// Whether the export was closed.
     #[getter]
-    fn closed(&self) -> bool {
-        self.get().is_err()
+    fn closed(&self) -> PyResult<bool> {
+        check_fork()?;
+        Ok(self.lock().is_none())
     }
 
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -377,7 +386,7 @@ impl Export {
     }
 
     fn __repr__(&self) -> String {
-        let state = if self.closed() { ", closed" } else { "" };
+        let state = if self.lock().is_none() { ", closed" } else { "" };
         let Self { descriptor, tensors, .. } = self;
         let (bytes, backend, access) = (descriptor.len(), descriptor.backend(), descriptor.access());
         format!("<device_ipc.Export of {tensors} tensors, {bytes} B, {backend}, {access}{state}>")

@@ -12,7 +12,7 @@ use pyo3::types::{PyString, PyTuple};
 
 use crate::error::OrRaise as _;
 use crate::export::Export;
-use crate::session::{ipc_for_users, not_picklable};
+use crate::session::{check_fork, ipc_for_users, not_picklable};
 use crate::wait;
 
 /// The prefix of a keeper's name that is passed instead of a descriptor.
@@ -49,6 +49,7 @@ pub(crate) struct Keeper {
 
 impl Keeper {
     fn get(&self) -> PyResult<Arc<device_ipc::Keeper>> {
+        check_fork()?;
         let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).clone();
         keeper.ok_or_else(|| PyValueError::new_err("the keeper is closed"))
     }
@@ -110,8 +111,9 @@ impl Keeper {
 
     /// Whether the keeper was closed.
     #[getter]
-    fn closed(&self) -> bool {
-        self.get().is_err()
+    fn closed(&self) -> PyResult<bool> {
+        check_fork()?;
+        Ok(self.keeper.lock().unwrap_or_else(PoisonError::into_inner).is_none())
     }
 
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {

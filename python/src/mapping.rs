@@ -12,7 +12,7 @@ use crate::error::{OrRaise as _, exception};
 use crate::export::Descriptor;
 use crate::grant::Grant;
 use crate::owner::Callback;
-use crate::session::not_picklable;
+use crate::session::{check_fork, not_picklable, note_use};
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor, TensorData, device_name, to_dlpack};
 use crate::{cuda_array_interface, dlpack};
@@ -46,6 +46,7 @@ pub(crate) struct Mapping {
 
 impl Mapping {
     pub(crate) fn new(inner: MappingInner) -> Self {
+        note_use();
         Self { inner: Mutex::new(Some(Arc::new(inner))), callbacks: Mutex::default() }
     }
 
@@ -57,6 +58,7 @@ impl Mapping {
     }
 
     pub(crate) fn inner(&self) -> PyResult<Arc<MappingInner>> {
+        check_fork()?;
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.clone().ok_or_else(|| PyValueError::new_err("the mapping is closed"))
     }
@@ -202,8 +204,9 @@ impl Mapping {
 
     /// Whether the mapping was closed.
     #[getter]
-    fn closed(&self) -> bool {
-        self.inner().is_err()
+    fn closed(&self) -> PyResult<bool> {
+        check_fork()?;
+        Ok(self.inner.lock().unwrap_or_else(PoisonError::into_inner).is_none())
     }
 
     /// Releases the memory in the order of a stream: by default the stream that it was opened on. Tensors that are still in use

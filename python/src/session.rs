@@ -1,5 +1,6 @@
 //! The backend of a call: by the name of a device, by a descriptor, or by the environment.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use device_ipc::{AllowList, Backends, DeviceOrdinal, Ipc, IpcBuilder, Result, nixl};
@@ -7,7 +8,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::error::OrRaise as _;
+use crate::error::{OrRaise as _, exception};
 use crate::wait;
 
 /// A device as the caller names it: `"cuda:1"`, `"npu:0"`, `"mock"`, or an ordinal.
@@ -55,6 +56,25 @@ pub(crate) fn backend_of(name: &str) -> Option<&'static str> {
         "mock" | "cpu" => Some("mock"),
         _ => None,
     }
+}
+
+/// The process that has objects of the library; 0 for none so far.
+static USER: AtomicU32 = AtomicU32::new(0);
+
+/// Notes that this process has an object of the library.
+pub(crate) fn note_use() {
+    if USER.load(Ordering::Relaxed) == 0 {
+        USER.store(std::process::id(), Ordering::Relaxed);
+    }
+}
+
+/// Fails in a process that was forked from one with objects of the library, where they do nothing.
+pub(crate) fn check_fork() -> PyResult<()> {
+    let user = USER.load(Ordering::Relaxed);
+    if user == 0 || user == std::process::id() {
+        return Ok(());
+    }
+    Python::attach(|py| Err(exception(py, &device_ipc::Error::Forked)))
 }
 
 /// The entry points that were used, by the name of the backend. Loading a backend takes long, and finding a loaded one takes a lock.

@@ -1,7 +1,7 @@
 //! Waits that release the interpreter lock and that Ctrl-C ends.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use device_ipc::{Error, Result};
@@ -51,6 +51,58 @@ pub(crate) fn wait<T: Send>(
     }
 }
 
+/// As [`wait`], for an object that is taken out of its place when another thread closes it, which ends the wait.
+pub(crate) fn while_open<O: Send + Sync, T: Send>(
+    py: Python<'_>,
+    limit: Duration,
+    what: &str,
+    object: impl Fn() -> Option<Arc<O>> + Send + Sync,
+    call: impl Fn(&O, Duration) -> Result<T> + Send + Sync,
+) -> PyResult<T> {
+    let result = wait(py, limit, |slice| object().map(|object| call(&object, slice)).transpose())?;
+    result.ok_or_else(|| closed_meanwhile(what))
+}
+
+/// As [`wait`], until another thread sets the flag, because it closes the object.
+pub(crate) fn unless<T: Send>(
+    py: Python<'_>,
+    limit: Duration,
+    what: &str,
+    closed: &AtomicBool,
+    mut call: impl FnMut(Duration) -> Result<T> + Send,
+) -> PyResult<T> {
+    let result =
+        wait(
+            py,
+            limit,
+            |slice| {
+                if closed.load(Ordering::Acquire) { Ok(None) } else { call(slice).map(Some) }
+            },
+        )?;
+    result.ok_or_else(|| closed_meanwhile(what))
+}
+
+fn closed_meanwhile(what: &str) -> PyErr {
+    PyValueError::new_err(format!("the {what} is closed; another thread closed it during this call"))
+}
+
+/// Waits until the calls of other threads on an object that was taken out of its place have returned, which takes 50 ms at most for
+/// those that wait. Returns the object, or the reference if one remains.
+pub(crate) fn sole<O: Send + Sync>(py: Python<'_>, object: Arc<O>) -> std::result::Result<O, Arc<O>> {
+    let until = Instant::now() + 20 * SLICE;
+    py.detach(|| {
+        let mut object = object;
+        loop {
+            match Arc::try_unwrap(object) {
+                Ok(sole) => return Ok(sole),
+                Err(shared) if Instant::now() > until => return Err(shared),
+                Err(shared) => object = shared,
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    })
+}
+
 /// As [`wait`]. A time limit of zero makes one attempt instead, after which the object's descriptor is readable when another
 /// attempt is worthwhile.
 pub(crate) fn try_or_wait<T: Send>(
@@ -60,10 +112,16 @@ pub(crate) fn try_or_wait<T: Send>(
     attempt: impl FnOnce() -> Result<Option<T>> + Send,
     call: impl FnMut(Duration) -> Result<T> + Send,
 ) -> PyResult<T> {
-    if !limit.is_zero() {
-        return wait(py, limit, call);
-    }
-    let late = || Error::Timeout { what: what.to_owned(), after: limit, detail: String::new() };
+    if limit.is_zero() { try_once(py, what, attempt) } else { wait(py, limit, call) }
+}
+
+/// Makes one attempt, which does not wait.
+pub(crate) fn try_once<T: Send>(
+    py: Python<'_>,
+    what: &str,
+    attempt: impl FnOnce() -> Result<Option<T>> + Send,
+) -> PyResult<T> {
+    let late = || Error::Timeout { what: what.to_owned(), after: Duration::ZERO, detail: String::new() };
     py.detach(attempt).and_then(|taken| taken.ok_or_else(late)).or_raise(py)
 }
 

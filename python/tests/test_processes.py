@@ -270,6 +270,60 @@ def test_forked_child_gets_an_error_and_leaves_the_parent_alone(start: Start) ->
     finish(process)
 
 
+def test_every_object_raises_in_a_forked_child(start: Start) -> None:
+    """Calls every method and reads every attribute that needs no further argument, except those that only describe the object."""
+    process = start(
+        """
+        import inspect, os
+        tensor = d.empty((4,), "float32", "mock:0")
+        export = d.share(tensor)
+        ring = d.Ring(d.empty((2, 256), "uint8", "mock:0"))
+        reader = d.join(str(ring))
+        writing = ring.write()
+        writing.publish()
+        objects = {
+            "export": export, "mapping": d.open(export.descriptor), "ring": ring, "reader": reader,
+            "slot": reader.next(timeout=30), "writing": ring.write(), "listener": d.listen("python-forked"),
+            "keeper": d.keep("python-forked", export),
+        }
+        describe = {
+            "descriptor", "nbytes", "names", "name", "address", "sequence", "fileno", "changes", "publish", "release", "close",
+            "tensor", "on_change", "grant", "replace",
+        }
+        pid = os.fork()
+        if pid == 0:
+            wrong = []
+            for kind, object in objects.items():
+                for name in dir(object):
+                    if name.startswith("_") or name in describe:
+                        continue
+                    try:
+                        value = getattr(object, name)
+                        if callable(value):
+                            needed = [p for p in inspect.signature(value).parameters.values()
+                                      if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+                            if needed:
+                                continue
+                            value = value()
+                        wrong.append((kind, name, value))
+                    except d.ForkedError:
+                        pass
+                    except BaseException as error:
+                        wrong.append((kind, name, error))
+            try:
+                wrong.append(d.counters())
+            except d.ForkedError:
+                pass
+            print(wrong, flush=True)
+            os._exit(1 if wrong else 7)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert export.opened == 1 and len(export.holders()) == 1
+        """
+    )
+    assert line(process) == "[]"
+    finish(process)
+
+
 def write_five(descriptor: device_ipc.Descriptor) -> None:
     with device_ipc.open(descriptor) as mapping:
         np.from_dlpack(mapping)[:] = 5

@@ -200,3 +200,58 @@ def test_each_replacement_of_many_threads_has_a_version() -> None:
     together(lambda number: keeper.replace(exports[number]))
     assert keeper.version == 1 + THREADS
     keeper.close()
+
+
+def waits() -> "dict[str, tuple[Callable[[], object], Callable[[], object]]]":
+    """Returns a wait for an object, and the call that closes the object, for each class that has both."""
+    export = device_ipc.share(ones(4))
+    listener = device_ipc.listen("python-close-ends-waits")
+    ring = device_ipc.Ring(device_ipc.empty((2, 256), "uint8"))
+    full = device_ipc.Ring(device_ipc.empty((1, 256), "uint8"), slots=1)
+    slow = device_ipc.join(str(full))
+    full.write().publish()
+    reader = device_ipc.join(str(ring))
+
+    def close_full() -> None:
+        with pytest.raises(device_ipc.StillHeldError):
+            full.close(timeout=0)
+        slow.close()
+
+    return {
+        "accept": (listener.accept, listener.close),
+        "wait_opened": (export.wait_opened, lambda: export.close(timeout=30)),
+        "next": (reader.next, reader.close),
+        "wait_readers": (lambda: ring.wait_readers(5), lambda: ring.close(timeout=30)),
+        "write": (full.write, close_full),
+    }
+
+
+def test_close_ends_the_waits_of_other_threads() -> None:
+    for name, (wait, close) in waits().items():
+        ended: list[BaseException] = []
+        begun = threading.Event()
+
+        def run(wait: Callable[[], object] = wait, begun: threading.Event = begun) -> None:
+            begun.set()
+            try:
+                wait()
+            except BaseException as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        begun.wait(60)
+        close()
+        thread.join(60)
+        assert not thread.is_alive(), name
+        assert isinstance(ended[0], ValueError) and "closed" in str(ended[0]), (name, ended)
+
+
+def test_name_of_a_closed_listener_is_free_at_once() -> None:
+    for _ in range(5):
+        listener = device_ipc.listen("python-free-at-once")
+        thread = threading.Thread(target=lambda: pytest.raises(ValueError, listener.accept))
+        thread.start()
+        listener.close()
+        thread.join(60)
+        assert not thread.is_alive()

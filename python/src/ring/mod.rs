@@ -8,6 +8,7 @@ mod turns;
 pub(crate) use reader::{ReadSlotInner, RingReadSlot, RingReader, join};
 
 use std::os::fd::{AsRawFd as _, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -21,7 +22,7 @@ use turns::{Turn, Writing};
 use crate::dlpack;
 use crate::error::OrRaise as _;
 use crate::export::{Changes, Descriptor, Holder};
-use crate::session::{access, ipc_for_users, not_picklable};
+use crate::session::{access, check_fork, ipc_for_users, not_picklable, note_use};
 use crate::share::Source;
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor, TensorData, to_dlpack};
@@ -39,6 +40,8 @@ fn closed(what: &str) -> PyErr {
 struct RingInner {
     ring: Mutex<device_ipc::Ring>,
     waiting: Waiting,
+    /// Ends the waits of other threads.
+    closed: AtomicBool,
     turn: Turn,
     ipc: Ipc,
     backend: &'static str,
@@ -60,6 +63,7 @@ pub(crate) struct Ring {
 
 impl Ring {
     fn inner(&self) -> PyResult<Arc<RingInner>> {
+        check_fork()?;
         lock(&self.inner).clone().ok_or_else(|| closed("ring"))
     }
 }
@@ -88,9 +92,11 @@ impl Ring {
         let (ring, stream) = made.or_raise(py)?;
         let descriptor = ring.descriptor().clone();
         let backend = ipc.backend().info().name;
+        note_use();
         let inner = RingInner {
             ring: Mutex::new(ring),
             waiting: Waiting::default(),
+            closed: AtomicBool::new(false),
             turn: Turn::default(),
             ipc,
             backend,
@@ -140,7 +146,9 @@ impl Ring {
     fn wait_readers(&self, py: Python<'_>, count: usize, timeout: Option<f64>) -> PyResult<()> {
         let inner = self.inner()?;
         let watch = py.detach(|| lock(&inner.ring).watch());
-        wait::wait(py, wait::limit(timeout)?, |slice| watch.wait_readers(count, slice))
+        wait::unless(py, wait::limit(timeout)?, "ring", &inner.closed, |slice| {
+            watch.wait_readers(count, slice)
+        })
     }
 
     /// Returns a descriptor for `wait_readers(timeout=0)`.
@@ -185,8 +193,11 @@ impl Ring {
                 ring.write(&inner.stream).map(|slot| (slot.sequence(), slot.range()))
             };
             let waiting = inner.waiting.begin(limit, "Ring.write")?;
-            let taken =
-                wait::try_or_wait(py, limit, "the release of the slot by the readers", attempt, call)?;
+            let taken = if limit.is_zero() {
+                wait::try_once(py, "the release of the slot by the readers", attempt)?
+            } else {
+                wait::unless(py, limit, "ring", &inner.closed, call)?
+            };
             drop(waiting);
             py.detach(|| inner.stream.synchronize()).or_raise(py)?;
             taken
@@ -202,9 +213,13 @@ impl Ring {
     #[pyo3(signature = (timeout=None))]
     fn close(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<()> {
         let (py, limit) = (slf.py(), wait::limit(timeout)?);
+        check_fork()?;
         let Some(inner) = lock(&slf.get().inner).take() else { return Ok(()) };
+        inner.closed.store(true, Ordering::Release);
         wait::wake_tasks(slf)?;
-        let inner = Arc::into_inner(inner).ok_or_else(|| {
+        let inner = wait::sole(py, inner).map_err(|inner| {
+            inner.closed.store(false, Ordering::Release);
+            *lock(&slf.get().inner) = Some(inner);
             PyValueError::new_err("a slot of the ring is in use; publish or drop it before close()")
         })?;
         let ring = inner.ring.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -255,6 +270,7 @@ pub(crate) struct RingWriteSlot {
 
 impl RingWriteSlot {
     fn inner(&self) -> PyResult<Arc<RingInner>> {
+        check_fork()?;
         let ended =
             || format!("sequence {} of the ring was published already, or its block failed", self.sequence);
         let inner = lock(&self.inner).as_ref().map(|writing| Arc::clone(&writing.inner));

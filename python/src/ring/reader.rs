@@ -1,6 +1,7 @@
 //! The readers of rings.
 
 use std::os::fd::{AsRawFd as _, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
@@ -15,7 +16,7 @@ use crate::dlpack;
 use crate::error::{OrRaise as _, exception};
 use crate::export::parse;
 use crate::open::Place;
-use crate::session::{access, ipc, not_picklable};
+use crate::session::{access, check_fork, ipc, not_picklable, note_use};
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor, TensorData, to_dlpack};
 use crate::wait::{self, Waiting};
@@ -24,6 +25,8 @@ use crate::wait::{self, Waiting};
 pub(super) struct ReaderInner {
     reader: Mutex<device_ipc::RingReader>,
     waiting: Waiting,
+    /// Ends the waits of other threads.
+    closed: AtomicBool,
     pub(super) held: Held,
     ipc: Ipc,
     backend: &'static str,
@@ -38,6 +41,7 @@ pub(crate) struct RingReader {
 
 impl RingReader {
     fn inner(&self) -> PyResult<Arc<ReaderInner>> {
+        check_fork()?;
         lock(&self.inner).clone().ok_or_else(|| closed("reader"))
     }
 }
@@ -65,10 +69,14 @@ impl RingReader {
             Poll::Pending => Ok(None),
         };
         let waiting = inner.waiting.begin(limit, "RingReader.next")?;
-        let slot = wait::try_or_wait(py, limit, "the next publication", attempt, |slice| {
-            let next = lock(&inner.reader).next(slice);
-            inner.held.wait_for_others(next, slice)
-        })?;
+        let slot = if limit.is_zero() {
+            wait::try_once(py, "the next publication", attempt)?
+        } else {
+            wait::unless(py, limit, "reader", &inner.closed, |slice| {
+                let next = lock(&inner.reader).next(slice);
+                inner.held.wait_for_others(next, slice)
+            })?
+        };
         drop(waiting);
         Ok(slot.map(|slot| RingReadSlot::new(inner, slot, None)))
     }
@@ -94,7 +102,11 @@ impl RingReader {
 
     /// Releases the memory. Slots and tensors that are in use keep it mapped.
     fn close(slf: &Bound<'_, Self>) -> PyResult<()> {
-        drop(lock(&slf.get().inner).take());
+        check_fork()?;
+        let inner = lock(&slf.get().inner).take();
+        if let Some(inner) = inner {
+            inner.closed.store(true, Ordering::Release);
+        }
         wait::wake_tasks(slf)
     }
 
@@ -173,6 +185,7 @@ impl RingReadSlot {
     }
 
     fn inner(&self) -> PyResult<Arc<ReadSlotInner>> {
+        check_fork()?;
         let released =
             || PyValueError::new_err(format!("sequence {} of the ring was released", self.sequence));
         lock(&self.inner).clone().ok_or_else(released)
@@ -321,9 +334,11 @@ pub(crate) fn join(
         _ => wait::aside(py, move || call(limit))?.or_raise(py)?,
     };
     let is_writable = reader.access() == Access::ReadWrite;
+    note_use();
     let inner = ReaderInner {
         reader: Mutex::new(reader),
         waiting: Waiting::default(),
+        closed: AtomicBool::new(false),
         held: Held::default(),
         ipc,
         backend,

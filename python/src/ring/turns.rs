@@ -50,7 +50,11 @@ impl Writing {
                 "this thread is writing a slot of the ring already; publish or drop it first",
             ));
         }
-        wait::wait(py, limit, |slice| inner.turn.take(object, slice))?;
+        if limit.is_zero() {
+            wait::wait(py, limit, |slice| inner.turn.take(object, slice))?;
+        } else {
+            wait::unless(py, limit, "ring", &inner.closed, |slice| inner.turn.take(object, slice))?;
+        }
         Ok(Self { inner: Arc::clone(inner) })
     }
 }
