@@ -8,7 +8,7 @@ fn invalid_name_is_rejected_with_reason() {
         ("ä", "letters"),
         ("a b", "letters"),
         ("\0", "letters"),
-        ("10.0.0.1:29531", "Ipc::connect_tcp"),
+        ("10.0.0.1:29531", "TCP, with a key"),
     ] {
         let text = address(name, 7, None).unwrap_err().to_string();
         assert!(text.contains(why), "{text}");
