@@ -17,6 +17,7 @@ use crate::open::{Place, device_map};
 use crate::session::{access, check_fork, ipc_for_users, not_picklable, note_use};
 use crate::stream::StreamArg;
 use crate::tensor::device_name;
+use crate::uses::Uses;
 use crate::wait::{self, DEFAULT};
 
 /// Listens for channels under a name.
@@ -445,7 +446,7 @@ impl ReceivedExport {
             _ => wait::aside(py, move || call(limit))?.or_raise(py)?,
         };
         let backend = self.ipc.backend().info().name;
-        Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only }))
+        Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only, uses: Uses::default() }))
     }
 
     fn __reduce__(&self) -> PyResult<()> {

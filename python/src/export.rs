@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use device_ipc::Access;
+use device_ipc::{Access, Error, Holders};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -12,6 +12,7 @@ use pyo3::types::{PyBytes, PyString};
 use crate::error::{OrRaise as _, exception};
 use crate::grant::Grant;
 use crate::owner::Callback;
+use crate::patience::Patience;
 use crate::session::{check_fork, not_picklable, note_use};
 use crate::wait;
 
@@ -195,6 +196,8 @@ impl Changes {
 #[pyclass(frozen, weakref, module = "device_ipc")]
 pub(crate) struct Export {
     export: Mutex<Option<Arc<device_ipc::Export>>>,
+    /// The holders that the last slice of `close` has found.
+    closing: Mutex<Option<Holders>>,
     /// The callable of `on_change`. It usually refers to this object: the garbage collector finds that cycle.
     callback: Mutex<Option<Arc<Callback>>>,
     descriptor: device_ipc::Descriptor,
@@ -206,7 +209,13 @@ impl Export {
         let descriptor = export.descriptor().clone();
         let tensors = descriptor.tensors().len();
         note_use();
-        Self { export: Mutex::new(Some(Arc::new(export))), callback: Mutex::default(), descriptor, tensors }
+        Self {
+            export: Mutex::new(Some(Arc::new(export))),
+            closing: Mutex::default(),
+            callback: Mutex::default(),
+            descriptor,
+            tensors,
+        }
     }
 
     /// Ends the export without waiting.
@@ -245,9 +254,15 @@ impl Export {
         self.descriptor().names()
     }
 
-    /// Returns the processes that hold a lease now.
+    /// Returns the processes that hold a lease now. Another thread can call it while `close` waits; the list is then 50 ms old at most.
     fn holders(&self) -> PyResult<Vec<Holder>> {
-        Ok(self.get()?.holders().iter().map(Holder::from).collect())
+        check_fork()?;
+        if let Some(export) = self.lock().clone() {
+            return Ok(export.holders().iter().map(Holder::from).collect());
+        }
+        let closing = self.closing.lock().unwrap_or_else(PoisonError::into_inner);
+        let holders = closing.as_ref().ok_or_else(|| PyValueError::new_err("the export is closed"))?;
+        Ok(holders.iter().map(Holder::from).collect())
     }
 
     /// Returns the processes that died while they used the memory, the last 64: killed, crashed, or ended before their device work had
@@ -277,8 +292,20 @@ impl Export {
     #[pyo3(signature = (timeout=None))]
     fn wait_released(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.get()?;
-        let export = || self.lock().clone();
-        wait::while_open(py, wait::limit(timeout)?, "export", export, device_ipc::Export::wait_released)
+        let mut patience = Patience::new(&self.descriptor, wait::limit(timeout)?);
+        loop {
+            let Some(export) = self.lock().clone() else { return Err(wait::closed_meanwhile("export")) };
+            let slice = patience.slice();
+            let error = match py.detach(move || export.wait_released(slice)) {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            match &error {
+                Error::StillHeld { holders, .. } => patience.check(py, holders)?,
+                _ if error.is_timeout() && !patience.is_over() => py.check_signals()?,
+                _ => return Err(wait::with_time(error, patience.limit())).or_raise(py),
+            }
+        }
     }
 
     /// Waits until the export has been opened this many times.
@@ -336,11 +363,24 @@ impl Export {
             *self.lock() = Some(export);
             PyValueError::new_err("another thread uses the export; close it when that call has returned")
         })?;
-        wait::aside(py, move || export.close(limit))?.map_err(|failed| {
-            let error = exception(py, failed.error());
-            *self.lock() = Some(Arc::new(failed.into_inner()));
-            error
-        })
+        let mut patience = Patience::new(&self.descriptor, limit);
+        let mut export = export;
+        loop {
+            let slice = patience.slice();
+            let Err(failed) = py.detach(move || export.close(slice)) else { return Ok(()) };
+            let checked = match failed.error() {
+                Error::StillHeld { holders, .. } => {
+                    *self.closing.lock().unwrap_or_else(PoisonError::into_inner) = Some(holders.clone());
+                    patience.check(py, holders)
+                }
+                error => Err(exception(py, error)),
+            };
+            export = failed.into_inner();
+            if let Err(error) = checked {
+                *self.lock() = Some(Arc::new(export));
+                return Err(error);
+            }
+        }
     }
 
     /// Whether the export was closed.

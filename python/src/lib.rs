@@ -18,6 +18,7 @@ mod mapping;
 mod memory;
 mod open;
 mod owner;
+mod patience;
 mod pull;
 mod remedy;
 mod ring;
@@ -28,6 +29,7 @@ mod stream;
 mod tensor;
 mod torch_pool;
 mod torch_tensor;
+mod uses;
 mod wait;
 
 use pyo3::prelude::*;

@@ -1,6 +1,6 @@
 //! Mappings: named tensors of another process.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use device_ipc::{Access, DeviceRange, Dtype, TensorLayout};
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
@@ -15,6 +15,7 @@ use crate::owner::Callback;
 use crate::session::{check_fork, not_picklable, note_use};
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor, TensorData, device_name, to_dlpack};
+use crate::uses::{self, Use, Uses};
 use crate::{cuda_array_interface, dlpack};
 
 /// A mapping with what its tensors need; each tensor and each DLPack capsule has a reference.
@@ -24,6 +25,7 @@ pub(crate) struct MappingInner {
     /// The stream that waits for the bytes; the host has waited where there is none.
     pub(crate) stream: Option<Arc<StreamArg>>,
     pub(crate) allow_read_only: bool,
+    pub(crate) uses: Uses,
 }
 
 impl MappingInner {
@@ -40,6 +42,8 @@ impl MappingInner {
 #[pyclass(frozen, mapping, weakref, module = "device_ipc")]
 pub(crate) struct Mapping {
     inner: Mutex<Option<Arc<MappingInner>>>,
+    /// For the names of the tensors that are still in use when the mapping has been closed.
+    weak: Weak<MappingInner>,
     /// The callables of `on_dropped` and `on_gone`. They usually refer to this object: the garbage collector finds that cycle.
     callbacks: Mutex<Vec<Arc<Callback>>>,
 }
@@ -47,7 +51,9 @@ pub(crate) struct Mapping {
 impl Mapping {
     pub(crate) fn new(inner: MappingInner) -> Self {
         note_use();
-        Self { inner: Mutex::new(Some(Arc::new(inner))), callbacks: Mutex::default() }
+        let inner = Arc::new(inner);
+        uses::note(&inner);
+        Self { weak: Arc::downgrade(&inner), inner: Mutex::new(Some(inner)), callbacks: Mutex::default() }
     }
 
     /// Keeps a callable for the collector.
@@ -71,7 +77,7 @@ impl Mapping {
             ),
             other => exception(py, &other),
         })?;
-        Ok(data(&inner, &tensor))
+        Ok(data(&inner, "", &tensor))
     }
 }
 
@@ -93,8 +99,8 @@ type Kind = (String, Option<usize>);
 /// A tensor in the result of `Mapping._places`.
 type Place<'py> = (Bound<'py, PyString>, usize, u64, Bound<'py, PyTuple>, Option<Bound<'py, PyTuple>>);
 
-fn data(inner: &Arc<MappingInner>, tensor: &device_ipc::Tensor<'_>) -> TensorData {
-    let keeper = Keeper::Mapping(Arc::clone(inner));
+fn data(inner: &Arc<MappingInner>, name: &str, tensor: &device_ipc::Tensor<'_>) -> TensorData {
+    let keeper = Keeper::Mapping(Use::new(inner, name.to_owned()));
     TensorData::new(inner.backend, tensor.range(), tensor.layout(), inner.is_writable(), keeper)
 }
 
@@ -111,10 +117,11 @@ impl Mapping {
     #[getter]
     fn regions(&self) -> PyResult<Vec<Tensor>> {
         let inner = self.inner()?;
-        let keeper = || Keeper::Mapping(Arc::clone(&inner));
-        let made =
-            |range| Tensor { data: TensorData::bytes(inner.backend, range, inner.is_writable(), keeper()) };
-        Ok(inner.mapping.regions().map(made).collect())
+        let made = |(position, range)| {
+            let keeper = Keeper::Mapping(Use::new(&inner, format!("regions[{position}]")));
+            Tensor { data: TensorData::bytes(inner.backend, range, inner.is_writable(), keeper) }
+        };
+        Ok(inner.mapping.regions().enumerate().map(made).collect())
     }
 
     /// Returns the kinds of tensors and the tensors, for views of the regions. A kind is an element type and the position of a region in
@@ -286,7 +293,7 @@ impl Mapping {
     fn _items(&self) -> PyResult<Vec<(String, Tensor)>> {
         let inner = self.inner()?;
         let item = |(name, tensor): (&str, device_ipc::Tensor<'_>)| {
-            (name.to_owned(), Tensor { data: data(&inner, &tensor) })
+            (name.to_owned(), Tensor { data: data(&inner, name, &tensor) })
         };
         Ok(inner.mapping.tensors().map(item).collect())
     }
@@ -294,7 +301,7 @@ impl Mapping {
     fn __getitem__(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
         let inner = self.inner()?;
         let tensor = inner.mapping.get(name).map_err(|error| exception(py, &error))?;
-        Ok(Tensor { data: data(&inner, &tensor) })
+        Ok(Tensor { data: data(&inner, name, &tensor) })
     }
 
     fn __contains__(&self, name: &Bound<'_, PyAny>) -> PyResult<bool> {
@@ -325,9 +332,23 @@ impl Mapping {
         slf
     }
 
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
-        self.close(py, None)
+    #[pyo3(signature = (*exception))]
+    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py, None)?;
+        let is_orderly = exception.get_item(0).is_ok_and(|class| class.is_none());
+        if is_orderly && let Some(inner) = self.weak.upgrade() {
+            let names = inner.uses.names();
+            drop(inner);
+            if !names.is_empty() {
+                py.import("device_ipc._views")?.call_method1("warn_of_kept", (names,))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the names of the tensors that keep the memory mapped, also after `close`. For `device_ipc._views`.
+    fn _in_use(&self) -> Vec<String> {
+        self.weak.upgrade().map_or_else(Vec::new, |inner| inner.uses.names())
     }
 
     /// Returns a DLPack capsule of the only tensor.

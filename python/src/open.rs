@@ -15,6 +15,7 @@ use crate::mapping::{Mapping, MappingInner};
 use crate::pull;
 use crate::session::{DeviceArg, access, ipc_for_users};
 use crate::stream::StreamArg;
+use crate::uses::Uses;
 use crate::wait;
 
 /// Where memory is opened.
@@ -185,7 +186,7 @@ pub(crate) fn open(
         // A copy over the network is not begun twice: it may last long, and the limit is not one of the whole copy.
         _ => wait::aside(py, move || call(limit))?.or_raise(py)?,
     };
-    Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only }))
+    Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only, uses: Uses::default() }))
 }
 
 /// The source of the right to open memory.

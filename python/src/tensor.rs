@@ -14,12 +14,13 @@ use crate::mapping::MappingInner;
 use crate::ring::ReadSlotInner;
 use crate::session::not_picklable;
 use crate::stream::DlpackStream;
+use crate::uses::Use;
 use crate::{cuda_array_interface, dlpack};
 
 /// A guard that keeps the memory of a tensor mapped.
 #[derive(Clone)]
 pub(crate) enum Keeper {
-    Mapping(Arc<MappingInner>),
+    Mapping(Arc<Use>),
     /// Memory of this process.
     Owned(#[expect(dead_code, reason = "the owner is only dropped")] Arc<dyn Any + Send + Sync>),
     ReadSlot(Arc<ReadSlotInner>),
@@ -29,7 +30,7 @@ impl Keeper {
     /// Makes the consumer's stream wait until the bytes are ready; for memory that the host reads, waits.
     fn wait_ready(&self, py: Python<'_>, tensor: &TensorData, stream: DlpackStream) -> PyResult<()> {
         match self {
-            Self::Mapping(mapping) => mapping.wait_ready(py, tensor, stream),
+            Self::Mapping(mapping) => mapping.inner.wait_ready(py, tensor, stream),
             Self::ReadSlot(slot) => slot.wait_ready(py, tensor),
             Self::Owned(_) => Ok(()),
         }
@@ -38,7 +39,7 @@ impl Keeper {
     /// Returns whether the caller has asked for capsules of read-only memory of a device.
     fn allows_read_only(&self) -> bool {
         match self {
-            Self::Mapping(mapping) => mapping.allow_read_only,
+            Self::Mapping(mapping) => mapping.inner.allow_read_only,
             Self::Owned(_) | Self::ReadSlot(_) => false,
         }
     }
@@ -46,7 +47,7 @@ impl Keeper {
     /// Returns the stream in whose order the bytes are ready, as `__cuda_array_interface__` states it.
     pub(crate) fn stream_number(&self) -> Option<u64> {
         let Self::Mapping(mapping) = self else { return None };
-        let raw = mapping.stream.as_ref()?.as_stream().raw();
+        let raw = mapping.inner.stream.as_ref()?.as_stream().raw();
         // The interface forbids 0; 1 names the same stream.
         Some(raw.max(1))
     }

@@ -11,10 +11,10 @@ use pyo3::prelude::*;
 use crate::error::OrRaise as _;
 
 /// The longest time between two looks at pending signals.
-const SLICE: Duration = Duration::from_millis(50);
+pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
 /// The time limit of a wait without one.
-const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The time limit of requests to other processes, unless the caller sets one.
 pub(crate) const DEFAULT: f64 = 30.0;
@@ -82,7 +82,7 @@ pub(crate) fn unless<T: Send>(
     result.ok_or_else(|| closed_meanwhile(what))
 }
 
-fn closed_meanwhile(what: &str) -> PyErr {
+pub(crate) fn closed_meanwhile(what: &str) -> PyErr {
     PyValueError::new_err(format!("the {what} is closed; another thread closed it during this call"))
 }
 
@@ -204,7 +204,7 @@ pub(crate) fn aside<T: Send + 'static>(
 }
 
 /// Returns the error with the time limit of the whole wait.
-fn with_time(mut error: Error, limit: Duration) -> Error {
+pub(crate) fn with_time(mut error: Error, limit: Duration) -> Error {
     match &mut error {
         Error::Timeout { after, .. }
         | Error::StillHeld { after, .. }

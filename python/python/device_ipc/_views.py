@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import collections.abc
+import logging
+import sys
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -67,11 +70,28 @@ class Views(collections.abc.Mapping[str, Any]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_exception: object) -> None:
+    def __exit__(self, *exception: object) -> None:
+        views = self._open or {}
+        # One reference is that of the dictionary, one that of the call.
+        kept = [name for name in views if sys.getrefcount(views[name]) > 2]
+        del views
         self.close()
+        if exception[0] is None and (kept or (kept := self._mapping._in_use())):
+            warn_of_kept(kept)
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__qualname__} in {self._mapping!r}>"
+
+
+def warn_of_kept(names: list[str]) -> None:
+    """Warns that tensors outlive the block that opened their memory: the exporter waits for them."""
+    shown = ", ".join(repr(name) for name in names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    text = (
+        f"tensors outlive the block that opened their memory, which stays mapped: {shown}; a variable still names them, such as that "
+        "of a loop"
+    )
+    logging.getLogger("device_ipc").warning(text)
+    warnings.warn(text, ResourceWarning, stacklevel=3)
 
 
 def open_writable(
