@@ -493,8 +493,11 @@ fn exports_descriptor_is_readable_after_a_change_of_holders() {
     assert_eq!(peer.ask(&format!("open {}", export.descriptor())), "done");
     wait("the lease is known", || !export.try_wait_released().expect("it lives"));
     peer.kill();
-    while !export.try_wait_released().expect("it lives") {
-        assert!(is_readable(&export, TIMEOUT));
+    loop {
+        match export.try_wait_released() {
+            Ok(released) => assert!(!released && is_readable(&export, TIMEOUT)),
+            Err(error) => break assert!(matches!(error, Error::HolderDied { .. }), "{error}"),
+        }
     }
 }
 

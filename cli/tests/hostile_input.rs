@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, Mode, StatVfsMountFlags, mknodat, statvfs};
 use rustix::process::Signal;
-use support::{Directory, Terminal, device_ipc, run, send_by_file};
+use support::{Directory, Terminal, copy_program, device_ipc, run, send_by_file};
 
 /// The user and group nobody.
 const NOBODY: u32 = 65534;
@@ -133,7 +133,7 @@ fn set_user_id_program_ignores_library_variables() {
     }
     let directory = Directory::new();
     let (path, program) = (directory.path(""), directory.path("device-ipc"));
-    fs::copy(device_ipc().get_program(), &program).expect("copying the program");
+    copy_program(&program);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("permitted for the owner");
     if statvfs(&program).expect("the file exists").f_flag.contains(StatVfsMountFlags::NOSUID) {
         println!("{test} is skipped: {} is mounted nosuid", path.display());

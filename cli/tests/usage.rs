@@ -9,7 +9,7 @@ use data_encoding::BASE64URL_NOPAD;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{CommandResult, Directory, Terminal, device_ipc, run, send_by_file, start};
+use support::{CommandResult, Directory, Terminal, copy_program, device_ipc, run, send_by_file, start};
 
 const COMMANDS: [&str; 10] =
     ["devices", "demo", "ps", "send", "recv", "attach", "keep", "doctor", "completions", "man"];
@@ -161,7 +161,7 @@ fn refused_user_gets_an_error_and_allowed_user_opens() {
     // Another user can neither enter the directory of the build, nor read the file of the sender.
     let directory = Directory::new();
     let program = directory.path("device-ipc");
-    std::fs::copy(device_ipc().get_program(), &program).unwrap();
+    copy_program(&program);
     let open_to_all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(directory.path(""), open_to_all).unwrap();
     let machine = "devices=2;handles=fds";

@@ -49,9 +49,10 @@ pub(super) fn import_error(
                 "The home of the memory is {home}, and the driver could not map it on device {on}: the cards may not \
                  support sharing by key (PCIe cards with drivers before 25.5.2 and firmware before 7.8.0.7.220), or \
                  the exporter has closed it. Update the Ascend HDK, {}, \
-                 or have the exporter allocate it for shareable handles (kind 2), \
+                 or have the exporter {}: shareable handles (kind 2), \
                  which such cards can open. The driver's log has details: ~/ascend/log/debug/plog",
-                Remedy::OpenAtHomeOrStaged
+                Remedy::OpenAtHomeOrStaged,
+                Remedy::AllocateAs
             )
         }
         ACL_ERROR_RT_DRV_INTERNAL_ERROR | ACL_ERROR_RT_PARAM_INVALID => {

@@ -235,3 +235,10 @@ pub(crate) fn altered(file: &str, range: impl Fn(&[u8]) -> std::ops::Range<usize
     bytes[end..].copy_from_slice(&checksum);
     format!("dipc1:{}", BASE64URL_NOPAD.encode(&bytes))
 }
+
+/// Copies the program. Another process writes the copy: a process that another thread starts meanwhile would inherit the descriptor, and
+/// the copy could not be run as long as it has it.
+pub(crate) fn copy_program(to: &Path) {
+    let copied = Command::new("cp").arg(device_ipc().get_program()).arg(to).status().expect("cp starts");
+    assert!(copied.success(), "cp {copied}");
+}

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
@@ -28,7 +29,10 @@ fn changes_user(program: &Path) -> bool {
 fn set_user_id_program_ignores_the_socket_directory_variable() {
     let (programs, sockets) = (Directory::new("programs"), Directory::new("sockets"));
     let program = programs.path().join("agent");
-    fs::copy(agent_program(env!("CARGO_BIN_EXE_broker-agent")), &program).expect("it can be copied");
+    // Written by another process: one that another thread starts meanwhile would inherit the descriptor, and keep the file busy.
+    let copied =
+        Command::new("cp").arg(agent_program(env!("CARGO_BIN_EXE_broker-agent"))).arg(&program).status();
+    assert!(copied.expect("cp starts").success());
     fs::set_permissions(sockets.path(), fs::Permissions::from_mode(0o777)).expect("it is ours");
     let variable = format!("DEVICE_IPC_SOCKET_DIR={}", sockets.path().display());
     let user = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")];

@@ -98,7 +98,10 @@ impl Exporter {
             self.opened_by("hold", &export)?;
             self.importer = Partner::start(self.device)?;
             let died = export.wait_released(TIMEOUT);
-            ensure!(matches!(died, Err(Error::HolderDied { .. })), "a killed importer is reported as {died:?}");
+            ensure!(
+                matches!(died, Err(Error::HolderDied { .. })),
+                "a killed importer is reported as {died:?}"
+            );
             return Ok(export.close(TIMEOUT)?);
         }
         self.opened_by("open", &export)?;

@@ -9,6 +9,7 @@ mod messages;
 mod ready;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
@@ -81,6 +82,30 @@ fn tried_pair(
     agent.send(&Command::Connect { under, name: "c".into(), timeout: PATIENCE, user: None, map })?;
     let channel = listener.accept(PATIENCE);
     Ok((channel, agent.receive_reply()?.result))
+}
+
+/// Has the agent connect to a listener that refuses it, and returns its result.
+fn refused_pair(
+    context: &Context,
+    agent: &mut Agent,
+    own: &[(u32, u32)],
+    agents: &[(u32, u32)],
+) -> Result<Result<Answer, Refusal>, Stop> {
+    let under = name("pair");
+    let listener = context.ipc().listen(&under).device_map(map(own)?).start()?;
+    let map = agents.to_vec();
+    let answered = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !answered.load(Ordering::Acquire) {
+                // It refuses the process while it waits, and returns no channel.
+                let _ = listener.accept(Duration::from_millis(20));
+            }
+        });
+        let result = agent.request(&Command::Connect { under, name: "c".into(), timeout: PATIENCE, user: None, map });
+        answered.store(true, Ordering::Release);
+        Ok(result?.result)
+    })
 }
 
 fn receive(agent: &mut Agent, into: &str) -> Result<Vec<u8>, Stop> {
