@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use device_ipc::{Access, Error, Holders};
+use device_ipc::{Access, DeviceOrdinal, Error, Holders};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -13,7 +13,8 @@ use crate::error::{OrRaise as _, exception};
 use crate::grant::Grant;
 use crate::owner::Callback;
 use crate::patience::Patience;
-use crate::session::{check_fork, not_picklable, note_use};
+use crate::session::{check_fork, ipc, not_picklable, note_use};
+use crate::timeline::Timeline;
 use crate::wait;
 
 /// A process that holds a lease on an export.
@@ -202,10 +203,12 @@ pub(crate) struct Export {
     callback: Mutex<Option<Arc<Callback>>>,
     descriptor: device_ipc::Descriptor,
     tensors: usize,
+    /// The first one.
+    device: DeviceOrdinal,
 }
 
 impl Export {
-    pub(crate) fn new(export: device_ipc::Export) -> Self {
+    pub(crate) fn new(export: device_ipc::Export, device: DeviceOrdinal) -> Self {
         let descriptor = export.descriptor().clone();
         let tensors = descriptor.tensors().len();
         note_use();
@@ -215,6 +218,7 @@ impl Export {
             callback: Mutex::default(),
             descriptor,
             tensors,
+            device,
         }
     }
 
@@ -321,6 +325,22 @@ impl Export {
         })
     }
 
+    /// Waits until this many importers have called `Mapping.timeline`, and returns this side of their timelines, in the order in which
+    /// the importers opened the export.
+    ///
+    /// `count` is that number. `timeout` is in seconds; `None` is no limit. Raises `TimeoutError` after it, and
+    /// `ValueError` if the export is closed.
+    #[pyo3(signature = (count=1, timeout=None))]
+    fn timelines(&self, py: Python<'_>, count: usize, timeout: Option<f64>) -> PyResult<Vec<Timeline>> {
+        self.get()?;
+        let export = || self.lock().clone();
+        let found = wait::while_open(py, wait::limit(timeout)?, "export", export, |export, slice| {
+            export.timelines(count, slice)
+        })?;
+        let ipc = ipc(py, Some(self.descriptor.backend()))?;
+        Ok(found.into_iter().map(|timeline| Timeline::new(timeline, ipc.clone(), self.device)).collect())
+    }
+
     /// Returns a descriptor for `wait_released(timeout=0)` and `wait_opened(timeout=0)`.
     fn changes(&self) -> PyResult<Changes> {
         Ok(Changes(self.get()?.changes()))
@@ -352,13 +372,12 @@ impl Export {
     /// again to wait longer.
     ///
     /// `timeout` is in seconds; `None` is no limit. Raises `StillHeldError`, which lists the holders, after it; the
-    /// export then stays closed for new processes. Raises `ValueError` if another thread waits for the export.
+    /// export then stays closed for new processes. Waits of other threads for the export end.
     #[pyo3(signature = (timeout=None))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         check_fork()?;
         let limit = wait::limit(timeout)?;
         let Some(export) = self.lock().take() else { return Ok(()) };
-        // Waits of other threads for the export end.
         let export = wait::sole(py, export).map_err(|export| {
             *self.lock() = Some(export);
             PyValueError::new_err("another thread uses the export; close it when that call has returned")

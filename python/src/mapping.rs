@@ -15,8 +15,9 @@ use crate::owner::Callback;
 use crate::session::{check_fork, not_picklable, note_use};
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor, TensorData, device_name, to_dlpack};
+use crate::timeline::Timeline;
 use crate::uses::{self, Use, Uses};
-use crate::{cuda_array_interface, dlpack};
+use crate::{cuda_array_interface, dlpack, wait};
 
 /// A mapping with what its tensors need; each tensor and each DLPack capsule has a reference.
 pub(crate) struct MappingInner {
@@ -200,6 +201,20 @@ impl Mapping {
         py.detach(|| inner.mapping.grant(limit)).or_raise(py).map(Grant::from)
     }
 
+    /// Returns the timeline between this process and the exporter, for memory that is written repeatedly. Mappings with the same lease
+    /// share it.
+    ///
+    /// Raises `UnsupportedError` if the device has no timelines, and for a copy, `GoneError` or `StaleError` if the exporter or the
+    /// export has ended, and `ValueError` if the mapping is closed.
+    fn timeline(&self, py: Python<'_>) -> PyResult<Timeline> {
+        let inner = self.inner()?;
+        let ipc = crate::session::ipc(py, Some(inner.backend))?;
+        let device = inner.mapping.device();
+        // A request to the exporter.
+        let timeline = wait::aside(py, move || inner.mapping.timeline())?.or_raise(py)?;
+        Ok(Timeline::new(timeline, ipc, device))
+    }
+
     /// Checks that the exporter has written the bytes, or still may; raises `GoneError` if it died before that.
     ///
     /// A stream that waits for an exporter that dies continues, also over memory that was never written: call this when the work
@@ -223,6 +238,7 @@ impl Mapping {
     /// `TypeError` for a `stream` that is none of the memory's device. Closing it again does nothing.
     #[pyo3(signature = (stream=None))]
     fn close(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        check_fork()?;
         let Ok(inner) = self.inner() else { return Ok(()) };
         let ipc = crate::session::ipc(py, Some(inner.backend))?;
         let stream =

@@ -208,13 +208,15 @@ pub(crate) fn share(
     let Some((_, first)) = sources.first() else {
         return Err(PyValueError::new_err("there is no tensor to share"));
     };
+    let device = first.device;
     let ipc = ipc_for_users(py, Some(first.backend), &allow_users.unwrap_or_default())?;
     let streams = streams(py, ready, &ipc, &sources)?;
     let options = Options { access, exposure, streams: &streams };
     if let [(None, _)] = sources.as_slice() {
         let (owner, layout) =
             sources.into_iter().next().map(|(_, source)| source.owned()).expect("there is one");
-        return py.detach(|| options.start_one(&ipc, owner, &layout)).or_raise(py).map(Export::new);
+        let shared = py.detach(|| options.start_one(&ipc, owner, &layout));
+        return shared.or_raise(py).map(|export| Export::new(export, device));
     }
     let shared = py.detach(|| -> device_ipc::Result<_> {
         let mut set = ipc.tensors();
@@ -224,7 +226,7 @@ pub(crate) fn share(
         }
         Ok(options.apply(ipc.share_all(set)).start()?)
     });
-    shared.or_raise(py).map(Export::new)
+    shared.or_raise(py).map(|export| Export::new(export, device))
 }
 
 struct Options<'a> {

@@ -39,7 +39,7 @@ pub(crate) fn share_storage(
             None => builder.start(),
         }
     });
-    shared.or_raise(py).map(Export::new)
+    shared.or_raise(py).map(|export| Export::new(export, device.ordinal))
 }
 
 /// A mapping that storages of PyTorch keep open, and this object does not.

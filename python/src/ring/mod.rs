@@ -3,7 +3,10 @@
 //! This file has the writer; threads that use one object take turns (`turns.rs`).
 
 mod reader;
+mod readers;
 mod turns;
+
+pub(crate) use readers::{ReaderPosition, RingReaders};
 
 pub(crate) use reader::{ReadSlotInner, RingReadSlot, RingReader, join};
 
@@ -39,6 +42,8 @@ fn closed(what: &str) -> PyErr {
 /// A ring with what its slots need.
 struct RingInner {
     ring: Mutex<device_ipc::Ring>,
+    /// Needs no lock, which a thread that writes holds.
+    readers: RingReaders,
     waiting: Waiting,
     /// Ends the waits of other threads.
     closed: AtomicBool,
@@ -94,6 +99,7 @@ impl Ring {
         let backend = ipc.backend().info().name;
         note_use();
         let inner = RingInner {
+            readers: RingReaders(ring.watch()),
             ring: Mutex::new(ring),
             waiting: Waiting::default(),
             closed: AtomicBool::new(false),
@@ -127,9 +133,27 @@ impl Ring {
 
     /// The number of readers.
     #[getter]
-    fn readers(&self, py: Python<'_>) -> PyResult<usize> {
-        let inner = self.inner()?;
-        Ok(py.detach(|| lock(&inner.ring).readers()))
+    fn readers(&self) -> PyResult<usize> {
+        self.inner()?.readers.count()
+    }
+
+    /// Returns the readers that the next `write` waits for, the slowest first. Raises `ValueError` if the ring is closed.
+    fn readers_behind(&self) -> PyResult<Vec<ReaderPosition>> {
+        self.inner()?.readers.readers_behind()
+    }
+
+    /// Dismisses a reader, and returns whether it was one. Streams that wait for it continue, its slots are overwritten, and its next
+    /// call raises `Error`. It may join the ring again.
+    ///
+    /// `reader` is one of `readers_behind()`. Raises `TypeError` for another object, and `ValueError` if the ring is closed.
+    fn dismiss(&self, py: Python<'_>, reader: &Bound<'_, ReaderPosition>) -> PyResult<bool> {
+        self.inner()?.readers.dismiss(py, reader)
+    }
+
+    /// Returns the readers as an object that stays usable while another thread closes the ring: a reader that holds up `close` can be
+    /// dismissed. Raises `ValueError` if the ring is closed.
+    fn watch(&self) -> PyResult<RingReaders> {
+        Ok(self.inner()?.readers.clone())
     }
 
     /// Returns the processes that hold a lease on the memory.
@@ -145,9 +169,8 @@ impl Ring {
     #[pyo3(signature = (count=1, timeout=None))]
     fn wait_readers(&self, py: Python<'_>, count: usize, timeout: Option<f64>) -> PyResult<()> {
         let inner = self.inner()?;
-        let watch = py.detach(|| lock(&inner.ring).watch());
         wait::unless(py, wait::limit(timeout)?, "ring", &inner.closed, |slice| {
-            watch.wait_readers(count, slice)
+            inner.readers.0.wait_readers(count, slice)
         })
     }
 

@@ -110,6 +110,39 @@ def test_writes_are_seen_by_both_sides(peer: Peer) -> None:
     export.close(timeout=30)
 
 
+def test_timeline_orders_the_versions_of_a_kept_mapping(peer: Peer) -> None:
+    tensor = full(0, MIB)
+    export = device_ipc.share(tensor)
+    peer.run("mapping = d.open(text, device='cuda:0'); timeline = mapping.timeline()", text=str(export))
+    (timeline,) = export.timelines(timeout=30)
+    # All is submitted at once; the versions are ordered by the streams alone.
+    peer.begin(
+        """
+        read, here = [], torch.from_dlpack(mapping.tensor)
+        for number in range(1, 21):
+            timeline.wait(number)
+            read.append(here.clone())
+            timeline.signal(number)
+        torch.cuda.synchronize()
+        timeline.check()
+        result = [[one.min().item(), one.max().item()] for one in read]
+        del read, here
+        """
+    )
+    for number in range(1, 21):
+        torch.cuda._sleep(2_000_000)  # about 1 ms
+        tensor.fill_(number)
+        timeline.signal(number)
+        timeline.wait(number)
+    torch.cuda.synchronize()
+    assert timeline.value == 20
+    timeline.check()
+    assert peer.answer() == [[number, number] for number in range(1, 21)]
+    peer.run("mapping.close(); del mapping, timeline")
+    export.wait_released(timeout=30)
+    export.close(timeout=30)
+
+
 def test_readiness_follows_the_default_stream(peer: Peer) -> None:
     for number in range(20):
         tensor = full(0, MIB)
