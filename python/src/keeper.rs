@@ -102,11 +102,13 @@ impl Keeper {
     }
 
     /// Frees the name, within 100 ms. The export stays open.
-    fn close(&self, py: Python<'_>) {
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        check_fork()?;
         py.detach(|| {
             self.end();
             self.join();
         });
+        Ok(())
     }
 
     /// Whether the keeper was closed.
@@ -121,9 +123,9 @@ impl Keeper {
     }
 
     #[pyo3(signature = (*exception))]
-    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) {
+    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
         let _ = exception;
-        self.close(py);
+        self.close(py)
     }
 
     fn __reduce__(&self) -> PyResult<()> {

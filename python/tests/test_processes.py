@@ -222,6 +222,8 @@ WAITS = {
     "synchronize": "s = d.Stream('mock:0'); s.delay(300); s.synchronize()",
     "open": "s = d.Stream('mock:0'); s.delay(300); e = d.share(tensor, ready=s); d.open(e.descriptor, timeout=None)",
     "connect": "d.connect('python-nobody', timeout=None)",
+    "timelines": "d.share(tensor).timelines()",
+    "wait_now": "e = d.share(tensor); m = d.open(e.descriptor); m.timeline().wait_now(1)",
     "receive": "l = d.listen('python-receive'); t = threading.Thread(target=lambda: keep.append(d.connect('python-receive')));"
     " t.start(); c = l.accept(); t.join(); c.receive()",
 }
@@ -284,11 +286,12 @@ def test_every_object_raises_in_a_forked_child(start: Start) -> None:
         objects = {
             "export": export, "mapping": d.open(export.descriptor), "ring": ring, "reader": reader,
             "slot": reader.next(timeout=30), "writing": ring.write(), "listener": d.listen("python-forked"),
-            "keeper": d.keep("python-forked", export),
+            "keeper": d.keep("python-forked", export), "watch": ring.watch(),
         }
+        objects["timeline"] = objects["mapping"].timeline()
+        objects["end"] = export.timelines()[0]
         describe = {
-            "descriptor", "nbytes", "names", "name", "address", "sequence", "fileno", "changes", "publish", "release", "close",
-            "tensor", "on_change", "grant", "replace",
+            "descriptor", "nbytes", "names", "name", "address", "sequence", "peer",
         }
         pid = os.fork()
         if pid == 0:

@@ -225,6 +225,7 @@ impl RingReadSlot {
     /// for a `stream` that is none of the memory's device.
     #[pyo3(signature = (stream=None))]
     fn release(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        check_fork()?;
         let Ok(inner) = self.inner() else { return Ok(()) };
         let device = inner.range.device;
         let other = match (stream, &inner.stream) {
