@@ -34,6 +34,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use rustix::process::{Resource, getrlimit};
+
 use super::{ENDED, Endpoint, SLOTS, TIMELINE_END, Timeline, Word, WordPage};
 use crate::model::error::{Error, Result};
 use crate::sharing::Runtime;
@@ -41,6 +43,10 @@ use crate::wire::Returned;
 
 /// Maximum number of pages of one [`Slots`].
 const MAX_PAGES: usize = 256;
+
+/// The pages of one peer take at most this part of the process's limit of descriptors, as each keeps its file: an importer has up to
+/// eight connections, and must leave the others their share.
+const PART_OF_LIMIT: u64 = 64;
 
 /// Maximum number of returned slots that are looked at for each slot that is taken or returned.
 const LOOKED_AT: usize = 16;
@@ -113,6 +119,11 @@ struct InUse {
     returned: Option<Returned>,
 }
 
+/// Returns the maximum number of pages of one peer, for a limit of descriptors.
+fn pages_within(limit: Option<u64>) -> usize {
+    limit.map_or(MAX_PAGES, |limit| ((limit / PART_OF_LIMIT) as usize).clamp(2, MAX_PAGES))
+}
+
 impl Page {
     fn free(&self) -> usize {
         self.free.len() + (SLOTS - self.fresh) as usize
@@ -128,7 +139,7 @@ impl<K: Copy + Eq + Hash> Slots<K> {
             in_use: HashMap::new(),
             unsettled: VecDeque::new(),
             shared,
-            most_pages: MAX_PAGES,
+            most_pages: if shared { pages_within(getrlimit(Resource::Nofile).current) } else { MAX_PAGES },
             warned: false,
         }
     }

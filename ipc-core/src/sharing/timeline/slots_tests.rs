@@ -277,6 +277,12 @@ fn importer_that_returns_nothing_exhausts_its_own_slots_alone() {
 }
 
 #[test]
+fn pages_of_a_peer_leave_descriptors_to_others() {
+    let pages = [Some(64), Some(1024), Some(1 << 20), None].map(pages_within);
+    assert_eq!(pages, [2, 16, MAX_PAGES, MAX_PAGES]);
+}
+
+#[test]
 fn all_returned_slots_are_looked_at_when_none_is_free() {
     let mut fixture = Fixture::new();
     fixture.slots.most_pages = 1;

@@ -226,6 +226,34 @@ fn counters_of_a_live_lease_cannot_be_returned() {
 }
 
 #[test]
+fn timelines_of_one_importer_take_few_descriptors() {
+    let mut exporter = agent!(PINNING);
+    exporter.ok("limit-descriptors 256");
+    let target = Forged::of(&exporter.share("x 4096"));
+    let connection = Connection::greeted(&target);
+    let mut timelines = 0;
+    let refusal = loop {
+        connection.send(&open_request(&target, 1)).expect("it reads");
+        let FromExporter::Opened(grant) = connection.receive_message() else { panic!("no lease") };
+        let request = ToExporter::Timeline { request: 2, lease: grant.lease, ready: false };
+        connection.send(&request).expect("it reads");
+        match connection.receive_message() {
+            FromExporter::Timeline { .. } => timelines += 1,
+            other => break other,
+        }
+    };
+    assert!(matches!(refusal, FromExporter::Refused { .. }), "{refusal:?}");
+    // Four pages of 256 slots: a 64th of the limit.
+    assert_eq!(timelines, 1024);
+    assert_eq!(exporter.census().of_kind("device-ipc-words"), 4);
+    // Others have timelines.
+    let mut importer = agent!(PINNING);
+    let descriptor = exporter.share("y 4096");
+    importer.ok(&format!("open y {descriptor}"));
+    importer.ok("timeline y");
+}
+
+#[test]
 fn importer_that_writes_lease_states_harms_its_own_lease_only() {
     let (mut exporter, mut honest, mut hostile) = (agent!(PINNING), agent!(PINNING), agent!(PINNING));
     let descriptor = exporter.share("x 4096");
