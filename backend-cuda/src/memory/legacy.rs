@@ -91,7 +91,7 @@ const fn hint(status: i32) -> &'static str {
             "CUDA identifies this process as the exporter: a process cannot open its own handle, and two processes in \
              different pid namespaces must not have the same process id (two containers that both run as pid 1; \
              start one with an init process, or share the pid namespace). Memory that is shared by file descriptor has \
-             no such limit"
+             no such limit: allocate it with this library"
         }
         number::ERROR_INVALID_HANDLE => {
             "The exporting process has exited, or another context of this device has the handle open"
