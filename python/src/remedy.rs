@@ -44,6 +44,7 @@ const fn in_python(remedy: Remedy) -> &'static str {
         Remedy::RequestTimeline => "importers open the export and request theirs",
         Remedy::PassPrimaryStream => "pass a stream of the framework, or of cudaStreamCreate",
         Remedy::OpenMemory => "open it by device_ipc.open",
+        Remedy::OpenRing => "open it by device_ipc.join",
         Remedy::WaitWritable => "wait with Ring.write",
         Remedy::CopyOverNetwork => "copy it over the network (pulled=None)",
         Remedy::ListenForRemote => {

@@ -60,6 +60,18 @@ def test_ring_on_streams() -> None:
         ring.write()
 
 
+def test_ring_is_opened_by_join_only() -> None:
+    memory = device_ipc.empty((2, 256), "uint8", "mock:0")
+    with device_ipc.Ring(memory, slots=2) as ring:
+        with pytest.raises(device_ipc.DescriptorError, match=r"a ring.*device_ipc\.join"):
+            device_ipc.open(str(ring))
+        with device_ipc.join(str(ring)) as reader:
+            assert reader is not None
+    export = device_ipc.share(device_ipc.empty((64,), "uint8", "mock:0"))
+    with pytest.raises(device_ipc.DescriptorError, match=r"a ring.*device_ipc\.open"):
+        device_ipc.join(str(export))
+
+
 def test_slot_taken_ahead_is_ready_when_it_is_published(start: Start) -> None:
     ring = device_ipc.Ring(device_ipc.empty((2048,), "uint8", "mock:0"))
     other = start(

@@ -71,6 +71,8 @@ remedies! {
                           cuDevicePrimaryCtxRetain current",
     /// Open memory that is not a ring.
     OpenMemory => "open it by Ipc::open",
+    /// Open a ring.
+    OpenRing => "open it by Ipc::open_ring",
     /// Wait before a slot is written.
     WaitWritable => "call Ring::wait_writable before writing the slot",
     /// Copy the memory over the network.

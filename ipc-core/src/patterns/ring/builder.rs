@@ -163,7 +163,7 @@ pub struct RingOpenBuilder<'a> {
 
 impl<'a> RingOpenBuilder<'a> {
     pub(crate) fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
-        let open = OpenBuilder::new(session, descriptor, timeout).alone();
+        let open = OpenBuilder::new(session, descriptor, timeout).of_ring();
         Self { open, slots: descriptor.ring(), timeout }
     }
 

@@ -12,7 +12,7 @@ use super::open_part::{MappingSource, OpenPart};
 use crate::backend::Access;
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
-use crate::model::error::{Error, Result};
+use crate::model::error::{DescriptorError, Error, Remedy, Result};
 use crate::model::one_or_many::OneOrMany;
 use crate::model::placement::DeviceMap;
 use crate::sharing::export::check_backend;
@@ -55,7 +55,8 @@ pub struct OpenBuilder<'a> {
     access: Option<Access>,
     pub(super) timeout: Duration,
     grants: Grants<'a>,
-    alone: bool,
+    /// Whether the memory is a ring's.
+    is_ring: bool,
     staging: CopyPolicy,
     pulling: CopyPolicy,
     pub(super) progress: ProgressReport<'a>,
@@ -146,7 +147,7 @@ enum CopyPolicy {
 
 impl<'a> OpenBuilder<'a> {
     pub(crate) const fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
-        let (access, grants, alone) = (None, Grants::Borrowed(&[]), false);
+        let (access, grants, is_ring) = (None, Grants::Borrowed(&[]), false);
         let (staging, pulling, progress) = (CopyPolicy::Never, CopyPolicy::Never, ProgressReport::NONE);
         let (delivery, replicate) = (None, None);
         Self {
@@ -155,7 +156,7 @@ impl<'a> OpenBuilder<'a> {
             access,
             timeout,
             grants,
-            alone,
+            is_ring,
             staging,
             pulling,
             progress,
@@ -195,9 +196,9 @@ impl<'a> OpenBuilder<'a> {
         self
     }
 
-    /// Requires a lease, and so a timeline, that no other mapping shares.
-    pub(crate) const fn alone(mut self) -> Self {
-        self.alone = true;
+    /// Opens the slots of a ring, by a lease, and so a timeline, that no other mapping shares.
+    pub(crate) const fn of_ring(mut self) -> Self {
+        self.is_ring = true;
         self
     }
 
@@ -301,7 +302,7 @@ impl<'a> OpenBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchDevice`], [`Error::NoPeerAccess`]; a stale or refused descriptor ([`Error::ExporterGone`],
+    /// [`DescriptorError::Kind`] for the descriptor of a ring; [`Error::NoSuchDevice`], [`Error::NoPeerAccess`]; a stale or refused descriptor ([`Error::ExporterGone`],
     /// [`Error::ExportDropped`], [`Error::OtherHost`], [`Error::NotPermitted`], …); the vendor's. Errors that concern one of
     /// several named tensors are in an [`Error::InBundle`], which names the tensor.
     ///
@@ -338,6 +339,16 @@ impl<'a> OpenBuilder<'a> {
         self.open(None, |home, _| session.mapped_device(map, home))
     }
 
+    /// Fails for a ring that is not opened as one: a plain mapping could read and write slots out of turn.
+    #[inline]
+    pub(super) fn check_kind(&self) -> Result<()> {
+        if self.descriptor.ring().is_none() || self.is_ring {
+            return Ok(());
+        }
+        let remedy = Remedy::OpenRing;
+        Err(DescriptorError::Kind { expected: "other memory", found: "a ring", remedy }.into())
+    }
+
     /// Opens each part on the device that `place` returns for its home, which has the given ordinal if it is visible.
     #[inline]
     fn open(
@@ -347,6 +358,7 @@ impl<'a> OpenBuilder<'a> {
     ) -> Result<Mapping> {
         let patience = Patience::new(self.timeout);
         let contents = self.descriptor.contents();
+        self.check_kind()?;
         match &contents.memory {
             Memory::Region(region) => {
                 let opening = self.opening(0, &place, stream, &patience)?;
@@ -467,7 +479,7 @@ impl<'a> OpenBuilder<'a> {
             delivery.check_device(named.part.home, device, stream)?;
         }
         let access = self.access.unwrap_or(named.contents.access);
-        let (session, grant, alone) = (self.session, self.grants.get(index), self.alone);
+        let (session, grant, alone) = (self.session, self.grants.get(index), self.is_ring);
         let replicate = self.replicate;
         Ok(OpenExport {
             runtime: Runtime::get()?,

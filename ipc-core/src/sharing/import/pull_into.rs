@@ -102,6 +102,7 @@ impl OpenBuilder<'_> {
 
     /// Compares the tensors of the set with those of the export. Returns the copies.
     fn check_destination(&self, set: &TensorSet) -> Result<Transfers> {
+        self.check_kind()?;
         let contents = self.descriptor.contents();
         let backend = self.session.backend().info().name;
         check_backend("the descriptor", contents.backend.as_str(), backend)?;

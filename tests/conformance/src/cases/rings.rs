@@ -339,7 +339,7 @@ pub fn slot_released_and_never_published(context: &Context) -> Outcome {
     refused(reader.next_ahead(&reading).map(drop), "the same on the stream", "RingUnpublished", &phrases)
 }
 
-/// Senseless slots give the memory back, with the reason.
+/// Senseless slots give the memory back, with the reason. A ring is opened as a ring only, and other memory is not.
 pub fn senseless_slots(context: &Context) -> Outcome {
     let ipc = context.ipc();
     let mut memory = ipc.allocate(0, 1024)?;
@@ -354,7 +354,12 @@ pub fn senseless_slots(context: &Context) -> Outcome {
     }
     let ring = ipc.ring(memory).slots(4).start()?;
     let slots = ring.descriptor().ring().map(|ring| (ring.slots(), ring.slot_bytes()));
-    equal(slots, Some((4, 256)), "four slots in 1024 bytes")
+    equal(slots, Some((4, 256)), "four slots in 1024 bytes")?;
+    let opened = ipc.open(ring.descriptor()).at_home();
+    refused(opened, "a ring opened as other memory", "Descriptor", &["a ring", "Ipc::open_ring"])?;
+    let export = ipc.share(ipc.allocate(0, 1024)?).start()?;
+    let joined = ipc.open_ring(export.descriptor()).at_home();
+    refused(joined, "other memory opened as a ring", "Descriptor", &["a ring", "Ipc::open"])
 }
 
 /// Tensors that a table names are written and read in a slot, with the checks of those in a mapping.
