@@ -57,7 +57,11 @@ impl Place {
         ipc: &Ipc,
     ) -> PyResult<Option<StreamArg>> {
         match self {
-            Self::On(device) => StreamArg::given_or_current(py, stream, ipc, *device),
+            Self::On(device) => {
+                let found = StreamArg::given_or_current(py, stream, ipc, *device)?;
+                found.as_ref().map_or(Ok(()), |stream| stream.check_device(*device))?;
+                Ok(found)
+            }
             _ => stream.map(|stream| StreamArg::parse(stream, ipc, 0.into())).transpose(),
         }
     }

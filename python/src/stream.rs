@@ -6,7 +6,7 @@ use device_ipc::{AsStream, BorrowedStream, DeviceOrdinal, Ipc};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use crate::error::OrRaise as _;
+use crate::error::{OrRaise as _, PlacementError};
 use crate::owner::PyOwner;
 use crate::session::{DeviceArg, ipc, not_picklable};
 use crate::tensor::device_name;
@@ -153,6 +153,18 @@ impl StreamArg {
             Some(stream) => Self::parse(stream, ipc, device).map(Some),
             None => Self::current(py, ipc, device),
         }
+    }
+
+    /// Fails if the stream is one of another device than the memory.
+    pub(crate) fn check_device(&self, device: DeviceOrdinal) -> PyResult<()> {
+        if self.device == device {
+            return Ok(());
+        }
+        Err(PlacementError::new_err(format!(
+            "the stream is of {}, and the memory is to be opened on {}; pass a stream of that device, or either of stream and device",
+            device_name(self.backend, self.device.get()),
+            device_name(self.ipc.backend().info().name, device.get())
+        )))
     }
 
     /// Waits until all work submitted to the stream has finished.
