@@ -14,7 +14,7 @@ use crate::grant::Grant;
 use crate::owner::Callback;
 use crate::session::{check_fork, not_picklable, note_use};
 use crate::stream::StreamArg;
-use crate::tensor::{Keeper, Tensor, TensorData, device_name, to_dlpack};
+use crate::tensor::{Keeper, Tensor, TensorData, device_name, to_dlpack, to_numpy};
 use crate::timeline::Timeline;
 use crate::uses::{self, Use, Uses};
 use crate::{cuda_array_interface, dlpack, wait};
@@ -378,6 +378,18 @@ impl Mapping {
         copy: Option<bool>,
     ) -> PyResult<Py<PyAny>> {
         to_dlpack(py, &self.only(py)?, stream, max_version, dl_device, copy)
+    }
+
+    /// Returns a NumPy array of the memory, without a copy; for the mock only.
+    ///
+    /// Raises `TypeError` if the memory is that of a device.
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        slf: &Bound<'py, Self>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        to_numpy(slf, &slf.get().only(slf.py())?, dtype, copy)
     }
 
     /// Returns the DLPack device of the only tensor.

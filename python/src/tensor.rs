@@ -221,6 +221,18 @@ impl Tensor {
         to_dlpack(py, &self.data, stream, max_version, dl_device, copy)
     }
 
+    /// Returns a NumPy array of the memory, without a copy; for the mock only.
+    ///
+    /// Raises `TypeError` if the memory is that of a device.
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        slf: &Bound<'py, Self>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        to_numpy(slf, &slf.get().data, dtype, copy)
+    }
+
     /// Returns the DLPack device: its type and ordinal.
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
         dlpack::device_of(self.data.backend, self.data.range.device.get())
@@ -248,6 +260,31 @@ impl Tensor {
         let TensorData { dtype, ref shape, .. } = self.data;
         format!("<device_ipc.Tensor {dtype} {shape:?} on {}{access}>", self.data.device())
     }
+}
+
+/// Returns a NumPy array of the memory of `object`, which has `__dlpack__`; without a copy, unless `dtype` or `copy` requires one.
+pub(crate) fn to_numpy<'py>(
+    object: &Bound<'py, PyAny>,
+    tensor: &TensorData,
+    dtype: Option<&Bound<'py, PyAny>>,
+    copy: Option<bool>,
+) -> PyResult<Bound<'py, PyAny>> {
+    if tensor.backend != "mock" {
+        return Err(PyTypeError::new_err(format!(
+            "the tensor is on {}, and a NumPy array is in the memory of the host; copy it with a framework of that device, such \
+             as torch.from_dlpack(tensor).cpu().numpy()",
+            tensor.device()
+        )));
+    }
+    let numpy = object.py().import("numpy")?;
+    let array = numpy.call_method1("from_dlpack", (object,))?;
+    if dtype.is_none() && copy != Some(true) {
+        return Ok(array);
+    }
+    let options = PyDict::new(object.py());
+    options.set_item("dtype", dtype)?;
+    options.set_item("copy", copy)?;
+    numpy.call_method("array", (array,), Some(&options))
 }
 
 /// Returns a capsule, by the rules of the Python array API.

@@ -190,6 +190,26 @@ def test_read_only_views_are_read_only() -> None:
     assert not array.flags.writeable and (array == 0).all()
 
 
+def test_numpy_takes_tensors_without_a_copy() -> None:
+    tensor = ones(4)
+    array = np.asarray(tensor)
+    assert array.shape == (4,) and array.dtype == np.float32
+    array[1] = 5
+    with device_ipc.share(tensor) as export, device_ipc.open(str(export)) as mapping:
+        assert np.asarray(mapping).tolist() == np.asarray(mapping.tensor).tolist() == [1, 5, 1, 1]
+    copied = np.array(tensor)
+    copied[:] = 0
+    assert np.asarray(tensor, dtype="int64").tolist() == [1, 5, 1, 1]
+    with device_ipc.Ring(device_ipc.empty((2, 256), "uint8", "mock:0"), slots=2) as ring:
+        with device_ipc.join(str(ring)) as reader:
+            with ring.write(timeout=30) as slot:
+                np.asarray(slot)[:] = 7
+            read = reader.next(timeout=30)
+            assert read is not None
+            with read:
+                assert np.asarray(read).tolist() == [7] * 256
+
+
 def test_element_types_that_numpy_lacks_are_refused() -> None:
     export = device_ipc.share({"a": device_ipc.empty((4,), "float4_e2m1fn_x2", "mock:0")})
     with pytest.raises(TypeError, match="float4_e2m1fn_x2"):
@@ -244,6 +264,17 @@ def test_device_is_chosen_by_name_and_by_map(start: Start) -> None:
     finish(other)
     with pytest.raises(ValueError, match="not a device"):
         device_ipc.empty((1,), "uint8", "tpu:0")
+
+
+def test_stream_of_another_device_is_refused() -> None:
+    tensor = ones(4)
+    stream = device_ipc.Stream("mock:1")
+    export = device_ipc.share(tensor)
+    for opened in (device_ipc.open, device_ipc.numpy.open):
+        with pytest.raises(device_ipc.PlacementError, match=r"mock:1.*mock:0"):
+            opened(str(export), device="mock:0", stream=stream)
+    with device_ipc.open(str(export), device="mock:0", stream=device_ipc.Stream("mock:0")) as mapping:
+        assert mapping.devices == ["mock:0"]
 
 
 def test_devices_and_backends_are_listed() -> None:

@@ -18,7 +18,7 @@ use crate::export::parse;
 use crate::open::Place;
 use crate::session::{access, check_fork, ipc, not_picklable, note_use};
 use crate::stream::StreamArg;
-use crate::tensor::{Keeper, Tensor, TensorData, to_dlpack};
+use crate::tensor::{Keeper, Tensor, TensorData, to_dlpack, to_numpy};
 use crate::wait::{self, Waiting};
 
 /// A reader with what its slots need.
@@ -266,6 +266,18 @@ impl RingReadSlot {
         copy: Option<bool>,
     ) -> PyResult<Py<PyAny>> {
         to_dlpack(py, &self.data()?, stream, max_version, dl_device, copy)
+    }
+
+    /// Returns a NumPy array of the memory, without a copy; for the mock only.
+    ///
+    /// Raises `TypeError` if the memory is that of a device.
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        slf: &Bound<'py, Self>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        to_numpy(slf, &slf.get().data()?, dtype, copy)
     }
 
     /// Returns the DLPack device.
