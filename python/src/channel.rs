@@ -440,11 +440,8 @@ impl ReceivedExport {
             }
         };
         let limit = wait::limit(timeout)?;
-        let mapping = match pulled {
-            Some(false) => wait::once(py, limit, call)?,
-            // As in `open`: a copy over the network is not begun twice.
-            _ => wait::aside(py, move || call(limit))?.or_raise(py)?,
-        };
+        // One attempt, as in `open`.
+        let mapping = wait::aside(py, move || call(limit))?.or_raise(py)?;
         let backend = self.ipc.backend().info().name;
         Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only, uses: Uses::default() }))
     }

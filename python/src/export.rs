@@ -392,6 +392,11 @@ impl Export {
                     *self.closing.lock().unwrap_or_else(PoisonError::into_inner) = Some(holders.clone());
                     patience.check(py, holders)
                 }
+                Error::Timeout { .. } if !patience.is_over() => py.check_signals(),
+                Error::Timeout { what, detail, .. } => {
+                    let (what, detail) = (what.clone(), detail.clone());
+                    Err(exception(py, &Error::Timeout { what, after: limit, detail }))
+                }
                 error => Err(exception(py, error)),
             };
             export = failed.into_inner();

@@ -163,8 +163,6 @@ pub(crate) fn open(
     let stream = stream.map(Arc::new);
     let opened_on = stream.clone();
     let report = progress.map(pull::report);
-    // The right to open the memory once, which an attempt uses up.
-    let is_single = grant.is_some() || matches!(source, Source::Kept(_));
     let call = move |timeout| {
         let mut builder = options(source.open(&ipc), access, staged, timeout);
         if let Some(report) = &report {
@@ -185,11 +183,9 @@ pub(crate) fn open(
             (None, Place::On(device)) => builder.on_device(*device),
         }
     };
-    let mapping = match pulled {
-        Some(false) if !is_single => wait::once(py, limit, call)?,
-        // A copy over the network is not begun twice: it may last long, and the limit is not one of the whole copy.
-        _ => wait::aside(py, move || call(limit))?.or_raise(py)?,
-    };
+    // One attempt: it uses a grant up, and the exporter takes the lease of an attempt that is given up for an importer that has
+    // finished.
+    let mapping = wait::aside(py, move || call(limit))?.or_raise(py)?;
     Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only, uses: Uses::default() }))
 }
 

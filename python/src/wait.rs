@@ -1,7 +1,9 @@
 //! Waits that release the interpreter lock and that Ctrl-C ends.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use device_ipc::{Error, Result};
@@ -98,7 +100,7 @@ pub(crate) fn sole<O: Send + Sync>(py: Python<'_>, object: Arc<O>) -> std::resul
                 Err(shared) if Instant::now() > until => return Err(shared),
                 Err(shared) => object = shared,
             }
-            std::thread::sleep(Duration::from_millis(1));
+            thread::sleep(Duration::from_millis(1));
         }
     })
 }
@@ -164,23 +166,6 @@ pub(crate) fn wake_tasks_of(py: Python<'_>, object: usize) -> PyResult<()> {
     Ok(())
 }
 
-/// Runs a call on this thread, which takes microseconds as a rule. One that takes longer is given up, so that signals are seen,
-/// and repeated on another thread, where its result is dropped if this wait ends.
-pub(crate) fn once<T: Send + 'static>(
-    py: Python<'_>,
-    limit: Duration,
-    call: impl Fn(Duration) -> Result<T> + Send + Sync + 'static,
-) -> PyResult<T> {
-    let first = py.detach(|| call(limit.min(SLICE)));
-    match first {
-        Err(error) if error.is_timeout() && limit > SLICE => {}
-        other => return other.or_raise(py),
-    }
-    py.check_signals()?;
-    let left = limit - SLICE;
-    aside(py, move || call(left).map_err(|error| with_time(error, limit)))?.or_raise(py)
-}
-
 /// Runs a call that must not be repeated on another thread, and returns its result. The call continues there if Ctrl-C ends
 /// this wait.
 pub(crate) fn aside<T: Send + 'static>(
@@ -189,8 +174,7 @@ pub(crate) fn aside<T: Send + 'static>(
 ) -> PyResult<T> {
     let (sender, receiver) = mpsc::channel();
     let receiver = Mutex::new(receiver);
-    let thread = std::thread::Builder::new().name("device-ipc-wait".to_owned());
-    let started = thread.spawn(move || drop(sender.send(call())));
+    let started = on_thread(Box::new(move || drop(sender.send(call()))));
     started.map_err(|error| Error::io("starting a thread", error)).or_raise(py)?;
     loop {
         match py.detach(|| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(SLICE)) {
@@ -201,6 +185,72 @@ pub(crate) fn aside<T: Send + 'static>(
             }
         }
     }
+}
+
+/// A call for a thread.
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A thread that has run a call, and waits a moment for the next one.
+struct Idle {
+    thread: ThreadId,
+    process: u32,
+    jobs: mpsc::Sender<Job>,
+}
+
+/// Starting a thread takes longer than most calls.
+static IDLE: Mutex<Option<Idle>> = Mutex::new(None);
+
+/// The time for which a thread waits for the next call.
+const IDLE_TIME: Duration = Duration::from_secs(1);
+
+/// Runs a call on the thread that is idle, or on a new one.
+fn on_thread(job: Job) -> io::Result<()> {
+    // A child of fork does not have the thread, and may find the lock taken for ever.
+    let idle = IDLE.try_lock().ok().and_then(|mut idle| idle.take());
+    let job = match idle {
+        Some(Idle { process, jobs, .. }) if process == std::process::id() => match jobs.send(job) {
+            Ok(()) => return Ok(()),
+            Err(mpsc::SendError(job)) => job,
+        },
+        Some(Idle { jobs, .. }) => {
+            std::mem::forget(jobs);
+            job
+        }
+        None => job,
+    };
+    let thread = thread::Builder::new().name("device-ipc-wait".to_owned());
+    thread.spawn(move || {
+        let mut next = Some(job);
+        while let Some(job) = next {
+            job();
+            next = next_job();
+        }
+    })?;
+    Ok(())
+}
+
+/// Waits for another call for this thread; `None` if there is none for a while, or another thread is idle already.
+fn next_job() -> Option<Job> {
+    let idle = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let this = thread::current().id();
+    let (jobs, receiver) = mpsc::channel();
+    {
+        let mut idle = idle();
+        if idle.is_some() {
+            return None;
+        }
+        *idle = Some(Idle { thread: this, process: std::process::id(), jobs });
+    }
+    receiver.recv_timeout(IDLE_TIME).ok().or_else(|| {
+        let mut idle = idle();
+        if idle.as_ref().is_some_and(|idle| idle.thread == this) {
+            *idle = None;
+            return None;
+        }
+        drop(idle);
+        // A caller has taken the sender just now.
+        receiver.recv().ok()
+    })
 }
 
 /// Returns the error with the time limit of the whole wait.

@@ -248,6 +248,48 @@ def test_ctrl_c_ends_every_wait(start: Start, wait: str) -> None:
     interrupt(process)
 
 
+def test_open_of_unwritten_memory_is_one_open(start: Start) -> None:
+    """An open that is given up and repeated looks like an importer that has finished."""
+    stream = device_ipc.Stream("mock:0")
+    stream.delay(0.5)
+    export = device_ipc.share(ones(4), ready=stream)
+    importer = start(
+        """
+        mapping = d.open(sys.argv[1], timeout=None)
+        print("opened", flush=True)
+        sys.stdin.readline()
+        mapping.close()
+        d.close_unused()
+        """,
+        str(export),
+    )
+    export.wait_opened(timeout=60)
+    with pytest.raises(device_ipc.StillHeldError):
+        export.wait_released(timeout=1)
+    assert line(importer) == "opened"
+    tell(importer, "close")
+    export.wait_released(timeout=60)
+    finish(importer)
+    assert export.opened == 1
+
+
+def test_close_waits_for_an_owner_whose_drop_takes_long() -> None:
+    dropped = threading.Event()
+
+    class Owner(np.ndarray):  # type: ignore[type-arg]
+        def __del__(self) -> None:
+            if type(self.base) is not Owner:
+                dropped.wait(60)
+
+    array = np.from_dlpack(device_ipc.empty((4,), "float32", "mock:0")).view(Owner)
+    export = device_ipc.share(array)
+    del array
+    with pytest.raises(device_ipc.TimeoutError, match="after 200 ms"):
+        export.close(timeout=0.2)
+    threading.Timer(0.2, dropped.set).start()
+    export.close(timeout=60)
+
+
 def test_forked_child_gets_an_error_and_leaves_the_parent_alone(start: Start) -> None:
     process = start(
         """

@@ -341,11 +341,8 @@ pub(crate) fn join(
         }
     };
     let limit = wait::limit(timeout)?;
-    let reader = match pulled {
-        Some(false) => wait::once(py, limit, call)?,
-        // The limit is also that of the later silence of the writer, and not divided.
-        _ => wait::aside(py, move || call(limit))?.or_raise(py)?,
-    };
+    // One attempt, as in `open`; the limit is also that of the later silence of the writer.
+    let reader = wait::aside(py, move || call(limit))?.or_raise(py)?;
     let is_writable = reader.access() == Access::ReadWrite;
     note_use();
     let inner = ReaderInner {
