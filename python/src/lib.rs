@@ -75,6 +75,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(log::_log_start, module)?)?;
     module.add_function(wrap_pyfunction!(log::_log_stop, module)?)?;
     module.add_function(wrap_pyfunction!(log::_log_take, module)?)?;
+    module.add_function(wrap_pyfunction!(memory::_empty_block, module)?)?;
     module.add_function(wrap_pyfunction!(memory::empty, module)?)?;
     module.add_function(wrap_pyfunction!(open::open, module)?)?;
     module.add_function(wrap_pyfunction!(pull::pull_into, module)?)?;

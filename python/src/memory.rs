@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device_ipc::{DeviceRange, Dtype, MemoryUse, TensorLayout};
+use device_ipc::{Buffer, Dtype, MemoryUse, TensorLayout};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -70,15 +70,55 @@ pub(crate) fn empty(
     let dtype = self::dtype(dtype)?;
     let layout = TensorLayout::contiguous(dtype, shape).map_err(device_ipc::Error::from).or_raise(py)?;
     let device = device.map(DeviceArg::parse).transpose()?;
+    let (block, backend) = allocate(py, device, layout.span_bytes(), read_only)?;
+    Ok(tensor_at(&block, backend, 0, &layout))
+}
+
+/// The first byte of a tensor in a block is a multiple of this one.
+const ALIGNMENT: u64 = 256;
+
+/// Allocates tensors in one block, which importers open once. `layouts` has their shapes and the names of their element types.
+#[pyfunction]
+pub(crate) fn _empty_block(
+    py: Python<'_>,
+    layouts: Vec<(Vec<u64>, String)>,
+    device: Option<&Bound<'_, PyAny>>,
+    read_only: bool,
+) -> PyResult<Vec<Tensor>> {
+    let device = device.map(DeviceArg::parse).transpose()?;
+    let too_long = || PyValueError::new_err("the tensors have more than 2^64 bytes");
+    let (mut places, mut end) = (Vec::new(), 0_u64);
+    for (shape, name) in layouts {
+        let dtype = Dtype::from_name(&name).map_or_else(|| Err(unknown_dtype(py, &name)?), Ok)?;
+        let layout = TensorLayout::contiguous(dtype, shape).map_err(device_ipc::Error::from).or_raise(py)?;
+        let start = end.checked_next_multiple_of(ALIGNMENT).ok_or_else(too_long)?;
+        end = start.checked_add(layout.span_bytes()).ok_or_else(too_long)?;
+        places.push((start, layout));
+    }
+    let (block, backend) = allocate(py, device, end, read_only)?;
+    Ok(places.iter().map(|(start, layout)| tensor_at(&block, backend, *start, layout)).collect())
+}
+
+/// Allocates bytes, and returns them with the name of the backend.
+fn allocate(
+    py: Python<'_>,
+    device: Option<DeviceArg>,
+    bytes: u64,
+    read_only: bool,
+) -> PyResult<(Arc<Buffer>, &'static str)> {
     let ipc = ipc(py, device.and_then(|device| device.backend))?;
     let ordinal = device.map_or(0.into(), |device| device.ordinal);
-    let bytes = layout.span_bytes().max(1);
     let wanted = if read_only { MemoryUse::new().read_only_importers() } else { MemoryUse::new() };
-    let allocated = py.detach(|| ipc.allocate_for(ordinal, bytes, wanted));
-    let buffer = Arc::new(allocated.or_raise(py)?);
     // A tensor without elements has no bytes, and an allocation has at least one.
-    let range = buffer.range();
-    let range = DeviceRange::new(range.device, range.ptr, layout.span_bytes());
-    let backend = ipc.backend().info().name;
-    Ok(Tensor { data: TensorData::new(backend, range, &layout, true, Keeper::Owned(buffer)) })
+    let allocated = py.detach(|| ipc.allocate_for(ordinal, bytes.max(1), wanted));
+    Ok((Arc::new(allocated.or_raise(py)?), ipc.backend().info().name))
+}
+
+/// Returns the tensor at an offset of a block in bytes, which contains it.
+fn tensor_at(block: &Arc<Buffer>, backend: &'static str, offset: u64, layout: &TensorLayout) -> Tensor {
+    // A tensor without elements may begin behind the block.
+    let offset = if layout.span_bytes() == 0 { 0 } else { offset };
+    let range = block.range().slice(offset, layout.span_bytes()).expect("the block contains the tensor");
+    let keeper = Arc::clone(block);
+    Tensor { data: TensorData::new(backend, range, layout, true, Keeper::Owned(keeper)) }
 }

@@ -1,4 +1,4 @@
-"""``python -m device_ipc``: a demonstration, and what this machine has and shares."""
+"""``python -m device_ipc``: a demonstration, what this machine has and shares, and a keeper of weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import device_ipc
+
+from . import _keep
 
 _IMPORTER = """
 import sys
@@ -63,7 +65,15 @@ def main() -> None:
     subparsers = parser.add_subparsers(dest="command", required=True)
     for name, command in commands.items():
         subparsers.add_parser(name, help=command.__doc__)
-    commands[parser.parse_args().command]()
+    _keep.add_arguments(subparsers.add_parser("keep", help="Keeps the tensors of safetensors files in device memory under a name."))
+    arguments = parser.parse_args()
+    if arguments.command != "keep":
+        commands[arguments.command]()
+        return
+    try:
+        _keep.run(arguments)
+    except (device_ipc.Error, OSError, ValueError) as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ __all__ = [
     "share_storage",
     "shutdown",
     "__version__",
+    "_empty_block",
     "_log_level",
     "_log_start",
     "_log_stop",
@@ -556,5 +557,6 @@ def share(
     exposure: Literal["allow", "refuse", "copy"] = "allow",
     allow_users: Sequence[int] | None = None,
 ) -> Export: ...
+def _empty_block(layouts: Sequence[tuple[Sequence[int], str]], device: _Device | None, read_only: bool) -> list[Tensor]: ...
 def share_storage(storage: object, device: _Device, ptr: int, nbytes: int) -> Export: ...
 def shutdown(timeout: float | None = 30.0) -> None: ...
