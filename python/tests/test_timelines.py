@@ -178,6 +178,7 @@ for number in range(1, 21):
     assert read(mapping.tensor.ptr) == number
     timeline.signal(number, stream.handle)
 print("done", flush=True)
+sys.stdin.readline()    # the exporter checks the timeline before it ends
 mapping.close()
 d.shutdown()
 """,
@@ -187,6 +188,7 @@ d.shutdown()
     assert line(importer) == "ready"
     assert line(importer) == "done"
     assert line(exporter) == "done"
+    tell(importer, "end")
     finish(importer)
     finish(exporter)
 
