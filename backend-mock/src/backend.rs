@@ -159,7 +159,8 @@ impl DeviceIpc for MockBackend {
             .with_ipc_events(config.events)
             .with_timelines(self.timelines.is_some())
             .with_generations(config.generations)
-            .with_fault_isolation(true))
+            // A machine without generations resembles Ascend, which states nothing of it.
+            .with_fault_isolation(config.generations))
     }
 
     fn handle_kinds(&self) -> Vec<HandleKindInfo> {
@@ -268,6 +269,8 @@ impl DeviceIpc for MockBackend {
     fn open(&self, handles: Vec<ReceivedHandle>, on: DeviceOrdinal, access: Access) -> Result<Opened> {
         self.check_device(on)?;
         let mut handles = handles;
+        let elsewhere =
+            handles.first().filter(|handle| handle.home != Some(on)).and_then(|handle| handle.home_identity);
         let mut parts = Vec::with_capacity(handles.len());
         for handle in &mut handles {
             let kind = self.kind(handle.kind)?;
@@ -293,7 +296,11 @@ impl DeviceIpc for MockBackend {
             Access::ReadOnly => engine_crate::Access::ReadOnly,
             Access::ReadWrite => engine_crate::Access::ReadWrite,
         };
-        let base = self.machine.open_contiguous(parts, on.index(), access).map_err(engine("open"))?;
+        let opened = self.machine.open_contiguous(parts, on.index(), access);
+        let base = opened.map_err(|error| match (&error, elsewhere) {
+            (EngineError::NoPeerAccess { .. }, Some(to)) => Error::NoPeerAccess { from: on, to },
+            _ => engine("open")(error),
+        })?;
         let mut len = 0;
         for _ in &handles {
             // The parts are contiguous, each rounded up to whole pages except for the last.

@@ -91,7 +91,6 @@ pub(super) fn out_of_memory(on: DeviceOrdinal, bytes: u64, call: &str) -> Error 
     }
 }
 
-/// Returns the error for an unsupported open.
 /// Returns the error for a device that cannot reach the home device of a handle, which may be hidden from this process.
 /// `None` if the driver's status has another reason: the device is the home itself, or nothing is known about the home.
 pub(super) fn no_peer_access(handle: &ReceivedHandle, from: DeviceOrdinal, status: i32) -> Option<Error> {
@@ -100,6 +99,7 @@ pub(super) fn no_peer_access(handle: &ReceivedHandle, from: DeviceOrdinal, statu
     Some(Error::NoPeerAccess { from, to })
 }
 
+/// Returns the error for an unsupported open.
 pub(super) fn unsupported(what: &str, why: &str) -> Error {
     Error::Unsupported { backend: NAME, what: what.into(), why: why.into() }
 }

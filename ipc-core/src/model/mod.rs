@@ -10,4 +10,5 @@ pub(crate) mod lease;
 pub(crate) mod one_or_many;
 pub(crate) mod placement;
 pub(crate) mod printable;
+pub(crate) mod remedy;
 pub(crate) mod tensor;

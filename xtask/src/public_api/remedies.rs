@@ -243,8 +243,18 @@ fn texts_are_those_that_users_read() {
 }
 
 /// Functions of Python and PyTorch that texts of the Python package name.
-const FOREIGN_IN_PYTHON: [&str; 7] =
-    ["int_repr", "len", "offsets", "resolve_conj", "resolve_neg", "str", "values"];
+const FOREIGN_IN_PYTHON: [&str; 13] = [
+    "get_context",
+    "int_repr",
+    "len",
+    "offsets",
+    "pool",
+    "resolve_conj",
+    "resolve_neg",
+    "str",
+    "to",
+    "values",
+];
 
 /// Returns the names that a text calls: `close` in "call close() first".
 fn calls(text: &str) -> impl Iterator<Item = &str> {

@@ -4,7 +4,6 @@
 mod chains;
 mod descriptor;
 mod predicates;
-mod remedy;
 mod text;
 mod vendor;
 
@@ -18,8 +17,8 @@ use super::device::{DeviceIdentity, DeviceOrdinal};
 use super::layout::LayoutError;
 use super::lease::Holders;
 
+pub use super::remedy::Remedy;
 pub use descriptor::{DescriptorError, FormatVersion};
-pub use remedy::Remedy;
 pub use vendor::{VendorError, VendorStatus};
 
 use text::{holders_died, list, no_entry, not_opened, not_released, open_files_remedy, other_host_remedy};

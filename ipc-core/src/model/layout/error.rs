@@ -1,7 +1,7 @@
 //! Errors of tensor layouts.
 
 use super::{Dtype, MAX_DIMENSIONS};
-use crate::model::error::Remedy;
+use crate::model::remedy::Remedy;
 
 /// The reason why a layout is invalid, or does not fit its region or view.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
