@@ -159,8 +159,8 @@ impl DeviceIpc for MockBackend {
             .with_ipc_events(config.events)
             .with_timelines(self.timelines.is_some())
             .with_generations(config.generations)
-            // A machine without generations resembles Ascend, which states nothing of it.
-            .with_fault_isolation(config.generations))
+            // A machine with whitelists resembles Ascend, which states nothing of it.
+            .with_fault_isolation(!self.kinds.all().iter().any(|kind| kind.info.whitelist)))
     }
 
     fn handle_kinds(&self) -> Vec<HandleKindInfo> {
@@ -269,8 +269,11 @@ impl DeviceIpc for MockBackend {
     fn open(&self, handles: Vec<ReceivedHandle>, on: DeviceOrdinal, access: Access) -> Result<Opened> {
         self.check_device(on)?;
         let mut handles = handles;
-        let elsewhere =
-            handles.first().filter(|handle| handle.home != Some(on)).and_then(|handle| handle.home_identity);
+        // Of memory with a whitelist, as Ascend's, the driver's error does not tell this reason from others.
+        let is_listed =
+            |handle: &ReceivedHandle| self.kind(handle.kind).is_ok_and(|kind| kind.info.whitelist);
+        let first = handles.first().filter(|handle| handle.home != Some(on) && !is_listed(handle));
+        let elsewhere = first.and_then(|handle| handle.home_identity);
         let mut parts = Vec::with_capacity(handles.len());
         for handle in &mut handles {
             let kind = self.kind(handle.kind)?;

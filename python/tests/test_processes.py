@@ -1,5 +1,6 @@
 """Peers that die, stop, fork and exit."""
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -158,7 +159,9 @@ def test_check_fails_where_the_exporter_died_before_it_wrote(start: Start) -> No
         mapping = device_ipc.open(line(other), device="mock:0", stream=stream)
         mapping.check()
         other.kill()
-        stream.synchronize()
+        # The mock's stream may fail where it finds the process dead before its words are poisoned.
+        with contextlib.suppress(device_ipc.Error):
+            stream.synchronize()
         return mapping
 
     mapping = opened()
