@@ -243,10 +243,13 @@ fn texts_are_those_that_users_read() {
 }
 
 /// Functions of Python and PyTorch that texts of the Python package name.
-const FOREIGN_IN_PYTHON: [&str; 13] = [
+const FOREIGN_IN_PYTHON: &[&str] = &[
+    "cpu",
+    "from_dlpack",
     "get_context",
     "int_repr",
     "len",
+    "numpy",
     "offsets",
     "pool",
     "resolve_conj",
