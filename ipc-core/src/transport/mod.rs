@@ -36,7 +36,7 @@ pub(crate) use connection::Connection;
 pub(crate) use connection::Served;
 pub(crate) use conversation::{Deadline, program_name};
 pub(crate) use epoch::Epoch;
-pub(crate) use fairness::greediest;
+pub(crate) use fairness::{Allotment, Budget, descriptor_limit, greediest};
 pub use listing::{ListedProcess, list_exports};
 pub(crate) use listing::{abstract_names, names_in, program_of};
 pub use metrics::Counters;

@@ -24,6 +24,7 @@ use rustix::net::{
 
 use super::closer::close_elsewhere;
 use crate::os::ClosedByFork;
+use crate::os::log::Throttle;
 use crate::os::process::Owner;
 use crate::wire::BrokerAddress;
 use crate::wire::channel::PacketFiles;
@@ -371,7 +372,10 @@ fn take_as(
         return Err(Errno::MSGSIZE);
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
-        tracing::warn!(target: crate::os::log::TRANSPORT, "a message's descriptors were lost; raise this process's limit (ulimit -n)");
+        static WARNINGS: Throttle = Throttle::new();
+        if let Some(count) = WARNINGS.count() {
+            tracing::warn!(target: crate::os::log::TRANSPORT, count, "a message's descriptors were lost; raise this process's limit (ulimit -n)");
+        }
         fds = ReceivedFds::default();
     }
     if received.bytes == 0 {

@@ -315,6 +315,14 @@ impl Connecting {
                     Remedy::AllowUser
                 )));
             }
+            Greeting::TooManyChannels => {
+                return Err(Error::NotPermitted(format!(
+                    "process {}, which listens as {:?}, accepts no further channel of this process or its user; close channels, \
+                     or open or discard the memory that was received by closed ones (channels count against the listener's \
+                     limit of open files, ulimit -n)",
+                    self.listener.pid, self.name,
+                )));
+            }
         };
         check_identity(&peer, &Runtime::get()?.identity, &self.listener)?;
         let maps = self.own.agree_with(&peer)?;
@@ -339,6 +347,7 @@ impl Connecting {
             control,
             limits: self.limits,
             relay: None,
+            allotment: None,
         };
         let connection = Connection::begin(&self.ipc, self.socket, self.listener.pid, agreement)?;
         Ok(Channel::new(connection))

@@ -20,6 +20,7 @@ use crate::backend::stream::BorrowedStream;
 use crate::model::device::DeviceIdentity;
 use crate::model::error::{Error, Result};
 use crate::os::SPIN;
+use crate::os::log::Throttle;
 use crate::os::process::{Owner, ProcessIdentity};
 use crate::sharing::Runtime;
 use crate::sharing::Session;
@@ -28,7 +29,7 @@ use crate::sharing::timeline::{
     ENDED, OwnCounter, Place, Poison, Side, Termination, Timeline, Word, WordPage, timelines_of,
 };
 use crate::transport::socket::{self, PeerSocket};
-use crate::transport::{Deadline, TimedMutex, WatchedSocket};
+use crate::transport::{Allotment, Deadline, TimedMutex, WatchedSocket};
 
 /// A callback for the termination of the peer.
 pub(super) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
@@ -102,6 +103,8 @@ pub(super) struct Agreement {
     pub(super) limits: Limits,
     /// The relay of a channel to another host.
     pub(super) relay: Option<Arc<Relay>>,
+    /// The peer's share of the channels that this process accepts.
+    pub(super) allotment: Option<Allotment>,
 }
 
 /// One end of a channel. The guard and unopened received memory keep it alive.
@@ -148,6 +151,7 @@ pub(super) struct Connection {
     violation: OnceLock<String>,
     callbacks: Mutex<Vec<GoneCallback>>,
     pub(super) owner: Owner,
+    _allotment: Option<Allotment>,
 }
 
 impl Connection {
@@ -159,7 +163,7 @@ impl Connection {
         agreement: Agreement,
     ) -> Result<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let Agreement { own, peer, maps, page, side, control, limits, relay } = agreement;
+        let Agreement { own, peer, maps, page, side, control, limits, relay, allotment } = agreement;
         let id = ChannelId(NEXT.fetch_add(1, Ordering::Relaxed));
         let pid_here = if pid == 0 { peer.process.pid } else { pid };
         let connection = Arc::new(Self {
@@ -191,6 +195,7 @@ impl Connection {
             violation: OnceLock::new(),
             callbacks: Mutex::default(),
             owner: Owner::current(),
+            _allotment: allotment,
         });
         socket::let_sleep(connection.socket.fd(), LONGEST_RECEIVE)
             .map_err(|error| Error::io("preparing the channel's socket", error))?;
@@ -293,12 +298,16 @@ impl Connection {
 
     /// Ends the channel because of a protocol violation of the peer.
     pub(super) fn reject_peer(&self, how: String) -> Error {
-        tracing::warn!(target: crate::os::log::CHANNEL,
-            pid = self.peer.pid,
-            program = self.peer.program,
-            how,
-            "closing a channel: protocol violation"
-        );
+        static WARNINGS: Throttle = Throttle::new();
+        if let Some(count) = WARNINGS.count() {
+            tracing::warn!(target: crate::os::log::CHANNEL,
+                pid = self.peer.pid,
+                program = self.peer.program,
+                how,
+                count,
+                "closing a channel: protocol violation"
+            );
+        }
         let how = self.violation.get_or_init(|| how).clone();
         self.shut_down();
         Error::Protocol(how)

@@ -49,6 +49,8 @@ pub(super) enum Greeting {
     NotAllowed {
         uid: u32,
     },
+    /// A refusal: the process, or its user, has its share of the listener's channels.
+    TooManyChannels,
 }
 
 impl Hello {

@@ -27,13 +27,19 @@ use crate::sharing::timeline::{Side, WordPage};
 use crate::transport::check_may_wait;
 use crate::transport::socket::{PeerSocket, PlainMessage};
 use crate::transport::socket_file::SocketFile;
-use crate::transport::{Deadline, PeerCredentials, TimedMutex, greediest, socket};
+use crate::transport::{
+    Allotment, Budget, Deadline, PeerCredentials, TimedMutex, descriptor_limit, greediest, socket,
+};
 use crate::wire::BrokerAddress;
 
 /// Maximum time for which a process may stay connected without sending hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of connections that have not sent hello.
 const MAX_PENDING: usize = 64;
+
+/// The channels that this process has accepted, with up to five descriptors each, and connections that have not sent hello. A
+/// channel counts until its guard is dropped and its peer has opened or discarded what was sent.
+static CHANNELS: Budget = Budget::new("channels", || (descriptor_limit() / 8).max(8));
 
 /// Maximum number of connections accepted before received hellos are answered.
 const MAX_ACCEPTS: usize = 16;
@@ -235,6 +241,7 @@ enum Source {
 struct PendingConnection {
     socket: PeerSocket,
     credentials: PeerCredentials,
+    allotment: Allotment,
     until: Instant,
 }
 
@@ -415,13 +422,12 @@ impl Listener {
             let credentials = socket::peer_credentials(accepted.owned())
                 .map_err(|error| Error::io("reading the credentials of a connecting process", error))?;
             if !self.ipc.allow_list().permits(&credentials) {
-                tracing::warn!(target: crate::os::log::CHANNEL,
-                    pid = credentials.pid,
-                    uid = credentials.uid,
-                    "refusing a channel to this user"
-                );
-                let refusal = Greeting::NotAllowed { uid: credentials.uid }.encode()?;
-                let _ = socket::send(accepted.fd(), &refusal, &[]);
+                refuse(
+                    &accepted,
+                    &credentials,
+                    "this user is not allowed",
+                    &Greeting::NotAllowed { uid: credentials.uid },
+                )?;
                 continue;
             }
             if pending.len() >= MAX_PENDING {
@@ -429,11 +435,18 @@ impl Listener {
                     pending.iter().map(|one| (one.credentials.uid, one.credentials.pid)).collect();
                 drop(self.take_pending(pending, greediest(&peers).unwrap_or(0)));
             }
+            let allotment = match CHANNELS.take(&credentials) {
+                Ok(allotment) => allotment,
+                Err(why) => {
+                    refuse(&accepted, &credentials, &why, &Greeting::TooManyChannels)?;
+                    continue;
+                }
+            };
             let until = Instant::now() + HELLO_TIMEOUT;
             self.readiness
                 .add(accepted.fd())
                 .map_err(|error| Error::io("watching a connecting process", error))?;
-            pending.push(PendingConnection { socket: accepted, credentials, until });
+            pending.push(PendingConnection { socket: accepted, credentials, allotment, until });
         }
         Ok(true)
     }
@@ -465,7 +478,7 @@ impl Listener {
         let answer = Greeting::Hello(own.clone()).encode()?;
         let peer = match Greeting::decode(hello) {
             Ok(Greeting::Hello(peer)) => peer,
-            Ok(Greeting::NotAllowed { .. }) => {
+            Ok(Greeting::NotAllowed { .. } | Greeting::TooManyChannels) => {
                 return Err(Error::Protocol("its first packet is not a hello".into()));
             }
             Err(error) => {
@@ -495,6 +508,7 @@ impl Listener {
             control,
             limits: self.limits,
             relay: None,
+            allotment: Some(pending.allotment),
         };
         let connection = Connection::begin(&self.ipc, pending.socket, pending.credentials.pid, agreement)?;
         Ok(Some(Channel::new(connection)))
@@ -512,6 +526,16 @@ impl AsRawFd for Listener {
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
     }
+}
+
+/// Refuses a connection: the greeting states the reason to its process.
+fn refuse(socket: &PeerSocket, peer: &PeerCredentials, why: &str, refusal: &Greeting) -> Result<()> {
+    static WARNINGS: Throttle = Throttle::new();
+    if let Some(count) = WARNINGS.count() {
+        tracing::warn!(target: log::CHANNEL, pid = peer.pid, uid = peer.uid, why, count, "refusing a channel");
+    }
+    let _ = socket::send(socket.fd(), &refusal.encode()?, &[]);
+    Ok(())
 }
 
 /// Logs that a connection was refused if its peer is the reason, and else returns the error.

@@ -176,7 +176,9 @@ pub(super) fn accept(ipc: &Session, greeted: Greeted, own: Hello, limits: Limits
 fn hello(greeting: &[u8]) -> Result<Hello> {
     match Greeting::decode(greeting)? {
         Greeting::Hello(peer) => Ok(peer),
-        Greeting::NotAllowed { .. } => Err(Error::Protocol("its first packet is not a hello".into())),
+        Greeting::NotAllowed { .. } | Greeting::TooManyChannels => {
+            Err(Error::Protocol("its first packet is not a hello".into()))
+        }
     }
 }
 
@@ -277,6 +279,7 @@ fn begin(
         control,
         limits,
         relay: Some(Arc::clone(&relay)),
+        allotment: None,
     };
     // The peer's process id is one of its host.
     let connection = Connection::begin(ipc, socket, 0, agreement)?;

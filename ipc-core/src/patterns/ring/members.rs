@@ -11,6 +11,7 @@ use std::time::Instant;
 use super::order::CompletionOrder;
 use crate::model::lease::{Holder, LeaseId};
 use crate::os::kill::kill_point;
+use crate::os::log::Throttle;
 use crate::sharing::Runtime;
 use crate::sharing::export::TimelineObserver;
 use crate::sharing::timeline::{Finish, OwnCounter, Poison, Seen, Termination, Timeline};
@@ -81,7 +82,10 @@ impl Member {
                 Ok(released) => Some(released.max(self.start)),
                 Err(why) => {
                     let (pid, program) = (self.timeline.peer(), &self.program);
-                    tracing::warn!(target: crate::os::log::RING, pid, program, why, "dismissing a ring reader that violates the protocol");
+                    static WARNINGS: Throttle = Throttle::new();
+                    if let Some(count) = WARNINGS.count() {
+                        tracing::warn!(target: crate::os::log::RING, pid, program, why, count, "dismissing a ring reader that violates the protocol");
+                    }
                     self.dismiss();
                     None
                 }

@@ -28,8 +28,8 @@ impl BrokerSession<'_> {
         let Some(export) = self.leases.get(&lease) else {
             return connection.violated("it asked for the words of a lease that it does not hold");
         };
-        let slots = &mut self.slots;
-        let begun = self.exports.timeline(*export, lease, !ready, || slots.take());
+        let (slots, peer) = (&mut self.slots, *connection.peer());
+        let begun = self.exports.timeline(*export, lease, !ready, || slots.take_for(&peer));
         let (timeline, shared) = match begun {
             Ok(Some(begun)) => begun,
             Ok(None) => return connection.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]),

@@ -19,6 +19,7 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
+use crate::os::log::Throttle;
 use crate::sharing::Runtime;
 use crate::sharing::export::{BorrowedMemory, Granted, Shared, stale};
 use crate::sharing::host_pages::{HostPages, Use};
@@ -151,7 +152,10 @@ impl Outgoing {
         }
         let seconds = SILENCE.as_secs();
         let detail = format!("the importer took no chunk for {seconds} s while other copies waited for room");
-        tracing::warn!(target: crate::os::log::STAGING, export = %self.export, lease = %self.lease, detail, "a copy is given up");
+        static WARNINGS: Throttle = Throttle::new();
+        if let Some(count) = WARNINGS.count() {
+            tracing::warn!(target: crate::os::log::STAGING, export = %self.export, lease = %self.lease, detail, count, "a copy is given up");
+        }
         state.failed = Some(Refusal::Failed { detail });
         let halves = state.halves.take();
         drop(state);

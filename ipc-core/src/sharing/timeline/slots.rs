@@ -38,15 +38,20 @@ use rustix::process::{Resource, getrlimit};
 
 use super::{ENDED, Endpoint, SLOTS, TIMELINE_END, Timeline, Word, WordPage};
 use crate::model::error::{Error, Result};
+use crate::os::log::Throttle;
 use crate::sharing::Runtime;
+use crate::transport::{Allotment, Budget, PeerCredentials, descriptor_limit};
 use crate::wire::Returned;
 
 /// Maximum number of pages of one [`Slots`].
 const MAX_PAGES: usize = 256;
 
-/// The pages of one peer take at most this part of the process's limit of descriptors, as each keeps its file: an importer has up to
-/// eight connections, and must leave the others their share.
+/// The pages of one connection take at most this part of the process's limit of descriptors, as each keeps its file.
 const PART_OF_LIMIT: u64 = 64;
+
+/// The counter pages of all peers, each with a memory file that stays open as long as the page has slots for further leases: an
+/// eighth of this process's descriptors.
+static PAGES: Budget = Budget::new("counter pages", || (descriptor_limit() / 8).max(4));
 
 /// Maximum number of returned slots that are looked at for each slot that is taken or returned.
 const LOOKED_AT: usize = 16;
@@ -98,13 +103,16 @@ pub(crate) struct Slots<K> {
     /// Whether other processes map the pages, so that their files are kept.
     shared: bool,
     most_pages: usize,
-    warned: bool,
+    /// The peer whose budget the pages belong to.
+    peer: Option<PeerCredentials>,
 }
 
 #[derive(Debug)]
 struct Page {
     page: Arc<WordPage>,
     file: Option<Arc<OwnedFd>>,
+    /// Present for a page of a peer.
+    _allotment: Option<Allotment>,
     /// Slots from this one on have not been used.
     fresh: u32,
     /// Slots that may be used again, with the base of their next life.
@@ -140,7 +148,7 @@ impl<K: Copy + Eq + Hash> Slots<K> {
             unsettled: VecDeque::new(),
             shared,
             most_pages: if shared { pages_within(getrlimit(Resource::Nofile).current) } else { MAX_PAGES },
-            warned: false,
+            peer: None,
         }
     }
 
@@ -169,6 +177,16 @@ impl<K: Copy + Eq + Hash> Slots<K> {
         Ok(place)
     }
 
+    /// As [`take`](Self::take), from the share of a peer.
+    ///
+    /// # Errors
+    ///
+    /// As [`take`](Self::take); [`Error::NotPermitted`] also where the peer's process or user has its share of all pages.
+    pub(crate) fn take_for(&mut self, peer: &PeerCredentials) -> Result<Place> {
+        self.peer = Some(*peer);
+        self.take()
+    }
+
     fn is_exhausted(&self) -> bool {
         self.pages.len() >= self.most_pages && self.pages.values().all(|page| page.free() == 0)
     }
@@ -176,21 +194,17 @@ impl<K: Copy + Eq + Hash> Slots<K> {
     fn add_page(&mut self) -> Result<u32> {
         if self.pages.len() >= self.most_pages {
             let most = self.most_pages * SLOTS as usize;
-            if !std::mem::replace(&mut self.warned, true) {
-                tracing::warn!(target: crate::os::log::TIMELINE,
-                    slots = most,
-                    "all counter slots of a peer are in use; its hand-overs have no timelines, and wait for events"
-                );
-            }
-            return Err(Error::NotPermitted(format!(
-                "all {most} timelines that one process gets of another are in use; release leases that are no longer needed"
-            )));
+            return Err(refused(format!("all {most} timelines of a connection are in use")));
         }
+        let allotment = self.peer.as_ref().map(|peer| PAGES.take(peer)).transpose().map_err(refused)?;
         let name = if self.shared { "device-ipc-words" } else { "device-ipc-own-words" };
         let (page, file) = WordPage::create_as(name)?;
         let (number, file) = (self.next_page, self.shared.then(|| Arc::new(file)));
         self.next_page += 1;
-        self.pages.insert(number, Page { page, file, fresh: 0, free: Vec::new(), in_use: 0 });
+        self.pages.insert(
+            number,
+            Page { page, file, _allotment: allotment, fresh: 0, free: Vec::new(), in_use: 0 },
+        );
         Ok(number)
     }
 
@@ -282,6 +296,19 @@ impl<K: Copy + Eq + Hash> Slots<K> {
         let pages = self.pages.values().map(|page| &page.page);
         pages.filter(|page| page.is_awaited()).cloned().collect()
     }
+}
+
+/// Logs that a peer has no further timelines, and returns the error.
+fn refused(why: String) -> Error {
+    static WARNINGS: Throttle = Throttle::new();
+    if let Some(count) = WARNINGS.count() {
+        tracing::warn!(target: crate::os::log::TIMELINE,
+            why,
+            count,
+            "a peer gets no further timelines; its hand-overs wait for events"
+        );
+    }
+    Error::NotPermitted(format!("{why}; release leases that are no longer needed"))
 }
 
 #[cfg(test)]

@@ -7,14 +7,16 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
-use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::super::closer;
 use super::super::connection::{Connection, Served};
+use super::super::fairness::descriptor_limit;
 use super::super::service::{ConnectionId, Service, Session};
 use super::super::socket::{self, PeerCredentials, PeerSocket};
 use super::{EventLoop, Listener, Source, Timer};
 use crate::os::kill::kill_point;
+use crate::os::log::Throttle;
 use crate::wire::protocol::{Refusal, Reply, RequestId, encode};
 
 /// Maximum number of connections served at a time.
@@ -77,7 +79,10 @@ impl<S: Service> EventLoop<S> {
 
     /// The kernel reports a pending connection repeatedly; without a pause the poller would do nothing else.
     fn pause_accepting(&mut self, listener: u64, why: &str) {
-        tracing::warn!(target: crate::os::log::TRANSPORT, why, pause_ms = ACCEPT_PAUSE.as_millis(), "no connection can be accepted");
+        static WARNINGS: Throttle = Throttle::new();
+        if let Some(count) = WARNINGS.count() {
+            tracing::warn!(target: crate::os::log::TRANSPORT, why, pause_ms = ACCEPT_PAUSE.as_millis(), count, "no connection can be accepted");
+        }
         if let Some(Source::Listener(Listener { socket, .. })) = self.sources.get(&listener) {
             self.modify(socket.as_fd(), listener, EventFlags::empty());
             self.timers.insert((Instant::now() + ACCEPT_PAUSE, listener), Timer::Listen);
@@ -196,7 +201,5 @@ impl<S: Service> EventLoop<S> {
 }
 
 fn max_connections() -> usize {
-    let limit = getrlimit(Resource::Nofile).current;
-    let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
-    (limit / DESCRIPTORS_PER_CONNECTION).clamp(MIN_CONNECTIONS, MAX_CONNECTIONS)
+    (descriptor_limit() / DESCRIPTORS_PER_CONNECTION).clamp(MIN_CONNECTIONS, MAX_CONNECTIONS)
 }
