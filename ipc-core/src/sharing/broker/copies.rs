@@ -19,6 +19,7 @@ impl BrokerSession<'_> {
         importer: Importer,
         connection: &mut Connection,
     ) -> Next {
+        let too_many_leases = self.too_many_leases(connection);
         let too_many_copies = || {
             let many = self.stagings.len() >= MAX_STAGINGS;
             many.then(|| format!("the importing process has {MAX_STAGINGS} copies under way already"))
@@ -26,7 +27,7 @@ impl BrokerSession<'_> {
         if spans.len() > MAX_SPANS {
             return connection.violated("it requested a copy of more spans than the protocol permits");
         }
-        if let Some(detail) = self.too_many_leases().or_else(too_many_copies) {
+        if let Some(detail) = too_many_leases.or_else(too_many_copies) {
             return connection.send(&Reply::Refused { request, refusal: Refusal::Failed { detail } }, &[]);
         }
         let export = wanted.export;

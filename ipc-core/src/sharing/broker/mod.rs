@@ -14,7 +14,7 @@ mod copies;
 mod session;
 
 use std::any::Any;
-use std::collections::VecDeque;
+use std::collections::{VecDeque, hash_map};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,16 +22,30 @@ use std::time::{Duration, Instant};
 pub(crate) use session::{BrokerSession, Event};
 
 use crate::model::error::Result;
+use crate::model::lease::LeaseId;
 use crate::sharing::staging::Refused;
-use crate::sharing::timeline::OwnCounter;
-use crate::sharing::timeline::{Finish, FollowUp, FollowUps, Poison, Side, Timeline};
+use crate::sharing::timeline::{
+    Finish, FollowUp, FollowUps, OwnCounter, Poison, Side, Slots, Termination, Timeline,
+};
 use crate::sharing::{Runtime, Watch};
-use crate::transport::{ConnectionId, PeerCredentials, Poller, Service};
+use crate::transport::{Allotment, ConnectionId, PeerCredentials, Poller, Service};
 use crate::wire::Reply;
 use crate::wire::descriptor::ExportId;
 
 /// Interval between two checks whether copies make progress while others wait for them.
 const STAGINGS: Duration = Duration::from_secs(1);
+
+/// Maximum number of leases of closed connections that end in one turn of the poller.
+const ENDED_IN_A_TURN: usize = 256;
+
+/// The leases of a closed connection that have not ended yet.
+struct Ending {
+    leases: hash_map::IntoIter<LeaseId, ExportId>,
+    /// Counts the leases until all have ended.
+    _blocks: Vec<Allotment>,
+    slots: Slots<LeaseId>,
+    how: Termination,
+}
 
 /// The broker of a process.
 pub(crate) struct Broker {
@@ -45,6 +59,8 @@ pub(crate) struct Broker {
     retiring: VecDeque<(Instant, ExportId)>,
     /// Time of the next look at grants with a time limit.
     next_look_at_grants: Option<Instant>,
+    /// The closed connections whose leases end in further turns, and the times since when they wait for one.
+    ending: VecDeque<(Instant, Ending)>,
 }
 
 /// A command of another thread.
@@ -70,6 +86,7 @@ impl Broker {
             next_look_at_stagings: None,
             retiring: VecDeque::new(),
             next_look_at_grants: None,
+            ending: VecDeque::new(),
         })
     }
 
@@ -80,6 +97,23 @@ impl Broker {
         {
             page.tie_to_this_thread();
         }
+    }
+
+    /// Ends leases of a closed connection: some now, and the rest in further turns, so that other importers are served meanwhile.
+    fn end(&mut self, mut ending: Ending) {
+        for (lease, export) in ending.leases.by_ref().take(ENDED_IN_A_TURN) {
+            self.runtime.exports.release(export, lease, ending.how);
+        }
+        if ending.leases.len() > 0 {
+            return self.ending.push_back((Instant::now(), ending));
+        }
+        let slots = ending.slots;
+        for page in slots.awaited_pages() {
+            page.poison(Side::Exporter);
+            self.follow_ups.begin(FollowUp::Poison(Poison::Page(page, Side::Exporter)));
+        }
+        // They may hold the last reference to the caller's backend, whose drop calls a driver.
+        self.runtime.worker.submit(move || drop(slots));
     }
 }
 
@@ -99,15 +133,9 @@ impl Service for Broker {
     fn closed(&mut self, mut session: Self::Session, peer: &PeerCredentials) {
         session.log_end(peer);
         let (slots, how) = (session.take_slots(), session.termination());
-        for (lease, export) in session.into_leases() {
-            self.runtime.exports.release(export, lease, how);
-        }
-        for page in slots.awaited_pages() {
-            page.poison(Side::Exporter);
-            self.follow_ups.begin(FollowUp::Poison(Poison::Page(page, Side::Exporter)));
-        }
-        // They may hold the last reference to the caller's backend, whose drop calls a driver.
-        self.runtime.worker.submit(move || drop(slots));
+        let blocks = session.take_blocks();
+        let ending = Ending { leases: session.into_leases().into_iter(), _blocks: blocks, slots, how };
+        self.end(ending);
     }
 
     fn run(&mut self, command: Command) {
@@ -126,12 +154,16 @@ impl Service for Broker {
 
     fn next_timer(&self) -> Option<Instant> {
         let retiring = self.retiring.front().map(|(at, _)| *at);
+        let ending = self.ending.front().map(|(since, _)| *since);
         let looks = self.next_look_at_stagings.into_iter().chain(self.next_look_at_grants);
-        self.follow_ups.next().into_iter().chain(looks).chain(retiring).min()
+        self.follow_ups.next().into_iter().chain(looks).chain(retiring).chain(ending).min()
     }
 
     fn run_timers<'a>(&mut self, now: Instant, sessions: impl Iterator<Item = &'a Self::Session>) {
         self.follow_ups.run(now);
+        if let Some((_, ending)) = self.ending.pop_front() {
+            self.end(ending);
+        }
         while let Some((_, export)) = self.retiring.front().copied().filter(|(at, _)| *at <= now) {
             self.retiring.pop_front();
             self.runtime.exports.retire_overdue(export);

@@ -16,7 +16,7 @@ use crate::sharing::export::{ExportTable, Importer, OpenRequest, stale};
 use crate::sharing::lease_page::{LeasePlaces, LeaseWord};
 use crate::sharing::staging::{Outgoing, Refused};
 use crate::sharing::timeline::{Returned, Slots, Termination, Timeline};
-use crate::transport::{Connection, ConnectionId, Epoch, Next, PeerCredentials, Session};
+use crate::transport::{Allotment, Budget, Connection, ConnectionId, Epoch, Next, PeerCredentials, Session};
 use crate::wire::MAX_LEASES_AHEAD;
 use crate::wire::descriptor::ExportId;
 use crate::wire::protocol::{PROTOCOL_VERSION, Refusal, Reply, Request, RequestId, short_name};
@@ -24,8 +24,14 @@ use crate::wire::protocol::{PROTOCOL_VERSION, Refusal, Reply, Request, RequestId
 /// The longest time limit of a grant that an importer asks for.
 const LONGEST_GRANT: Duration = Duration::from_secs(3600);
 
-/// Maximum number of leases of one process.
-const MAX_LEASES: usize = 1 << 20;
+/// Number of leases of a block, the unit in which an importer takes its share of [`LEASES`].
+const LEASES_OF_A_BLOCK: usize = 1024;
+
+/// The leases of all importers, in blocks.
+static LEASES: Budget = Budget::new("blocks of 1024 leases", || 1024);
+
+/// The grants with a time limit that importers have asked for.
+static GRANTS: Budget = Budget::new("unused grants", || 1 << 18);
 
 /// Maximum number of requests of one peer that wait for the driver; the rest wait in its socket.
 const MAX_WAITING: usize = 64;
@@ -51,6 +57,8 @@ pub(crate) struct BrokerSession<'a> {
     /// The importer's program, once it has said hello.
     program: Option<Arc<str>>,
     pub(super) leases: HashMap<LeaseId, ExportId>,
+    /// One for each begun block of leases after the first, which each connection has.
+    blocks: Vec<Allotment>,
     wrong_tokens: u32,
     /// Replies that wait for the driver.
     waiting: HashMap<u64, Waiting>,
@@ -113,7 +121,8 @@ impl Session for BrokerSession<'_> {
                 self.timeline(request, lease, ready, connection)
             }
             (Request::Grant { request, lease, limit_ms }, Some(_)) => {
-                connection.send(&self.grant(request, lease, Duration::from_millis(limit_ms)), &[])
+                let limit = Duration::from_millis(limit_ms);
+                connection.send(&self.grant(request, lease, limit, connection.peer()), &[])
             }
             (Request::EndGrants { grants }, Some(_)) => {
                 // A grant that does not exist any longer ended with its channel, or at its time limit.
@@ -189,6 +198,7 @@ impl<'a> BrokerSession<'a> {
             connection,
             program: None,
             leases: HashMap::new(),
+            blocks: Vec::new(),
             wrong_tokens: 0,
             waiting: HashMap::new(),
             checks: 0,
@@ -221,28 +231,41 @@ impl<'a> BrokerSession<'a> {
         let shown =
             exports.iter().take(SHOWN_EXPORTS).map(ToString::to_string).collect::<Vec<_>>().join(", ");
         if self.exits || in_use == 0 {
-            tracing::info!(target: crate::os::log::EXPORT,
-                pid,
-                uid,
-                program,
-                leases,
-                bytes,
-                exports = shown,
-                "an importer has exited; its leases end"
-            );
+            static EXITS: Throttle = Throttle::new();
+            if let Some(count) = EXITS.count() {
+                tracing::info!(target: crate::os::log::EXPORT,
+                    pid,
+                    uid,
+                    program,
+                    leases,
+                    bytes,
+                    exports = shown,
+                    count,
+                    "an importer has exited; its leases end"
+                );
+            }
         } else {
             self.runtime.metrics.importers_lost_total.add(1);
-            tracing::warn!(target: crate::os::log::EXPORT,
-                pid,
-                uid,
-                program,
-                leases,
-                in_use,
-                bytes,
-                exports = shown,
-                "an importer is gone without notice (killed or crashed); its leases end"
-            );
+            static WARNINGS: Throttle = Throttle::new();
+            if let Some(count) = WARNINGS.count() {
+                tracing::warn!(target: crate::os::log::EXPORT,
+                    pid,
+                    uid,
+                    program,
+                    leases,
+                    in_use,
+                    bytes,
+                    exports = shown,
+                    count,
+                    "an importer is gone without notice (killed or crashed); its leases end"
+                );
+            }
         }
+    }
+
+    /// Takes the allotments of a closed connection, which its leases have until they have ended.
+    pub(super) fn take_blocks(&mut self) -> Vec<Allotment> {
+        std::mem::take(&mut self.blocks)
     }
 
     /// Takes the counter slots of a closed connection.
@@ -292,7 +315,7 @@ impl<'a> BrokerSession<'a> {
     ) -> Next {
         let export = wanted.export;
         let failed = |detail| Reply::Refused { request, refusal: Refusal::Failed { detail } };
-        if let Some(detail) = self.too_many_leases() {
+        if let Some(detail) = self.too_many_leases(connection) {
             return connection.send(&failed(detail), &[]);
         }
         if peer.len() > MAX_PEER_BYTES {
@@ -398,20 +421,32 @@ impl<'a> BrokerSession<'a> {
     }
 
     /// Begins a grant of the export of a lease, for a third process.
-    fn grant(&self, request: RequestId, lease: LeaseId, limit: Duration) -> Reply {
+    fn grant(&self, request: RequestId, lease: LeaseId, limit: Duration, peer: &PeerCredentials) -> Reply {
         let refused = |refusal| Reply::Refused { request, refusal };
         let Some(export) = self.leases.get(&lease) else { return refused(Refusal::Dropped) };
-        match self.exports.begin_timed_grant(*export, limit.min(LONGEST_GRANT)) {
+        let allotment = match GRANTS.take(peer) {
+            Ok(allotment) => allotment,
+            Err(detail) => return refused(Refusal::Failed { detail }),
+        };
+        match self.exports.begin_timed_grant(*export, limit.min(LONGEST_GRANT), Some(allotment)) {
             Ok(token) => Reply::Granted { request, token },
             Err(Error::ExportDropped { .. }) => refused(Refusal::Dropped),
             Err(error) => refused(Refusal::Failed { detail: error.to_string() }),
         }
     }
 
-    /// Returns the error for a peer that holds the maximum number of leases.
-    pub(super) fn too_many_leases(&self) -> Option<String> {
-        let many = self.leases.len() >= MAX_LEASES;
-        many.then(|| format!("the importing process holds {MAX_LEASES} leases already"))
+    /// Returns the error for a peer that can hold no further lease, and the leases ahead that may begin with it.
+    pub(super) fn too_many_leases(&mut self, connection: &Connection) -> Option<String> {
+        let blocks = (self.leases.len() + MAX_LEASES_AHEAD) / LEASES_OF_A_BLOCK;
+        // One more is kept: not at each turn around the boundary of a block.
+        self.blocks.truncate(blocks + 1);
+        while self.blocks.len() < blocks {
+            match LEASES.take(connection.peer()) {
+                Ok(block) => self.blocks.push(block),
+                Err(why) => return Some(format!("{why}; release leases that are no longer needed")),
+            }
+        }
+        None
     }
 
     /// Sends a refusal, and counts wrong tokens.

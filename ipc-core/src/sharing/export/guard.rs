@@ -184,7 +184,7 @@ impl Export {
         let mut begun = OneOrMany::NONE;
         for part in self.parts.iter() {
             let token =
-                part.owner.check().and_then(|()| runtime.exports.begin_timed_grant(part.export, limit));
+                part.owner.check().and_then(|()| runtime.exports.begin_timed_grant(part.export, limit, None));
             match token {
                 Ok(token) => begun.push((part.export, token)),
                 Err(error) => {

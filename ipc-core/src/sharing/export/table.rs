@@ -10,7 +10,7 @@ mod leases;
 mod tokens;
 mod watching;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -84,8 +84,10 @@ struct Entry {
     /// Whether importers of other exports may have leases ahead on this one.
     ahead: bool,
     leases: HashMap<LeaseId, Lease>,
-    /// The times at which idle leases were reclaimed whose importers have not closed the memory yet.
-    reclaimed: Vec<(LeaseId, Instant)>,
+    /// The idle leases that were reclaimed and whose importers have not closed the memory yet.
+    reclaimed: HashSet<LeaseId>,
+    /// The time at which the last one was reclaimed.
+    reclaimed_at: Option<Instant>,
     /// Whether the poller retires the export at a fixed time.
     retires_at: Option<Instant>,
     grants: Grants,
@@ -145,7 +147,8 @@ impl ExportTable {
             allow: (new.allow != AllowList::own_user()).then(|| Box::new(new.allow)),
             ahead: new.ahead,
             leases: HashMap::new(),
-            reclaimed: Vec::new(),
+            reclaimed: HashSet::new(),
+            reclaimed_at: None,
             retires_at: None,
             grants: Grants::new(),
             opened: 0,
@@ -219,7 +222,8 @@ impl ExportTable {
         }
         let Ok(runtime) = Runtime::get() else { return };
         // Vendors define the free of memory after all importers have closed it, so those that answer are waited for.
-        let closed_until = entry.reclaimed.iter().map(|(_, since)| *since + CLOSING_TIME).max();
+        let closed_until =
+            entry.reclaimed_at.filter(|_| !entry.reclaimed.is_empty()).map(|at| at + CLOSING_TIME);
         if let Some(until) = closed_until.filter(|until| *until > Instant::now()) {
             if entry.retires_at.replace(until) != Some(until) {
                 runtime.poller.retire_at(until, export);

@@ -296,7 +296,9 @@ impl OpenPart {
                 lease.check()?;
                 lease.link.grant(lease.id(), limit, Deadline::after(self.terms.timeout))
             }
-            MappingSource::Local(local) => Runtime::get()?.exports.begin_timed_grant(local.export, limit),
+            MappingSource::Local(local) => {
+                Runtime::get()?.exports.begin_timed_grant(local.export, limit, None)
+            }
             MappingSource::Copy(_) => Err(Error::Unsupported {
                 backend: self.backend().info().name,
                 what: "grant others the memory of a copy".into(),

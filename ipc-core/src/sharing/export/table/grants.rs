@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use super::{Entry, ExportTable, State};
 use crate::model::error::{Error, Result};
 use crate::model::lease::{Holder, LeaseState};
+use crate::os::log::Throttle;
 use crate::sharing::Runtime;
+use crate::transport::Allotment;
 use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
 
@@ -33,7 +35,7 @@ pub(crate) struct Bearer {
 /// tells nothing about the bytes.
 pub(super) type Grants = HashMap<[u8; 16], OpenGrant>;
 
-/// Maximum number of grants of an export that have a time limit: an importer can ask for them.
+/// Maximum number of grants of an export when one with a time limit begins.
 const MAX_TIMED_GRANTS: usize = 1 << 20;
 
 /// A time that is later than any time limit.
@@ -42,11 +44,16 @@ const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Minimum interval between two looks for grants at their time limits.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Maximum number of grants that end in one lock of the table.
+const SLICE: usize = 256;
+
 /// A grant that has not ended.
 #[derive(Debug)]
 pub(super) struct OpenGrant {
     end: GrantEnd,
     since: Instant,
+    /// That of the importer that has asked for it.
+    _allotment: Option<Allotment>,
 }
 
 /// The event that ends a grant that its bearer neither uses nor gives back.
@@ -92,7 +99,7 @@ impl ExportTable {
         let dropped = || Error::ExportDropped { pid: std::process::id() };
         let entry = entry.ok_or_else(dropped)?;
         let end = GrantEnd::Channel(bearer.channel);
-        entry.grants.insert(token.to_bytes(), OpenGrant { end, since: Instant::now() });
+        entry.grants.insert(token.to_bytes(), OpenGrant { end, since: Instant::now(), _allotment: None });
         entry.tell_change();
         let begin = || InFlight { bearer: bearer.clone(), grants: HashSet::new(), keeper: None };
         let in_flight = state.in_flight.entry(bearer.channel).or_insert_with(begin);
@@ -100,8 +107,13 @@ impl ExportTable {
         Ok(token)
     }
 
-    /// Begins a grant of an export that ends at a time limit.
-    pub(crate) fn begin_timed_grant(&self, export: ExportId, limit: Duration) -> Result<Token> {
+    /// Begins a grant of an export that ends at a time limit, with the allotment of the importer that asks for it.
+    pub(crate) fn begin_timed_grant(
+        &self,
+        export: ExportId,
+        limit: Duration,
+        allotment: Option<Allotment>,
+    ) -> Result<Token> {
         let mut state = self.lock();
         let state = &mut *state;
         let token = state.tokens.take()?;
@@ -121,7 +133,8 @@ impl ExportTable {
         let at = since.checked_add(limit).unwrap_or(since + FAR);
         state.timed.last += 1;
         let end = (at, state.timed.last);
-        entry.grants.insert(token.to_bytes(), OpenGrant { end: GrantEnd::At(end.0, end.1), since });
+        let grant = OpenGrant { end: GrantEnd::At(end.0, end.1), since, _allotment: allotment };
+        entry.grants.insert(token.to_bytes(), grant);
         entry.tell_change();
         state.timed.by_end.insert(end, (export, token.to_bytes()));
         if state.timed.next_look.is_none_or(|look| at < look) {
@@ -133,23 +146,28 @@ impl ExportTable {
         Ok(token)
     }
 
-    /// Ends the grants whose time limit has passed. Returns the time of the next look.
+    /// Ends grants whose time limit has passed, a slice of them. Returns the time of the next look, which is now if there are more.
     pub(crate) fn expire_grants(&self, now: Instant) -> Option<Instant> {
         let mut state = self.lock();
         let mut ended = 0;
-        while let Some((_, (export, token))) =
-            state.timed.by_end.first_key_value().filter(|(end, _)| end.0 <= now)
+        while ended < SLICE
+            && let Some((_, (export, token))) =
+                state.timed.by_end.first_key_value().filter(|(end, _)| end.0 <= now)
         {
             let (export, token) = (*export, *token);
             state.take_grant(export, &token);
             self.retire_if_free(&mut state, export);
-            tracing::info!(target: crate::os::log::EXPORT, %export, "a grant has ended at its time limit, unused");
+            static EXPIRED: Throttle = Throttle::new();
+            if let Some(count) = EXPIRED.count() {
+                tracing::info!(target: crate::os::log::EXPORT, %export, count, "a grant has ended at its time limit, unused");
+            }
             ended += 1;
         }
         if ended > 0 {
             self.changed.notify_all();
         }
-        let first = state.timed.by_end.first_key_value().map(|(end, _)| end.0.max(now + EXPIRY_INTERVAL));
+        let earliest = if ended == SLICE { now } else { now + EXPIRY_INTERVAL };
+        let first = state.timed.by_end.first_key_value().map(|(end, _)| end.0.max(earliest));
         state.timed.next_look = first;
         first
     }
@@ -166,16 +184,23 @@ impl ExportTable {
     /// Ends the grants of a channel whose peer has terminated.
     pub(crate) fn end_grants_of(&self, channel: ChannelId) {
         let mut state = self.lock();
-        let Some(in_flight) = state.in_flight.remove(&channel) else { return };
-        for (export, token) in &in_flight.grants {
-            if let Some(entry) = state.exports.get_mut(export) {
-                entry.grants.remove(token);
-                entry.tell_change();
+        let Some(mut in_flight) = state.in_flight.remove(&channel) else { return };
+        let mut grants = std::mem::take(&mut in_flight.grants).into_iter();
+        loop {
+            for (export, token) in grants.by_ref().take(SLICE) {
+                if let Some(entry) = state.exports.get_mut(&export) {
+                    entry.grants.remove(&token);
+                    entry.tell_change();
+                }
+                self.retire_if_free(&mut state, export);
             }
-            self.retire_if_free(&mut state, *export);
+            self.changed.notify_all();
+            drop(state);
+            if grants.len() == 0 {
+                break;
+            }
+            state = self.lock();
         }
-        self.changed.notify_all();
-        drop(state);
         in_flight.release();
     }
 
@@ -258,5 +283,48 @@ impl InFlight {
         if let (Some(keeper), Some(runtime)) = (self.keeper, Runtime::existing()) {
             runtime.worker.submit(move || drop(keeper));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Access;
+    use crate::sharing::export::Shared;
+    use crate::sharing::export::table::NewExport;
+    use crate::transport::AllowList;
+
+    #[test]
+    fn grants_that_end_together_end_in_slices() {
+        let table = ExportTable::default();
+        let shared = Shared {
+            ready: None,
+            allocations: [].into(),
+            regions: [].into(),
+            remote: None,
+            owner: None,
+            keeps: false,
+        };
+        let token = table.lock().tokens.take().unwrap();
+        let export = table.insert(NewExport {
+            borrowed: None,
+            backend: "test",
+            bytes: 0,
+            access: Access::ReadOnly,
+            allow: AllowList::own_user(),
+            ahead: false,
+            token,
+            shared,
+        });
+        for _ in 0..2 * SLICE + 1 {
+            table.begin_timed_grant(export, Duration::ZERO, None).unwrap();
+        }
+        let left = || table.lock().exports[&export].grants.len();
+        let now = Instant::now();
+        for expected in [SLICE + 1, 1] {
+            assert_eq!(table.expire_grants(now), Some(now), "the rest is due");
+            assert_eq!(left(), expected);
+        }
+        assert_eq!((table.expire_grants(now), left()), (None, 0));
     }
 }

@@ -196,7 +196,7 @@ impl ExportTable {
             ended.end(how);
             entry.tell_change_unless(by_callback);
         }
-        entry.reclaimed.retain(|(reclaimed, _)| *reclaimed != lease);
+        entry.reclaimed.remove(&lease);
         self.retire_if_free(&mut state, export);
         self.changed.notify_all();
         is_ahead
@@ -430,7 +430,8 @@ impl Entry {
         for (id, lease) in self.leases.extract_if(|_, lease| is_reclaimed(lease)) {
             ahead.extend(lease.connection.filter(|_| lease.ahead && !is_dropped));
             lease.end(Termination::Released);
-            self.reclaimed.push((id, now));
+            self.reclaimed.insert(id);
+            self.reclaimed_at = Some(now);
             count += 1;
         }
         if !ahead.is_empty()
