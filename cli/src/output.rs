@@ -3,13 +3,17 @@
 use std::fmt::{self, Display};
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Stdout, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use anstream::AutoStream;
+use anstream::stream::RawStream;
 use anstyle::{AnsiColor, Style};
 use anyhow::{Context, Result};
 use device_ipc::printable;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use serde::Serialize;
@@ -37,17 +41,57 @@ pub const YELLOW: Style = AnsiColor::Yellow.on_default().bold();
 /// The color of a check without findings.
 pub const GREEN: Style = AnsiColor::Green.on_default();
 
+/// Whether a signal has asked the program to end.
+static STOPPING: AtomicBool = AtomicBool::new(false);
+
+/// Time between two looks whether the program is to end, while the reader of an output does not read.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// The number of bytes that a pipe takes at once when it is ready (pipe(7)).
+const PIPE_BUF: usize = 4096;
+
+/// Notes that the program is to end: from now on it omits lines that it could print only after their reader has read earlier ones.
+pub fn set_stopping() {
+    STOPPING.store(true, Ordering::Release);
+}
+
+/// Writes a line. Waits for the reader of a full pipe, but not when the program is to end.
+fn print(mut to: impl AsFd + RawStream, text: impl Display) -> std::io::Result<()> {
+    let mut line = AutoStream::new(Vec::new(), AutoStream::choice(&to));
+    writeln!(line, "{text}")?;
+    // A pipe that is ready takes as many bytes at once.
+    for part in line.into_inner().chunks(PIPE_BUF) {
+        loop {
+            let mut polled = [PollFd::new(&to, PollFlags::OUT)];
+            match poll(&mut polled, Some(&LOOK)) {
+                Ok(0) if STOPPING.load(Ordering::Acquire) => return Ok(()),
+                Ok(0) | Err(Errno::INTR) => {}
+                // The write reports what is wrong.
+                Ok(_) | Err(_) => break,
+            }
+        }
+        to.write_all(part)?;
+        to.flush()?;
+    }
+    Ok(())
+}
+
+/// Prints a line to standard error.
+pub fn error_line(text: impl Display) {
+    let _ = print(std::io::stderr(), text);
+}
+
 /// Prints a line to standard error, unless the program is [quiet](set_quiet).
 pub fn notice(text: impl Display) {
     if !is_quiet() {
-        eprintln!("{text}");
+        error_line(text);
     }
 }
 
 /// Prints a warning to standard error, unless the program is [quiet](set_quiet).
 pub fn warning(text: impl Display) {
     if !is_quiet() {
-        anstream::eprintln!("{YELLOW}warning:{YELLOW:#} {text}");
+        error_line(format_args!("{YELLOW}warning:{YELLOW:#} {text}"));
     }
 }
 
@@ -70,7 +114,7 @@ pub fn line(text: impl Display) -> Result<()> {
 ///
 /// Fails as [`line()`] does, and with [`OutputClosed`] if the reader of standard output has closed it.
 pub fn write_line(text: impl Display) -> Result<()> {
-    check_stdout(writeln!(anstream::stdout(), "{text}"))
+    check_stdout(print(std::io::stdout(), text))
 }
 
 /// A destination of raw bytes: a file, or standard output.

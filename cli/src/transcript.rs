@@ -40,7 +40,7 @@ impl Transcript {
     pub(crate) fn print(self, entry: Entry) -> Result<()> {
         let text = if self.json { as_json(entry)? } else { entry.text };
         if self.to_stderr {
-            eprintln!("{text}");
+            output::error_line(text);
             return Ok(());
         }
         line(text)

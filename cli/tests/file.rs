@@ -124,6 +124,17 @@ fn descriptor_is_read_from_environment_and_argument() {
 }
 
 #[test]
+fn sender_with_unread_output_is_stopped_by_one_signal() {
+    let mut command = device_ipc();
+    command
+        .args(["send", "--listen", "127.0.0.1:0", "--receivers", "0"])
+        .env("DEVICE_IPC_KEY", "k".repeat(32));
+    let (mut sender, _reader) = support::start_unread(command, "listening at");
+    rustix::process::kill_process(rustix::process::Pid::from_child(&sender), Signal::TERM).expect("a signal");
+    assert!(support::wait(&mut sender).success());
+}
+
+#[test]
 fn stopped_sender_closes_the_export_and_names_holders() {
     let directory = Directory::new();
     for (signal, name) in [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM")] {

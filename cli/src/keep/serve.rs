@@ -19,7 +19,7 @@ use signal_hook::low_level::{emulate_default_handler, signal_name};
 use super::hand_over::{self, READY};
 use super::{Source, describe};
 use crate::transcript::Transcript;
-use device_ipc_cli::output::{notice, warning};
+use device_ipc_cli::output::{notice, set_stopping, warning};
 
 /// Maximum number of processes that may have asked for a hand-over at a time. A further one replaces the oldest.
 const MAX_SUCCESSORS: usize = 4;
@@ -362,6 +362,7 @@ fn on_signals(events: Events) -> Result<()> {
             if !std::mem::take(&mut is_first) {
                 let _ = emulate_default_handler(signal);
             }
+            set_stopping();
             notice("stopping; send the signal again to exit immediately");
             events.send(Event::Stop(signal_name(signal).unwrap_or("a signal")));
         }

@@ -5,7 +5,7 @@ mod stop;
 mod tensor;
 
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -100,7 +100,7 @@ enum StopReason {
 pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<()> {
     // With --print, standard output carries only the descriptor; in JSON it is one of the events.
     let transcript = Transcript::new(json, arguments.print && !json);
-    let (events, event_receiver) = channel();
+    let (events, event_receiver) = sync_channel(server::MAX_EVENTS);
     stop::on_signals(events.clone())?;
     // First, so that a missing key or a port in use is reported immediately.
     let listener =
@@ -130,8 +130,8 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<()> {
     let export = tensor.share(&ipc)?;
     let change_events = events.clone();
     export.on_change(move || {
-        // The receiver is dropped while the process exits.
-        let _ = change_events.send(Event::Changed);
+        // The receiver is dropped while the process exits, and looks for changes after each event that waits.
+        let _ = change_events.try_send(Event::Changed);
     });
 
     let file =

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,9 @@ const MAX_REQUEST_BYTES: usize = 64 << 10;
 /// Maximum number of lines about refused connections that are printed at once, after which one is printed per second.
 const MAX_REFUSALS: f64 = 32.0;
 
+/// Maximum number of events that wait for the main thread, which waits for the reader of the output.
+pub(super) const MAX_EVENTS: usize = 1024;
+
 /// Pause after a failed accept, for example if this process has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -65,7 +68,9 @@ pub(super) struct Server {
 struct Shared {
     key: Key,
     descriptor: String,
-    events: Mutex<Sender<Event>>,
+    events: SyncSender<Event>,
+    /// Number of entries that were omitted because the reader of the output does not read.
+    omitted: AtomicU64,
     unauthenticated: Mutex<VecDeque<(u64, TcpStream)>>,
     next_id: AtomicU64,
     /// The addresses of the receivers that have the descriptor and have not reported completion.
@@ -116,11 +121,12 @@ impl Listener {
     }
 
     /// Starts to send the descriptor to receivers that connect.
-    pub(super) fn serve(self, descriptor: String, events: Sender<Event>) -> Server {
+    pub(super) fn serve(self, descriptor: String, events: SyncSender<Event>) -> Server {
         let shared = Arc::new(Shared {
             key: self.key,
             descriptor,
-            events: Mutex::new(events),
+            events,
+            omitted: AtomicU64::new(0),
             unauthenticated: Mutex::default(),
             next_id: AtomicU64::new(0),
             active_receivers: Mutex::default(),
@@ -163,9 +169,27 @@ fn about(from: SocketAddr, error: &str, text: &str) -> (Value, String) {
 }
 
 impl Shared {
+    /// Sends an event to the main thread. Where too many wait, entries are omitted and counted; the end of a receiver waits for room.
     fn notify(&self, event: Event) {
+        let omitted = self.omitted.swap(0, Ordering::Relaxed);
+        if omitted > 0 {
+            let text = format!("[sender]   {omitted} earlier lines are not shown");
+            let entry = Entry::new("omitted", json!({ "count": omitted }), text);
+            if self.events.try_send(Event::Transcript(entry)).is_err() {
+                self.omitted.fetch_add(omitted, Ordering::Relaxed);
+            }
+        }
         // The receiver is dropped while the process exits.
-        let _ = self.events.lock().unwrap_or_else(PoisonError::into_inner).send(event);
+        match self.events.try_send(event) {
+            Err(TrySendError::Full(Event::Transcript(_))) => {
+                self.omitted.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(TrySendError::Full(event @ (Event::ReceiverDone(_) | Event::Stop(_)))) => {
+                let _ = self.events.send(event);
+            }
+            // The main thread looks for changes after each event.
+            Err(TrySendError::Full(Event::Changed) | TrySendError::Disconnected(_)) | Ok(()) => {}
+        }
     }
 
     fn unauthenticated(&self) -> std::sync::MutexGuard<'_, VecDeque<(u64, TcpStream)>> {

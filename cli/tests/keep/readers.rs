@@ -2,14 +2,15 @@
 
 use std::process::Command;
 use std::sync::mpsc::channel;
+use std::time::Instant;
 
 use device_ipc::mock::NAME as MOCK;
 use device_ipc::{Access, Ipc};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 
 use super::{TIMEOUT, ipc, keep, model, open, release, unique, values};
-use crate::support::{Directory, Terminal, run};
+use crate::support::{Directory, Terminal, device_ipc, run, start_unread, wait};
 
 /// The environment variables by which [`reader_process`] is a child of a test: the backend, and the name of the keeper.
 const BACKEND: &str = "DEVICE_IPC_TEST_KEPT_ON";
@@ -68,6 +69,50 @@ fn kept_tensor_is_read_by_name_until_the_keeper_stops() {
     assert!(stopped.contains("stopped by SIGTERM") && stopped.contains("the weights are freed"), "{stopped}");
     let error = run(["attach", &at, "read", "--tensor", "norm", "--timeout", "100ms"]).bad();
     assert!(error.contains("no keeper of") && error.contains("--list"), "{error}");
+}
+
+/// SIGTERM ends a keeper that has more to print than its output takes.
+#[test]
+fn keeper_with_unread_output_is_stopped_by_one_signal() {
+    let directory = Directory::new();
+    let file = model(&directory, "m.safetensors", &[("w", &[1.0])]);
+    let mut command = device_ipc();
+    command.args(["keep", &file, "--name", &unique("unread")]);
+    let (mut keeper, _reader) = start_unread(command, "keeps version");
+    kill_process(Pid::from_child(&keeper), Signal::TERM).expect("a signal");
+    assert!(wait(&mut keeper).success());
+}
+
+/// A process that connects without end uses its own share of connections, and is logged once per second.
+#[test]
+fn refused_connections_leave_room_and_few_lines() {
+    let directory = Directory::new();
+    let file = model(&directory, "m.safetensors", &[("w", &[7.0])]);
+    let name = unique("refused");
+    let keeper = keep(&[&file, "--name", &name]);
+    let pid = Pid::from_raw(keeper.pid() as i32);
+    let limit = Rlimit { current: Some(64), maximum: Some(64) };
+    prlimit(pid, Resource::Nofile, limit).expect("a lower limit");
+    let uid = rustix::process::geteuid().as_raw();
+    let address = SocketAddrUnix::new_abstract_name(format!("device-ipc.{uid}.keeper.{name}").as_bytes());
+    let address = address.expect("a name");
+    let begin = Instant::now();
+    let greedy: Vec<_> = (0..100)
+        .map(|_| {
+            let flags = SocketFlags::CLOEXEC;
+            let socket =
+                socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
+            connect(&socket, &address).expect("it listens");
+            socket
+        })
+        .collect();
+    let read = run(["attach", &format!("keeper:{name}"), "read", "--tensor", "w"]).good();
+    assert!(read.contains("mean=7.0"), "{read}");
+    drop(greedy);
+    keeper.signal(Signal::TERM);
+    let stopped = keeper.wait();
+    let lines = stopped.err.lines().filter(|line| line.contains("refusing a channel")).count() as u64;
+    assert!((1..=1 + begin.elapsed().as_secs()).contains(&lines), "{}", stopped.err);
 }
 
 /// Garbage is no error of the keeper, which pauses after its own errors only.

@@ -3,13 +3,17 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Read};
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use data_encoding::BASE64URL_NOPAD;
+use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Timeout of one command.
@@ -217,6 +221,21 @@ pub(crate) fn wait(child: &mut Child) -> ExitStatus {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Starts a command whose standard output is a pipe that takes no further bytes after the line with `text`, and is not read.
+pub(crate) fn start_unread(mut command: Command, text: &str) -> (Child, std::io::PipeReader) {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    // Opened again: the flag is one of the open file, and the child's has to wait.
+    let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
+    let mut filler = OpenOptions::new();
+    let mut filler =
+        filler.write(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path).expect("the pipe");
+    let child = command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(writer).spawn().expect("a child");
+    let mut lines = BufReader::new(&reader).lines();
+    while !lines.next().expect("the process prints").expect("a line").contains(text) {}
+    while filler.write(&[b' '; 4096]).is_ok() || filler.write(b" ").is_ok() {}
+    (child, reader)
 }
 
 /// Returns the range of the host id and the boot id in a descriptor, by docs/spec/descriptor.md.
