@@ -4,6 +4,7 @@
 mod conditions;
 mod floods;
 mod load;
+mod shares;
 mod strangers;
 
 use std::time::{Duration, Instant};
