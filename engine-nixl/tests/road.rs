@@ -51,7 +51,6 @@ cases! {
     stale_descriptors_are_refused,
     further_pulls_use_the_same_connection,
     kept_connections_are_limited,
-    ring_is_joined_over_the_connection_of_a_copy,
     forked_child_has_no_connection,
     pull_waits_until_the_bytes_are_ready,
     pull_fails_when_the_exporter_is_killed,

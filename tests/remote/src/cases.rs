@@ -368,23 +368,6 @@ pub fn kept_connections_are_limited(mut pair: Pair) {
     pair.finish();
 }
 
-/// A reader of a ring joins over the connection of a copy, which is not used again after that.
-pub fn ring_is_joined_over_the_connection_of_a_copy(mut pair: Pair) {
-    let descriptor = pair.exporter.ask("ring x 2 256");
-    pair.importer.ask(&format!("open pulled 0 {LONG_MS} {descriptor}"));
-    let connection = pair.exporter.ask("connections");
-    assert_eq!(connection.split(' ').count(), 1, "{connection}");
-    let joined = pair.importer.ask(&format!("join r pulled {LONG_MS} {descriptor}"));
-    assert_eq!((joined.as_str(), pair.exporter.ask("connections")), ("copied from 0", connection.clone()));
-    assert_eq!(pair.exporter.ask(&format!("publish x 2 {LONG_MS}")), "2 published");
-    assert_eq!(pair.importer.ask(&format!("read r 2 {LONG_MS}")), "2 right");
-    assert_eq!(pair.importer.ask("leave r"), "left");
-    eventually(&mut pair.exporter, "connections", "");
-    let joined = pair.importer.ask(&format!("join r pulled {LONG_MS} {descriptor}"));
-    assert_eq!(joined, "copied from 2");
-    pair.finish();
-}
-
 /// A forked child of the importer does not use the connection, and does not keep it open.
 pub fn forked_child_has_no_connection(mut pair: Pair) {
     let descriptor = pair.exporter.ask("share x 64 1");
