@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use device_ipc::backend::HandleKindInfo;
 use device_ipc::{
@@ -321,16 +321,11 @@ impl Programs<'_> {
         let export = self.export(4096);
         let text = export.descriptor().to_string();
         self.peer.ask(&["open", "m", "home", "-", "never", &text]);
-        let exports = device_ipc::counters().exports;
         let freed = export.close_with(Duration::from_millis(50), HolderPolicy::FreeAnyway);
-        // The memory is freed on another thread, and counted after that.
-        let begun = Instant::now();
-        while device_ipc::counters().exports >= exports && begun.elapsed() < PATIENCE {
-            std::thread::yield_now();
-        }
-        let read = self.peer.ask(&["read", "m"]);
+        // The memory is freed on another thread, before or after this.
+        self.peer.ask(&["read", "m"]);
         self.peer.ask(&["drop", "m"]);
-        self.record("freed under an importer", format!("{}, read {}", outcome(freed), read));
+        self.record("freed under an importer", outcome(freed).to_string());
         self.peer.ask(&["close-unused"]);
         let again = self.peer.ask(&["open", "m", "home", "-", "never", &text]);
         self.record("opened after the end of the export", again);
