@@ -325,7 +325,7 @@ impl Programs<'_> {
         // The memory is freed on another thread, before or after this.
         self.peer.ask(&["read", "m"]);
         self.peer.ask(&["drop", "m"]);
-        self.record("freed under an importer", outcome(freed).to_string());
+        self.record("freed under an importer", outcome(freed));
         self.peer.ask(&["close-unused"]);
         let again = self.peer.ask(&["open", "m", "home", "-", "never", &text]);
         self.record("opened after the end of the export", again);
