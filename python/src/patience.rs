@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use crate::error::exception;
 use crate::{uses, wait};
 
-/// The time after which a wait without a limit is logged, or fails if this process alone holds the export.
+/// The time after which a wait without a limit fails if this process alone holds the export.
 const LONG: Duration = Duration::from_secs(5);
 
 /// A wait for the release of an export, in slices.
@@ -16,14 +16,13 @@ pub(crate) struct Patience<'a> {
     descriptor: &'a Descriptor,
     limit: Duration,
     begun: Instant,
-    is_logged: bool,
     /// The time since which this process alone holds the export.
     alone: Option<Instant>,
 }
 
 impl<'a> Patience<'a> {
     pub(crate) fn new(descriptor: &'a Descriptor, limit: Duration) -> Self {
-        Self { descriptor, limit, begun: Instant::now(), is_logged: false, alone: None }
+        Self { descriptor, limit, begun: Instant::now(), alone: None }
     }
 
     pub(crate) const fn limit(&self) -> Duration {
@@ -50,10 +49,6 @@ impl<'a> Patience<'a> {
         let is_stuck = self.limit >= wait::FOREVER && self.alone.is_some_and(|since| now - since > LONG);
         if self.is_over() || is_stuck {
             return Err(self.still_held(py, holders));
-        }
-        if !self.is_logged && now - self.begun > LONG {
-            self.is_logged = true;
-            tracing::warn!(target: "device_ipc::export", %holders, "still waiting for the release of an export");
         }
         Ok(())
     }

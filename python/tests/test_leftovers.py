@@ -81,11 +81,12 @@ def test_wait_for_another_process_is_logged_and_shows_the_holders(start: Start, 
         closing = threading.Thread(target=export.close)
         closing.start()
         logged = threading.Event()
+        messages = []
 
         class Handler(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
-                if "still waiting" in record.getMessage():
-                    logged.set()
+                messages.append(record.getMessage())
+                logged.set()
 
         handler = Handler()
         logging.getLogger("device_ipc").addHandler(handler)
@@ -93,6 +94,7 @@ def test_wait_for_another_process_is_logged_and_shows_the_holders(start: Start, 
         device_ipc.empty((1,), "uint8", "mock:0")
         assert logged.wait(60)
         logging.getLogger("device_ipc").removeHandler(handler)
+        assert len(messages) == 1 and f"process {other.pid}" in messages[0] and "waited_ms=5" in messages[0], messages
         assert [holder.pid for holder in export.holders()] == [other.pid]
     tell(other, "end")
     finish(other)

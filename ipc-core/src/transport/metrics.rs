@@ -68,7 +68,7 @@ metrics! {
     counter importers_lost_total;
     /// Exporters that terminated while this process held leases on exports that they had not reported as dropped.
     counter exporters_lost_total;
-    /// Waits for the release of an export that ended with StillHeld.
+    /// Waits for the release of an export that took longer than 5 s.
     counter still_held_total;
     /// Opens of memory of other processes.
     counter opens_total;

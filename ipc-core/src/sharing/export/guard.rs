@@ -11,7 +11,6 @@ use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Remedy, Result};
 use crate::model::lease::Holders;
 use crate::model::one_or_many::OneOrMany;
-use crate::os::log::Throttle;
 use crate::os::process::Owner;
 use crate::sharing::timeline::Timeline;
 use crate::sharing::{ErrorWith, Runtime};
@@ -463,14 +462,6 @@ fn close_all(published: &OneOrMany<Published>, timeout: Duration, policy: Holder
 /// takes longer.
 pub(crate) fn still_held(after: Duration, holders: Holders) -> Error {
     if holders.iter().len() > 0 {
-        static WARNINGS: Throttle = Throttle::new();
-        if let Some(runtime) = Runtime::existing() {
-            runtime.metrics.still_held_total.add(1);
-        }
-        // A caller may call this repeatedly without waiting.
-        if let Some(count) = WARNINGS.count() {
-            tracing::warn!(target: crate::os::log::EXPORT, %holders, after_ms = after.as_millis() as u64, count, "an export is still held");
-        }
         return Error::StillHeld { after, holders };
     }
     Error::Timeout {

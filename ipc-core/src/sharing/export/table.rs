@@ -8,6 +8,7 @@ mod holders;
 mod kept;
 mod leases;
 mod tokens;
+mod waiting;
 mod watching;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -19,7 +20,7 @@ use super::BorrowedMemory;
 use super::shared::{Allocation, AllocationKey, Shared};
 use crate::backend::{Access, Lifetime};
 use crate::model::error::{Error, Result};
-use crate::model::lease::{Holders, LeaseId};
+use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
 use crate::os::{Condvar, Readiness};
 use crate::sharing::Runtime;
@@ -35,15 +36,13 @@ use grants::{Grants, InFlight, TimedGrants};
 use leases::Lease;
 pub(crate) use leases::{Granted, Importer, LocalGrant, OpenRequest, TimelineObserver, stale};
 use tokens::Tokens;
+use waiting::Waiting;
 use watching::Watcher;
 
 /// Time for importers to close the memory of a reclaimed lease before it is freed. A running importer takes about 1 ms, and up
 /// to about 60 ms for a thousand allocations; a stopped one does not close it. Its mappings then refer to freed memory, which
 /// it does not use: it opens the export again.
 const CLOSING_TIME: Duration = Duration::from_millis(250);
-
-/// Interval between two checks of lease states by a thread that waits for their end.
-const LOOK_AT_STATES: Duration = Duration::from_millis(50);
 
 /// All exports of the process.
 #[derive(Debug, Default)]
@@ -103,6 +102,8 @@ struct Entry {
     observers: Option<Box<Observers>>,
     /// Boxed, as few importers die.
     deaths: Option<Box<Deaths>>,
+    /// Present while threads wait for the release. Boxed, as few do.
+    waiting: Option<Box<Waiting>>,
 }
 
 /// The observers of an export's leases.
@@ -158,6 +159,7 @@ impl ExportTable {
             shared: Some(Arc::new(new.shared)),
             observers: None,
             deaths: None,
+            waiting: None,
         };
         metrics(|metrics| {
             metrics.exports_total.add(1);
@@ -284,53 +286,11 @@ impl ExportTable {
         }
     }
 
-    /// Waits for a change of the table. While there are leases it returns early to check their states: an importer that was
-    /// stopped right after the release of its last mapping sends no notification.
-    fn wait_for_change<'a>(
-        &'a self,
-        state: MutexGuard<'a, State>,
-        left: Duration,
-        has_leases: bool,
-    ) -> MutexGuard<'a, State> {
-        let left = if has_leases { left.min(LOOK_AT_STATES) } else { left };
-        self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
-    }
-
-    /// Waits until the export has been opened at least once and has no lease.
-    pub(crate) fn wait_released(&self, export: ExportId, until: Instant) -> Result<(), Holders> {
-        self.recall(export);
-        self.wait(export, until, |entry| {
-            entry.is_none_or(|entry| entry.opened > 0 && entry.leases.is_empty() && entry.grants.is_empty())
-        })
-    }
-
     /// Drops every export.
     pub(crate) fn drop_all(&self) {
         let exports: Vec<ExportId> = self.lock().exports.keys().copied().collect();
         for export in exports {
             self.drop_export(export);
-        }
-    }
-
-    /// Waits until the owners of all exports have been dropped.
-    pub(crate) fn wait_all_retired(&self, until: Instant) -> Result<(), Holders> {
-        let mut state = self.lock();
-        loop {
-            let exports: Vec<ExportId> = state.exports.keys().copied().collect();
-            exports.into_iter().for_each(|export| self.reclaim_idle(&mut state, export));
-            if state.exports.is_empty() {
-                return Ok(());
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let mut all = Holders::default();
-                for holders in state.exports.keys().map(|export| state.holders(*export)) {
-                    all.now.extend(holders.now);
-                    all.ever += holders.ever;
-                }
-                return Err(all);
-            }
-            state = self.wait_for_change(state, left, true);
         }
     }
 
@@ -352,11 +312,6 @@ impl ExportTable {
             }
         }
         Ok(())
-    }
-
-    /// Waits until a dropped export's owner has been dropped.
-    pub(crate) fn wait_retired(&self, export: ExportId, until: Instant) -> Result<(), Holders> {
-        self.wait(export, until, |entry| entry.is_none())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -1,7 +1,6 @@
 //! The holders of exports: for messages, for listings, and for threads that wait for the last release.
 
 use std::ops::Bound;
-use std::time::Instant;
 
 use super::leases::Lease;
 use super::{Entry, ExportTable, State};
@@ -38,31 +37,6 @@ impl ExportTable {
         let mut visible = behind.filter(|(_, entry)| entry.allow().permits(peer));
         let listed = visible.by_ref().take(LISTED_EXPORTS).map(|(id, entry)| entry.list(*id)).collect();
         (listed, visible.next().is_some())
-    }
-
-    /// Waits until `done` returns true or the deadline passes; the error is the holders at that time.
-    pub(super) fn wait(
-        &self,
-        export: ExportId,
-        until: Instant,
-        done: impl Fn(Option<&Entry>) -> bool,
-    ) -> Result<(), Holders> {
-        let mut state = self.lock();
-        loop {
-            // Also a lease that has become idle since, and whose importer does not answer.
-            self.reclaim_idle(&mut state, export);
-            let entry = state.exports.get(&export).map(|entry| &**entry);
-            if done(entry) {
-                return Ok(());
-            }
-            let has_leases =
-                entry.is_some_and(|entry| (entry.recalled || entry.dropped) && !entry.leases.is_empty());
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(state.holders(export));
-            }
-            state = self.wait_for_change(state, left, has_leases);
-        }
     }
 }
 
