@@ -62,7 +62,20 @@ impl Place {
                 found.as_ref().map_or(Ok(()), |stream| stream.check_device(*device))?;
                 Ok(found)
             }
-            _ => stream.map(|stream| StreamArg::parse(stream, ipc, 0.into())).transpose(),
+            Self::Home | Self::Mapped(_) => {
+                let found = stream.map(|stream| StreamArg::parse(stream, ipc, 0.into())).transpose()?;
+                if let (Self::Mapped(map), Some(stream)) = (self, &found) {
+                    let devices = py.detach(|| ipc.devices()).or_raise(py)?;
+                    let own = devices.iter().find(|device| device.ordinal == stream.device());
+                    let is_target = |(_, to): &(DeviceName, DeviceName)| {
+                        *to == stream.device().into() || own.is_some_and(|own| *to == own.identity.into())
+                    };
+                    if !map.pairs().iter().any(is_target) {
+                        return Err(stream.of_another_device("on the devices of the map"));
+                    }
+                }
+                Ok(found)
+            }
         }
     }
 }

@@ -160,11 +160,20 @@ impl StreamArg {
         if self.device == device {
             return Ok(());
         }
-        Err(PlacementError::new_err(format!(
-            "the stream is of {}, and the memory is to be opened on {}; pass a stream of that device, or either of stream and device",
+        Err(self
+            .of_another_device(&format!("on {}", device_name(self.ipc.backend().info().name, device.get()))))
+    }
+
+    pub(crate) const fn device(&self) -> DeviceOrdinal {
+        self.device
+    }
+
+    /// Returns the error for a stream of another device than those of the memory.
+    pub(crate) fn of_another_device(&self, place: &str) -> PyErr {
+        PlacementError::new_err(format!(
+            "the stream is of {}, and the memory is to be opened {place}; pass a stream of that device, or either of stream and device",
             device_name(self.backend, self.device.get()),
-            device_name(self.ipc.backend().info().name, device.get())
-        )))
+        ))
     }
 
     /// Waits until all work submitted to the stream has finished.

@@ -197,3 +197,14 @@ print((r.stdout + r.stderr).splitlines()[-1])
 def test_mock_between_users_works_as_its_error_says() -> None:
     assert "handles=fds" in run(OTHER_USER, DEVICE_IPC_MOCK="devices=2")
     assert run(OTHER_USER, DEVICE_IPC_MOCK="devices=2;handles=fds;events=off") == "opened\n"
+
+
+def test_stream_of_another_device_than_the_memory_is_refused() -> None:
+    stream = device_ipc.Stream("mock:1")
+    with device_ipc.share(device_ipc.empty((4,), "float32", "mock:0")) as export:
+        home = device_ipc.Descriptor(str(export)).homes[0]
+        for device in ("mock:0", {home: "mock:0"}, {home: device_ipc.devices()[0].uuid}):
+            with pytest.raises(device_ipc.PlacementError, match="stream is of mock:1, and the memory is to be opened on"):
+                device_ipc.open(str(export), device=device, stream=stream)
+        with device_ipc.open(str(export), device={home: "mock:0"}, stream=device_ipc.Stream("mock:0")) as mapping:
+            assert mapping.devices == ["mock:0"]
