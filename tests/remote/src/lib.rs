@@ -152,6 +152,22 @@ pub fn eventually(process: &mut Process, request: &str, expected: &str) {
     }
 }
 
+/// Waits until a process has at most as many open files as before. Its earlier connections may not have been closed completely when these
+/// were counted.
+#[track_caller]
+pub fn eventually_files(process: &mut Process, before: &str) {
+    let before: u64 = before.parse().expect("a number");
+    let deadline = Instant::now() + LONG;
+    loop {
+        let files = process.ask("files");
+        if files.parse::<u64>().expect("a number") <= before {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{files} files remain open, of {before}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Returns a descriptor with another IPv4 address in its section of network addresses, the last one.
 pub fn with_address(descriptor: &str, address: SocketAddrV4) -> String {
     let mut bytes = bytes_of(descriptor);

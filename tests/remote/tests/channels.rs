@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_core::backend::engine::TransferEngine;
 use device_ipc_remote_tests::{
-    Ends, SocketEngine, dropped_export_of_a_message_is_pulled, eventually, resume, suspend,
+    Ends, SocketEngine, dropped_export_of_a_message_is_pulled, eventually, eventually_files, resume, suspend,
 };
 use device_ipc_test_process::{Process, command_of_test};
 
@@ -38,17 +38,6 @@ fn start(role: &str, arguments: &str) -> Option<Process> {
 fn connected() -> (Process, Process) {
     let Ends { near, far } = Ends::start(start).expect("the engine needs nothing");
     (near, far)
-}
-
-/// Waits until a process has at most as many open files as before. Its earlier channels may not have been closed completely when these
-/// were counted.
-fn eventually_files(process: &mut Process, before: &str) {
-    let before: u64 = before.parse().expect("a number");
-    let until = Instant::now() + Duration::from_secs(60);
-    while process.ask("files").parse::<u64>().expect("a number") > before {
-        assert!(Instant::now() < until, "files remain open");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// A shell of other namespaces that runs a script, and then the command behind the arguments.

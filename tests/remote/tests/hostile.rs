@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use device_ipc_core::backend::engine::TransferEngine;
-use device_ipc_remote_tests::{SocketEngine, eventually, key_of, with_address};
+use device_ipc_remote_tests::{SocketEngine, eventually, eventually_files, key_of, with_address};
 use device_ipc_tcp::{AuthenticatedConnection, Key, TcpError, accept, connect};
 use device_ipc_test_process::Process;
 

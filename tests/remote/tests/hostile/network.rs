@@ -95,7 +95,7 @@ fn flood_of_garbage_keeps_out_no_importer_and_leaves_nothing() {
     }
     check_served(&descriptor);
     drop(flood);
-    eventually(&mut exporter, "files", &files);
+    eventually_files(&mut exporter, &files);
     assert_eq!(exporter.ask("holders x"), "");
 }
 
