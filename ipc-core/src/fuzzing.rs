@@ -100,7 +100,8 @@ pub(crate) fn show(read: &Descriptor) {
         );
     }
     if let Some(layout) = read.layout() {
-        assert!(layout.check_fits(read.len()).is_ok());
+        let room = read.ring().map_or(read.len(), |ring| ring.slot_bytes());
+        assert!(layout.check_fits(room).is_ok());
     }
     if let Some(ring) = read.ring() {
         assert!(u128::from(ring.slots()) * u128::from(ring.slot_bytes()) <= u128::from(read.len()));

@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 
 use crate::export::Holder;
 
+pyo3::import_exception!(device_ipc._errors, LayoutError);
 pyo3::import_exception!(device_ipc._errors, PlacementError);
 
 /// Converts results of the library into Python's.

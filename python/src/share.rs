@@ -98,8 +98,13 @@ impl Source {
     pub(crate) fn kept(self) -> (OwnedRegion<Arc<Owner>>, Keeper) {
         let owner = Arc::new(self.owner);
         let keeper = Keeper::Owned(Arc::clone(&owner) as _);
+        let region = Region::new(self.backend, self.region).with_dtype(self.layout.dtype());
         // SAFETY: as in `owned`.
-        (unsafe { OwnedRegion::new(owner, Region::new(self.backend, self.region)) }, keeper)
+        (unsafe { OwnedRegion::new(owner, region) }, keeper)
+    }
+
+    pub(crate) const fn layout(&self) -> &TensorLayout {
+        &self.layout
     }
 
     pub(crate) fn owned(self) -> (OwnedRegion<Owner>, TensorLayout) {

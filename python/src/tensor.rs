@@ -91,6 +91,23 @@ impl TensorData {
         Self { backend, range, dtype, shape, strides, is_writable, keeper }
     }
 
+    /// The tensor in the slot of a ring, whose bytes are a range; without a layout, its bytes.
+    pub(crate) fn in_slot(
+        backend: &'static str,
+        slot: DeviceRange,
+        layout: Option<&TensorLayout>,
+        is_writable: bool,
+        keeper: Keeper,
+    ) -> Self {
+        let place = |layout: &TensorLayout| {
+            slot.slice(layout.start_bytes(), layout.span_bytes().saturating_sub(layout.start_bytes()))
+        };
+        match layout.and_then(|layout| Some((layout, place(layout)?))) {
+            Some((layout, range)) => Self::new(backend, range, layout, is_writable, keeper),
+            None => Self::bytes(backend, slot, is_writable, keeper),
+        }
+    }
+
     /// Returns the name of the device as PyTorch writes it.
     pub(crate) fn device(&self) -> String {
         device_name(self.backend, self.range.device.get())

@@ -40,6 +40,63 @@ def test_ring_hands_over_each_publication_once(start: Start) -> None:
     finish(other)
 
 
+def test_slots_keep_element_type_and_shape(start: Start) -> None:
+    memory = device_ipc.empty((2, 3, 64), "float32", "mock:0")
+    with device_ipc.Ring(memory, slots=2) as ring:
+        other = start(
+            """
+            with d.join(sys.argv[1]) as reader:
+                for slot in reader:
+                    with slot:
+                        array = np.from_dlpack(slot)
+                        assert slot.tensor.shape == array.shape == (3, 64) and array.dtype == np.float32, slot.tensor
+                        assert (array == np.arange(192).reshape(3, 64) + slot.sequence).all()
+            print("end")
+            """,
+            str(ring),
+        )
+        ring.wait_readers(1, timeout=30)
+        for number in range(5):
+            with ring.write(timeout=30) as slot:
+                assert (slot.tensor.dtype, slot.tensor.shape, slot.tensor.strides) == ("float32", (3, 64), (64, 1))
+                np.from_dlpack(slot)[:] = np.arange(192).reshape(3, 64) + number
+    assert line(other) == "end"
+    finish(other)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "slots", "expected"),
+    [
+        ((4, 64), "float32", 2, (2, 64)),
+        ((1024,), "bfloat16", 2, (512,)),
+        ((1000,), "float16", 2, (384,)),
+        ((1, 128), "int64", 1, (128,)),
+        ((2, 256), "bool", 2, (256,)),
+    ],
+)
+def test_first_axis_is_divided_into_slots(shape: "tuple[int, ...]", dtype: str, slots: int, expected: "tuple[int, ...]") -> None:
+    with device_ipc.Ring(device_ipc.empty(shape, dtype, "mock:0"), slots=slots) as ring:
+        slot = ring.write(timeout=30)
+        assert (slot.tensor.dtype, slot.tensor.shape) == (dtype, expected)
+        del slot
+
+
+@pytest.mark.parametrize(
+    ("memory", "slots", "message"),
+    [
+        (lambda: device_ipc.empty((3, 64), "float32", "mock:0"), 2, "3 elements on its first axis"),
+        (lambda: device_ipc.empty((2, 100), "float32", "mock:0"), 2, "slots of 400 B, and a slot is a multiple of 256 B"),
+        (lambda: np.from_dlpack(device_ipc.empty((64, 64), "float32", "mock:0")).T, 2, "gaps or is transposed"),
+        (lambda: device_ipc.empty((), "float32", "mock:0"), 2, "without axes"),
+        (lambda: device_ipc.empty((64,), "float32", "mock:0"), 2, "too few"),
+        (lambda: device_ipc.empty((64,), "float32", "mock:0"), 0, "ring of 0 slots"),
+    ],
+)
+def test_memory_that_cannot_be_divided_into_slots(memory: "Callable[[], object]", slots: int, message: str) -> None:
+    with pytest.raises(device_ipc.LayoutError, match=message):
+        device_ipc.Ring(memory(), slots=slots)
+
+
 def test_ring_on_streams() -> None:
     ring = device_ipc.Ring(device_ipc.empty((2048,), "uint8", "mock:0"))
     writing, reading = device_ipc.Stream("mock:0"), device_ipc.Stream("mock:0")

@@ -91,7 +91,8 @@ async def _send(weights: Any, channels: list[_native.Channel], bucket_bytes: int
     async for name, weight in iterate(weights):
         weight = weight.detach()
         if ring is None:
-            memory = _native.empty((2, bucket_bytes), "uint8", device or _device(weight))
+            slot_bytes = math.ceil(bucket_bytes / _ALIGNMENT) * _ALIGNMENT
+            memory = _native.empty((2, slot_bytes), "uint8", device or _device(weight))
             ring = _native.Ring(memory, slots=2)
             tell({"ring": str(ring)})
             _wait_readers(ring, channels)

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use device_ipc::{Access, DeviceRange, Ipc};
+use device_ipc::{Access, DeviceRange, Error, Ipc, TensorLayout};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -23,13 +23,16 @@ use pyo3::types::PyTuple;
 use turns::{Turn, Writing};
 
 use crate::dlpack;
-use crate::error::OrRaise as _;
+use crate::error::{LayoutError, OrRaise as _};
 use crate::export::{Changes, Descriptor, Holder};
 use crate::session::{access, check_fork, ipc_for_users, not_picklable, note_use};
 use crate::share::Source;
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor, TensorData, to_dlpack, to_numpy};
 use crate::wait::{self, Waiting};
+
+/// The bytes of a slot are a multiple of this.
+const ALIGNMENT: u64 = 256;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -52,12 +55,16 @@ struct RingInner {
     backend: &'static str,
     /// For calls of a host that has no stream.
     stream: device_ipc::Stream,
+    /// The tensor in each slot.
+    layout: Option<TensorLayout>,
     keeper: Keeper,
 }
 
 /// The writer of a ring. Readers open its text, `str(ring)`, with `join`.
 ///
-/// `memory` is a tensor, which is shared as `slots` slots of equal size. `access` is that of readers, `"r"` or `"rw"`.
+/// `memory` is a contiguous tensor, whose first axis is divided into `slots` slots: each is a tensor of its element type, and of the shape
+/// behind the first axis if that has `slots` elements. The bytes of a slot are a multiple of 256; memory of one axis is used up to
+/// the last such multiple. `access` is that of readers, `"r"` or `"rw"`.
 /// `allow_users` lists user ids that may join beside this user; by default none. Raises `TypeError` if `memory` is no tensor
 /// of device memory, and `LayoutError` if it cannot be divided into `slots`.
 #[pyclass(frozen, weakref, module = "device_ipc")]
@@ -89,10 +96,12 @@ impl Ring {
             .ok_or_else(|| PyTypeError::new_err("the memory of a ring is a tensor of device memory"))?;
         let ipc = ipc_for_users(py, Some(source.backend), &allow_users.unwrap_or_default())?;
         let device = source.device;
+        let layout = slot_layout(py, source.layout(), slots)?;
         let (owner, keeper) = source.kept();
         let made = py.detach(|| -> device_ipc::Result<_> {
             let stream = ipc.create_stream(device)?;
-            Ok((ipc.ring(owner).slots(slots).access(access).start()?, stream))
+            let builder = ipc.ring(owner).slots(slots).access(access);
+            Ok((if let Some(layout) = layout { builder.layout(layout) } else { builder }.start()?, stream))
         });
         let (ring, stream) = made.or_raise(py)?;
         let descriptor = ring.descriptor().clone();
@@ -107,6 +116,7 @@ impl Ring {
             ipc,
             backend,
             stream,
+            layout: descriptor.layout().cloned(),
             keeper,
         };
         Ok(Self { inner: Mutex::new(Some(Arc::new(inner))), descriptor })
@@ -280,6 +290,38 @@ impl Ring {
     }
 }
 
+/// Returns the tensor in each slot of memory with this layout; `None` for memory of one axis that has a rest, which becomes slots of one
+/// axis.
+fn slot_layout(py: Python<'_>, memory: &TensorLayout, slots: u32) -> PyResult<Option<TensorLayout>> {
+    let slots = u64::from(slots);
+    let refused = |why: String| Err(LayoutError::new_err(format!("the memory of a ring {why}")));
+    if !memory.is_contiguous() {
+        return refused("has gaps or is transposed; pass a contiguous tensor".to_owned());
+    }
+    let [first, inner @ ..] = memory.shape() else {
+        return refused("is a tensor without axes; its first axis is divided into slots".to_owned());
+    };
+    let each = first.checked_div(slots).unwrap_or(0);
+    let shape = if each == 1 { inner.to_vec() } else { [&[each], inner].concat() };
+    let slot = TensorLayout::contiguous(memory.dtype(), shape).map_err(Error::from).or_raise(py)?;
+    let is_whole = each * slots == *first;
+    if is_whole && slot.span_bytes() > 0 && slot.span_bytes().is_multiple_of(ALIGNMENT) {
+        return Ok(Some(slot));
+    }
+    if inner.is_empty() {
+        return Ok(None);
+    }
+    if !is_whole {
+        return refused(format!(
+            "has {first} elements on its first axis, which cannot be divided into {slots} slots"
+        ));
+    }
+    refused(format!(
+        "gives slots of {} B, and a slot is a multiple of {ALIGNMENT} B: make the last axis longer, or pass memory of one axis",
+        slot.span_bytes()
+    ))
+}
+
 /// A slot of a ring for writing. Publishing it passes it to the readers; as a context manager, the end of the block publishes
 /// it, unless the block failed.
 #[pyclass(frozen, module = "device_ipc")]
@@ -302,7 +344,7 @@ impl RingWriteSlot {
 
     fn data(&self) -> PyResult<TensorData> {
         let inner = self.inner()?;
-        Ok(TensorData::bytes(inner.backend, self.range, true, inner.keeper.clone()))
+        Ok(TensorData::in_slot(inner.backend, self.range, inner.layout.as_ref(), true, inner.keeper.clone()))
     }
 }
 
@@ -314,7 +356,7 @@ impl RingWriteSlot {
         self.sequence
     }
 
-    /// The bytes of the slot.
+    /// The tensor in the slot.
     #[getter]
     fn tensor(&self) -> PyResult<Tensor> {
         Ok(Tensor { data: self.data()? })
@@ -356,7 +398,7 @@ impl RingWriteSlot {
         self.publish(py)
     }
 
-    /// Returns a DLPack capsule of the bytes.
+    /// Returns a DLPack capsule of the tensor.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__(
         &self,

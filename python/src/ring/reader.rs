@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
-use device_ipc::{Access, DeviceRange, Ipc};
+use device_ipc::{Access, DeviceRange, Ipc, TensorLayout};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -30,6 +30,8 @@ pub(super) struct ReaderInner {
     pub(super) held: Held,
     ipc: Ipc,
     backend: &'static str,
+    /// The tensor in each slot.
+    layout: Option<TensorLayout>,
     is_writable: bool,
 }
 
@@ -194,7 +196,14 @@ impl RingReadSlot {
     fn data(&self) -> PyResult<TensorData> {
         let inner = self.inner()?;
         let (backend, is_writable) = (inner.reader.backend, inner.reader.is_writable);
-        Ok(TensorData::bytes(backend, inner.range, is_writable, Keeper::ReadSlot(inner)))
+        let reader = Arc::clone(&inner.reader);
+        Ok(TensorData::in_slot(
+            backend,
+            inner.range,
+            reader.layout.as_ref(),
+            is_writable,
+            Keeper::ReadSlot(inner),
+        ))
     }
 }
 
@@ -206,7 +215,7 @@ impl RingReadSlot {
         self.sequence
     }
 
-    /// The bytes of the slot.
+    /// The tensor in the slot.
     #[getter]
     fn tensor(&self) -> PyResult<Tensor> {
         Ok(Tensor { data: self.data()? })
@@ -255,7 +264,7 @@ impl RingReadSlot {
         self.release(py, None)
     }
 
-    /// Returns a DLPack capsule of the bytes.
+    /// Returns a DLPack capsule of the tensor.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__(
         &self,
@@ -343,6 +352,7 @@ pub(crate) fn join(
     let limit = wait::limit(timeout)?;
     // One attempt, as in `open`; the limit is also that of the later silence of the writer.
     let reader = wait::aside(py, move || call(limit))?.or_raise(py)?;
+    let layout = reader.layout().cloned();
     let is_writable = reader.access() == Access::ReadWrite;
     note_use();
     let inner = ReaderInner {
@@ -352,6 +362,7 @@ pub(crate) fn join(
         held: Held::default(),
         ipc,
         backend,
+        layout,
         is_writable,
     };
     Ok(RingReader { inner: Mutex::new(Some(Arc::new(inner))) })

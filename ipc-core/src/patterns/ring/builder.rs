@@ -13,6 +13,7 @@ use crate::backend::stream::AsStream;
 use crate::backend::{Access, DeviceIpc};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Remedy, Result};
+use crate::model::layout::{TensorLayout, check_alignment};
 use crate::model::placement::DeviceMap;
 use crate::sharing::export::{ShareBuilder, check_backend};
 use crate::sharing::import::{Mapping, OpenBuilder};
@@ -31,11 +32,18 @@ const DEFAULT_SLOTS: u32 = 2;
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
-/// use device_ipc_core::Access;
+/// use device_ipc_core::{Access, Dtype, TensorLayout};
 ///
 /// let memory = ipc.allocate(0, 4 << 10)?;
-/// let ring = ipc.ring(memory).slots(4).access(Access::ReadWrite).start()?; // four slots of 1 KiB
+/// let slot = TensorLayout::contiguous(Dtype::F32, [16, 16])?;
+/// let ring = ipc.ring(memory).slots(4).layout(slot.clone()).access(Access::ReadOnly).start()?; // four slots of 1 KiB
 /// assert_eq!(ring.sequence(), 0);
+///
+/// let reader = ipc.open_ring(ring.descriptor()).at_home()?; // in another process
+/// assert_eq!(reader.layout(), Some(&slot));
+///
+/// let wide = TensorLayout::contiguous(Dtype::F32, [16, 17])?;
+/// assert!(ipc.ring(ipc.allocate(0, 4 << 10)?).slots(4).layout(wide).start().is_err());
 /// # Ok(())
 /// # }
 /// ```
@@ -45,6 +53,7 @@ pub struct RingBuilder<'a, O> {
     backend: &'a Arc<dyn DeviceIpc>,
     region: Region,
     slots: u32,
+    layout: Option<TensorLayout>,
     timeout: Duration,
     first: u64,
 }
@@ -56,7 +65,7 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
         region: Region,
         timeout: Duration,
     ) -> Self {
-        Self { share, backend, region, slots: DEFAULT_SLOTS, timeout, first: 0 }
+        Self { share, backend, region, slots: DEFAULT_SLOTS, layout: None, timeout, first: 0 }
     }
 
     /// Sets the number of slots, by default 2.
@@ -65,6 +74,13 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
     /// 256 B.
     pub const fn slots(mut self, slots: u32) -> Self {
         self.slots = slots;
+        self
+    }
+
+    /// States the tensor that each slot holds, from the start of the slot, for readers: [`RingReader::layout`]. By default it has one
+    /// dimension of the owner's element type and takes the whole slot, if the owner has one; otherwise slots are plain bytes.
+    pub fn layout(mut self, layout: TensorLayout) -> Self {
+        self.layout = Some(layout);
         self
     }
 
@@ -92,18 +108,19 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
     /// # Errors
     ///
     /// [`ErrorWith`], which contains the owner and the reason: [`Error::InvalidRegion`] if the number of slots is out of range
-    /// or the memory is too small for it; otherwise as for [`ShareBuilder::start`](crate::ShareBuilder::start).
+    /// or the memory is too small for it; [`Error::Layout`] if the tensor does not fit into a slot; otherwise as for
+    /// [`ShareBuilder::start`](crate::ShareBuilder::start).
     pub fn start(self) -> Result<Ring, ErrorWith<O>> {
-        let (slots, own) = match self.checked() {
+        let (slots, layout, own) = match self.checked() {
             Ok(checked) => checked,
             Err(error) => return Err(self.share.refuse(error)),
         };
         let export = self.share.start()?;
-        Ok(Ring::new(export, Arc::clone(self.backend), slots, own, self.timeout, self.first))
+        Ok(Ring::new(export, Arc::clone(self.backend), slots, layout, own, self.timeout, self.first))
     }
 
-    /// Returns the slots and the counter of the writer's own streams, which is `None` if the host waits.
-    fn checked(&self) -> Result<(Slots, Option<Arc<OwnCounter>>)> {
+    /// Returns the slots, the tensor in each, and the counter of the writer's own streams, which is `None` if the host waits.
+    fn checked(&self) -> Result<(Slots, Option<TensorLayout>, Option<Arc<OwnCounter>>)> {
         let (range, count) = (self.region.range, self.slots);
         check_backend("the memory", self.region.backend, self.backend.info().name)?;
         if !(1..=MAX_RING_SLOTS).contains(&count) {
@@ -118,9 +135,18 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
                 range.len
             ))
         })?;
+        let layout = match (&self.layout, self.region.dtype) {
+            (Some(layout), _) => Some(layout.clone()),
+            (None, Some(dtype)) => Some(TensorLayout::to_end(dtype, 0, bytes)?),
+            (None, None) => None,
+        };
+        if let Some(layout) = &layout {
+            layout.check_fits(bytes)?;
+            check_alignment(layout.dtype(), range.ptr.get())?;
+        }
         let on_host = has_no_timelines(&**self.backend, range.device)?;
         let own = if on_host { None } else { Some(OwnCounter::new(self.backend)?) };
-        Ok((slots, own))
+        Ok((slots, layout, own))
     }
 }
 

@@ -15,6 +15,7 @@ use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::backend::{Access, DeviceBound, DeviceIpc};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
+use crate::model::layout::TensorLayout;
 use crate::os::kill::kill_point;
 use crate::os::process::Owner;
 use crate::sharing::PolledReadiness;
@@ -179,6 +180,11 @@ impl RingReader {
     /// Returns the access of this process to the memory.
     pub fn access(&self) -> Access {
         self.inner.mapping().access()
+    }
+
+    /// Returns the tensor that each slot holds, from the start of the slot, or `None` if the writer stated none.
+    pub fn layout(&self) -> Option<&TensorLayout> {
+        self.inner.mapping().descriptor().layout()
     }
 
     /// Returns whether the host waits because the device has no timelines.

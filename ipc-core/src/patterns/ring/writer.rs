@@ -15,6 +15,7 @@ use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Remedy, Result};
+use crate::model::layout::TensorLayout;
 use crate::model::lease::{Holders, LeaseId};
 use crate::os::kill::kill_point;
 use crate::os::process::Owner;
@@ -23,7 +24,7 @@ use crate::sharing::import::OwnMemory;
 use crate::sharing::timeline::{OwnCounter, TIMELINE_END, Timeline, pause};
 use crate::sharing::{PolledReadiness, Runtime};
 use crate::transport::check_may_wait;
-use crate::wire::descriptor::Descriptor;
+use crate::wire::descriptor::{Descriptor, Memory};
 use crate::wire::ring::RingSlots;
 
 pub use readers::RingReaders;
@@ -116,6 +117,7 @@ impl Ring {
         export: Export,
         backend: Arc<dyn DeviceIpc>,
         slots: Slots,
+        layout: Option<TensorLayout>,
         own: Option<Arc<OwnCounter>>,
         timeout: Duration,
         first: u64,
@@ -126,7 +128,12 @@ impl Ring {
             runtime.exports.observe(memory.export(), Arc::clone(&members) as _);
         }
         let ring = RingSlots::new(slots.count(), slots.bytes(), memory.len());
-        let descriptor = memory.with(|contents| contents.ring = ring);
+        let descriptor = memory.with(|contents| {
+            contents.ring = ring;
+            if let Memory::Region(region) = &mut contents.memory {
+                region.layout = layout;
+            }
+        });
         Self {
             close_guard: CloseGuard { members: Arc::clone(&members), owner: Owner::current() },
             export,
@@ -149,6 +156,13 @@ impl Ring {
     /// Returns the descriptor with which readers open the ring. Send it over any transport.
     pub const fn descriptor(&self) -> &Descriptor {
         &self.descriptor
+    }
+
+    /// Returns the tensor that each slot holds, or `None` for plain bytes; see [`RingBuilder::layout`].
+    ///
+    /// [`RingBuilder::layout`]: crate::RingBuilder::layout
+    pub fn layout(&self) -> Option<&TensorLayout> {
+        self.descriptor.layout()
     }
 
     /// Returns whether the host waits because the device has no timelines.

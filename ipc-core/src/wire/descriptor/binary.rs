@@ -325,6 +325,9 @@ impl Sections {
             (None, _) => None,
             (Some(_), Memory::Tensors(_)) => return Err(missing("a ring lies in a region")),
             (Some((slots, each)), Memory::Region(region)) => {
+                if let Some(layout) = &region.layout {
+                    layout.check_fits(each)?;
+                }
                 let ring = RingSlots::new(slots, each, region.len);
                 Some(ring.ok_or_else(|| {
                     let len = region.len;

@@ -124,10 +124,11 @@ fn unnamed() -> impl Strategy<Value = Memories> {
         |((home, (export, token, ready), (extents, offset, len)), layout, (is_ring, slots))| {
             let (export, token) = (ExportId(export), Token::from_bytes(token));
             let part = Part { home, export, token, ready, regions: PartRegions::One(extents) };
-            let layout = layout.filter(|layout| layout.check_fits(len).is_ok());
             let slots = u32::from(slots).max(1);
             let each = len / u64::from(slots) / 256 * 256;
             let ring = if is_ring { RingSlots::new(slots, each, len) } else { None };
+            let room = ring.map_or(len, |ring| ring.slot_bytes());
+            let layout = layout.filter(|layout| layout.check_fits(room).is_ok());
             let memory = Memory::Region(DescribedRegion { offset, len, layout });
             (OneOrMany::One(part), memory, ring)
         },
@@ -422,6 +423,15 @@ fn senseless_regions_are_refused() {
     for (offset, len) in [(0, 0), (1, 1 << 20), (1 << 20, 1), (u64::MAX, 2)] {
         assert!(region(offset, len).contains("invalid descriptor: region"), "{len} B at {offset}");
     }
+    let ring = crate::fuzzing::plain_ring();
+    let with_slots_of = |bytes: u64| {
+        refused(&ring, |one| {
+            let Memory::Region(region) = &mut one.memory else { panic!("a ring lies in a region") };
+            region.layout = Some(TensorLayout::contiguous(Dtype::U8, [bytes]).unwrap());
+        })
+    };
+    assert_eq!(with_slots_of(1280), "");
+    assert!(with_slots_of(1281).contains("1281"), "{}", with_slots_of(1281));
     let second = plain.contents().parts[0].clone();
     let several = refused(&plain, |one| {
         one.parts.push(Part { export: ExportId(9), ..second });
