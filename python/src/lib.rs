@@ -3,6 +3,7 @@
 //! Every call that may reach a driver or wait releases the interpreter lock. Waits run in short slices, between which pending
 //! signals are handled, so that Ctrl-C ends each of them.
 
+mod buffer;
 mod channel;
 mod counters;
 mod cuda_array_interface;

@@ -1,11 +1,13 @@
 //! Tensors in mapped, received or allocated memory.
 
 use std::any::Any;
+use std::ffi::c_int;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use device_ipc::{AsStream as _, DeviceRange, Dtype, TensorLayout};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -15,7 +17,7 @@ use crate::ring::ReadSlotInner;
 use crate::session::not_picklable;
 use crate::stream::DlpackStream;
 use crate::uses::Use;
-use crate::{cuda_array_interface, dlpack};
+use crate::{buffer, cuda_array_interface, dlpack};
 
 /// A guard that keeps the memory of a tensor mapped.
 #[derive(Clone)]
@@ -106,6 +108,23 @@ impl TensorData {
             Some((layout, range)) => Self::new(backend, range, layout, is_writable, keeper),
             None => Self::bytes(backend, slot, is_writable, keeper),
         }
+    }
+
+    /// Waits until the bytes are ready, for memory that the host reads.
+    pub(crate) fn wait_on_host(&self, py: Python<'_>) -> PyResult<()> {
+        self.keeper.wait_ready(py, self, DlpackStream::new(None))
+    }
+
+    /// Returns whether the elements lie one after the other: in rows, as in C, or in columns, as in Fortran.
+    pub(crate) fn is_contiguous(&self, in_columns: bool) -> bool {
+        let mut expected = 1;
+        let mut is_next = |(size, stride): (&u64, &u64)| {
+            let is_next = *size == 1 || *stride == expected;
+            expected *= size;
+            is_next
+        };
+        let mut axes = self.shape.iter().zip(&self.strides);
+        self.shape.contains(&0) || if in_columns { axes.all(is_next) } else { axes.rev().all(&mut is_next) }
     }
 
     /// Returns the name of the device as PyTorch writes it.
@@ -248,6 +267,18 @@ impl Tensor {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         to_numpy(slf, &slf.get().data, dtype, copy)
+    }
+
+    // SAFETY: Python calls it as `bf_getbuffer`, whose rules are those of `fill`.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        // SAFETY: as above.
+        unsafe { buffer::fill(&slf, view, flags) }
+    }
+
+    // SAFETY: Python calls it once for each buffer that `__getbuffer__` has filled.
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: as above.
+        unsafe { buffer::release(view) }
     }
 
     /// Returns the DLPack device: its type and ordinal.

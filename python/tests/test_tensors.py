@@ -1,6 +1,8 @@
 """Lifetimes, access and layouts of tensors."""
 
 import gc
+import hashlib
+import io
 import weakref
 from collections.abc import Callable
 
@@ -280,3 +282,54 @@ def test_stream_of_another_device_is_refused() -> None:
 def test_devices_and_backends_are_listed() -> None:
     assert [device.device for device in device_ipc.devices() if device.backend == "mock"] == ["mock:0", "mock:1"]
     assert device_ipc.available()["cuda"]
+
+
+def test_buffers_of_the_mock_are_its_memory() -> None:
+    tensor = device_ipc.empty((3, 4), "float32", "mock:0")
+    with memoryview(tensor) as view:
+        assert (view.format, view.shape, view.strides, view.nbytes, view.readonly) == ("f", (3, 4), (16, 4), 48, False)
+        view[1, 2] = 5
+    assert np.asarray(tensor)[1, 2] == 5
+    assert bytes(tensor) == np.asarray(tensor).tobytes()
+    formats = {"bool": "?", "int8": "b", "uint64": "Q", "float16": "e", "float64": "d", "complex64": "Zf"}
+    for dtype, expected in formats.items():
+        assert memoryview(device_ipc.empty((2,), dtype, "mock:0")).format == expected
+    assert memoryview(device_ipc.empty((), "int32", "mock:0")).shape == ()
+    assert memoryview(device_ipc.empty((0, 2), "int32", "mock:0")).nbytes == 0
+    half = device_ipc.empty((2,), "bfloat16", "mock:0")
+    with pytest.raises(BufferError, match="no format for bfloat16; tensor.bytes"):
+        memoryview(half)
+    assert memoryview(half.bytes).nbytes == 4
+
+
+def test_buffer_keeps_the_mapping_and_the_access(start: Start) -> None:
+    exporter = start("""
+        tensor = d.empty((4,), "float32", "mock:0", read_only=True)
+        export = d.share({"w": tensor}, access="r")
+        print(export)
+        export.wait_released()
+        print("released")
+    """)
+    assert exporter.stdout is not None
+    text = exporter.stdout.readline().strip()
+    with pytest.warns(ResourceWarning, match="'w'"):
+        with device_ipc.open(text) as mapping:
+            view = memoryview(mapping["w"])
+    assert view.readonly and len(view.tobytes()) == 16
+    with pytest.raises(TypeError, match="read-only"):
+        view[0] = 1
+    with pytest.raises(TypeError, match="read-write"):
+        io.BytesIO(bytes(16)).readinto(view.obj)
+    view.release()
+    assert exporter.stdout.readline() == "released\n"
+
+
+def test_rows_of_a_transposed_tensor_have_strides() -> None:
+    tensor = device_ipc.empty((3, 4), "int16", "mock:0")
+    np.asarray(tensor)[:] = np.arange(12).reshape(3, 4)
+    with device_ipc.share(np.asarray(tensor).T) as export, device_ipc.open(str(export)) as mapping:
+        with memoryview(mapping.tensor) as view:
+            assert view.strides == (2, 8) and view.f_contiguous
+            assert np.asarray(view).tolist() == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
+        with pytest.raises(BufferError, match="not contiguous"):
+            hashlib.sha256(mapping.tensor)
