@@ -40,6 +40,19 @@ pub(crate) struct DlTensor {
     pub(crate) byte_offset: u64,
 }
 
+impl DlTensor {
+    pub(crate) const EMPTY: Self = Self {
+        data: ptr::null_mut(),
+        device_type: 0,
+        device_id: 0,
+        ndim: 0,
+        dtype: DlDtype { code: 0, bits: 0, lanes: 0 },
+        shape: ptr::null_mut(),
+        strides: ptr::null_mut(),
+        byte_offset: 0,
+    };
+}
+
 /// `DLManagedTensor`.
 #[repr(C)]
 struct DlManaged {
@@ -50,7 +63,7 @@ struct DlManaged {
 
 /// `DLManagedTensorVersioned`.
 #[repr(C)]
-struct DlVersioned {
+pub(crate) struct DlVersioned {
     major: u32,
     minor: u32,
     context: *mut c_void,
@@ -84,9 +97,52 @@ impl Managed for DlVersioned {
 #[repr(C)]
 struct Exported<M> {
     managed: M,
-    _shape: Box<[i64]>,
-    _strides: Box<[i64]>,
+    /// The shape, and behind it the strides.
+    _sizes: Box<[i64]>,
     _keeper: Keeper,
+}
+
+impl<M> Exported<M> {
+    /// Describes a tensor. `managed` makes the outer structure of the description.
+    fn new(tensor: &TensorData, managed: impl FnOnce(DlTensor) -> M) -> PyResult<Box<Self>> {
+        let dtype = to_dlpack(tensor.dtype).ok_or_else(|| {
+            PyBufferError::new_err(format!(
+                "DLPack has no element type {}; take the bytes (Tensor.bytes) and view them, as device_ipc.torch.open does",
+                tensor.dtype
+            ))
+        })?;
+        let sizes = tensor.shape.iter().chain(&tensor.strides).map(|value| i64::try_from(*value));
+        let mut sizes = sizes
+            .collect::<Result<Box<[i64]>, _>>()
+            .map_err(|_| PyBufferError::new_err("a dimension or a stride exceeds 2^63 - 1"))?;
+        let (shape, strides) = sizes.split_at_mut(tensor.shape.len());
+        let (device_type, device_id) = device_of(tensor.backend, tensor.range.device.get())?;
+        let dl = DlTensor {
+            data: tensor.range.ptr.get() as *mut c_void,
+            device_type,
+            device_id,
+            ndim: shape.len() as i32,
+            dtype,
+            shape: shape.as_mut_ptr(),
+            strides: strides.as_mut_ptr(),
+            byte_offset: 0,
+        };
+        Ok(Box::new(Self { managed: managed(dl), _sizes: sizes, _keeper: tensor.keeper.clone() }))
+    }
+}
+
+impl Exported<DlVersioned> {
+    fn versioned(tensor: &TensorData) -> PyResult<Box<Self>> {
+        let flags = if tensor.is_writable { 0 } else { READ_ONLY };
+        Self::new(tensor, |tensor| DlVersioned {
+            major: 1,
+            minor: 0,
+            context: ptr::null_mut(),
+            deleter: Some(delete::<DlVersioned>),
+            flags,
+            tensor,
+        })
+    }
 }
 
 /// Returns the DLPack device of memory of this backend.
@@ -100,51 +156,21 @@ pub(crate) fn device_of(backend: &str, ordinal: u32) -> PyResult<(i32, i32)> {
 }
 
 /// Returns a capsule of the tensor, which keeps the tensor's memory mapped.
-pub(crate) fn capsule(py: Python<'_>, tensor: &TensorData, versioned: bool) -> PyResult<Py<PyAny>> {
-    let dtype = to_dlpack(tensor.dtype).ok_or_else(|| {
-        PyBufferError::new_err(format!(
-            "DLPack has no element type {}; take the bytes (Tensor.bytes) and view them, as device_ipc.torch.open does",
-            tensor.dtype
-        ))
-    })?;
-    let mut shape = signed(&tensor.shape)?;
-    let mut strides = signed(&tensor.strides)?;
-    let (device_type, device_id) = device_of(tensor.backend, tensor.range.device.get())?;
-    let dl = DlTensor {
-        data: tensor.range.ptr.get() as *mut c_void,
-        device_type,
-        device_id,
-        ndim: shape.len() as i32,
-        dtype,
-        shape: shape.as_mut_ptr(),
-        strides: strides.as_mut_ptr(),
-        byte_offset: 0,
-    };
-    let (_shape, _strides, _keeper) = (shape, strides, tensor.keeper.clone());
-    if versioned {
-        let flags = if tensor.is_writable { 0 } else { READ_ONLY };
-        let managed = DlVersioned {
-            major: 1,
-            minor: 0,
-            context: ptr::null_mut(),
-            deleter: Some(delete::<DlVersioned>),
-            flags,
-            tensor: dl,
-        };
-        new_capsule(py, Exported { managed, _shape, _strides, _keeper })
-    } else {
-        let managed = DlManaged { tensor: dl, context: ptr::null_mut(), deleter: Some(delete::<DlManaged>) };
-        new_capsule(py, Exported { managed, _shape, _strides, _keeper })
+pub(crate) fn capsule(py: Python<'_>, tensor: &TensorData, is_versioned: bool) -> PyResult<Py<PyAny>> {
+    if is_versioned {
+        return new_capsule(py, Exported::versioned(tensor)?);
     }
+    let managed = |tensor| DlManaged { tensor, context: ptr::null_mut(), deleter: Some(delete::<DlManaged>) };
+    new_capsule(py, Exported::new(tensor, managed)?)
 }
 
-fn signed(values: &[u64]) -> PyResult<Box<[i64]>> {
-    let converted: Result<_, _> = values.iter().map(|value| i64::try_from(*value)).collect();
-    converted.map_err(|_| PyBufferError::new_err("a dimension or a stride exceeds 2^63 - 1"))
+/// Returns a managed tensor for one consumer, who calls its deleter. Until then it keeps the tensor's memory mapped.
+pub(crate) fn versioned(tensor: &TensorData) -> PyResult<*mut DlVersioned> {
+    Exported::versioned(tensor).map(|exported| Box::into_raw(exported).cast())
 }
 
-fn new_capsule<M: Managed>(py: Python<'_>, exported: Exported<M>) -> PyResult<Py<PyAny>> {
-    let exported = Box::into_raw(Box::new(exported));
+fn new_capsule<M: Managed>(py: Python<'_>, exported: Box<Exported<M>>) -> PyResult<Py<PyAny>> {
+    let exported = Box::into_raw(exported);
     // SAFETY: the pointer is not null, and the name is static.
     let made = unsafe { ffi::PyCapsule_New(exported.cast(), M::NAME.as_ptr(), Some(destroy::<M>)) };
     // SAFETY: a new reference, or null with an exception set.

@@ -50,6 +50,11 @@ pub(crate) fn from_dlpack(found: DlDtype) -> Option<Dtype> {
     TYPES.iter().find(is_found).map(|(dtype, ..)| *dtype)
 }
 
+/// Returns whether elements of this type are complex numbers, or the parts of complex numbers of PyTorch.
+pub(crate) fn is_part_of_complex(dtype: DlDtype) -> bool {
+    matches!((dtype.code, dtype.bits), (2, 16 | 32 | 64) | (5, _))
+}
+
 /// Returns the `typestr` of `__cuda_array_interface__`, or `None` for a type that it does not have.
 pub(crate) fn to_typestr(dtype: Dtype) -> Option<&'static str> {
     TYPES.iter().find(|(known, ..)| *known == dtype).and_then(|(.., typestr)| *typestr)

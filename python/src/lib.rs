@@ -11,6 +11,7 @@ mod devices;
 mod dlpack;
 mod dtype;
 mod error;
+mod exchange;
 mod export;
 mod grant;
 mod keeper;
@@ -30,8 +31,8 @@ mod stream;
 mod tensor;
 mod timeline;
 mod torch_pool;
-mod torch_tensor;
 mod uses;
+mod views;
 mod wait;
 
 use pyo3::prelude::*;

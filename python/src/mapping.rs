@@ -17,6 +17,7 @@ use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor, TensorData, device_name, to_dlpack, to_numpy};
 use crate::timeline::Timeline;
 use crate::uses::{self, Use, Uses};
+use crate::views::torch_views;
 use crate::{cuda_array_interface, dlpack, wait};
 
 /// A mapping with what its tensors need; each tensor and each DLPack capsule has a reference.
@@ -30,7 +31,7 @@ pub(crate) struct MappingInner {
 }
 
 impl MappingInner {
-    fn is_writable(&self) -> bool {
+    pub(crate) fn is_writable(&self) -> bool {
         self.mapping.access() == Access::ReadWrite
     }
 }
@@ -158,6 +159,17 @@ impl Mapping {
         };
         let places = inner.mapping.tensors().map(place).collect::<PyResult<_>>()?;
         Ok((kinds.into_iter().map(|(dtype, region)| (dtype.to_string(), region)).collect(), places))
+    }
+
+    /// Returns PyTorch tensors by name, each with a storage of its own that keeps the memory mapped; `None` where PyTorch has no function
+    /// that makes them. `other(tensor, view)` is called for tensors that the function cannot make: it returns a tensor with the storage of
+    /// `view`, which is at the same place, or with one of its own if that is `None`.
+    fn _torch_views<'py>(
+        &self,
+        py: Python<'py>,
+        other: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        torch_views(py, &self.inner()?, other)
     }
 
     /// The devices in whose address space the tensors are.
@@ -353,7 +365,7 @@ impl Mapping {
         self.close(py, None)?;
         let is_orderly = exception.get_item(0).is_ok_and(|class| class.is_none());
         if is_orderly && let Some(inner) = self.weak.upgrade() {
-            let names = inner.uses.names();
+            let names = inner.names_in_use();
             drop(inner);
             if !names.is_empty() {
                 py.import("device_ipc._views")?.call_method1("warn_of_kept", (names,))?;
@@ -364,7 +376,7 @@ impl Mapping {
 
     /// Returns the names of the tensors that keep the memory mapped, also after `close`. For `device_ipc._views`.
     fn _in_use(&self) -> Vec<String> {
-        self.weak.upgrade().map_or_else(Vec::new, |inner| inner.uses.names())
+        self.weak.upgrade().map_or_else(Vec::new, |inner| inner.names_in_use())
     }
 
     /// Returns a DLPack capsule of the only tensor.

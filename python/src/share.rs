@@ -12,6 +12,7 @@ use pyo3::types::{PyList, PyString, PyTuple, PyType};
 
 use crate::dlpack::Foreign;
 use crate::error::{OrRaise as _, PlacementError, exception};
+use crate::exchange::Exchange;
 use crate::export::Export;
 use crate::mapping::Mapping;
 use crate::memory::dtype;
@@ -19,7 +20,7 @@ use crate::owner::PyOwner;
 use crate::session::{access, backend_of, ipc_for_users, is_mock_in_use};
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor};
-use crate::{cuda_array_interface, dlpack, torch_tensor};
+use crate::{cuda_array_interface, dlpack};
 
 /// The value that keeps shared memory allocated.
 #[expect(dead_code, reason = "the values are only dropped")]
@@ -43,6 +44,11 @@ impl Source {
     /// Reads a tensor: one of this package, of PyTorch, or with `__cuda_array_interface__` or `__dlpack__`; `None` for anything
     /// else.
     pub(crate) fn read(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        if let Some(exchange) = Exchange::of_known(object)
+            && let Some(read) = exchange.read(object)?
+        {
+            return on_device(Self::foreign(py, read)?).map(Some);
+        }
         if let Ok(class) = object.cast::<PyType>() {
             return Err(PyTypeError::new_err(format!(
                 "{} is a class, not a tensor; pass an object of it",
@@ -139,7 +145,9 @@ fn device_here(backend: &str, ordinal: u32) -> DeviceOrdinal {
 
 /// Reads a tensor of PyTorch without DLPack, which has fewer element types. The storage keeps the memory.
 fn torch(tensor: &Bound<'_, PyAny>) -> PyResult<Foreign> {
-    if let Some(read) = torch_tensor::read(tensor)? {
+    if let Some(exchange) = Exchange::of_torch(tensor.py())
+        && let Some(read) = exchange.read(tensor)?
+    {
         return Ok(read);
     }
     let refused = |why: &str| Err(PyTypeError::new_err(format!("cannot share the tensor: {why}")));

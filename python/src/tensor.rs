@@ -354,6 +354,17 @@ pub(crate) fn to_dlpack(
         )));
     }
     let versioned = max_version.is_some_and(|(major, _)| major >= 1);
+    prepare(py, tensor, versioned, DlpackStream::new(stream))?;
+    dlpack::capsule(py, tensor, versioned)
+}
+
+/// Refuses read-only memory that the consumer would take for writable, and makes the consumer's stream wait for the bytes.
+pub(crate) fn prepare(
+    py: Python<'_>,
+    tensor: &TensorData,
+    versioned: bool,
+    stream: DlpackStream,
+) -> PyResult<()> {
     if !tensor.is_writable {
         if !versioned {
             return Err(PyBufferError::new_err(
@@ -368,8 +379,7 @@ pub(crate) fn to_dlpack(
             ));
         }
     }
-    tensor.keeper.wait_ready(py, tensor, DlpackStream::new(stream))?;
-    dlpack::capsule(py, tensor, versioned)
+    tensor.keeper.wait_ready(py, tensor, stream)
 }
 
 /// Makes a stream wait for the bytes of a mapping, or waits on the host.

@@ -1,43 +1,80 @@
 //! The tensors that keep imported memory mapped, by name: for the messages about leases that a forgotten variable holds.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use crate::mapping::MappingInner;
 
-/// The number of tensors and exports to frameworks that use a mapping, by the name of the tensor.
+/// The numbers of tensors and exports to frameworks that use a mapping.
 #[derive(Default)]
-pub(crate) struct Uses(Mutex<BTreeMap<String, usize>>);
+pub(crate) struct Uses {
+    /// By the name of the tensor.
+    named: Mutex<BTreeMap<String, usize>>,
+    /// The views that were made of all tensors at a time, by the position of the tensor.
+    views: OnceLock<Box<[AtomicUsize]>>,
+}
 
-impl Uses {
-    /// Returns the names in use.
-    pub(crate) fn names(&self) -> Vec<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+impl MappingInner {
+    /// Returns the names of the tensors in use.
+    pub(crate) fn names_in_use(&self) -> Vec<String> {
+        let named = self.uses.named.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names: Vec<String> = named.keys().cloned().collect();
+        drop(named);
+        if let Some(views) = self.uses.views.get() {
+            let used =
+                self.mapping.tensors().zip(views).filter(|(_, count)| count.load(Ordering::Relaxed) > 0);
+            names.extend(used.map(|((name, _), _)| name.to_owned()));
+            names.sort_unstable();
+            names.dedup();
+        }
+        names
     }
 }
 
-/// A use of a mapping by a tensor of this name.
+/// A use of a mapping by a tensor.
 pub(crate) struct Use {
     pub(crate) inner: Arc<MappingInner>,
-    name: String,
+    tensor: Used,
+}
+
+enum Used {
+    Name(String),
+    /// The position of the tensor whose view it is.
+    View(usize),
 }
 
 impl Use {
     pub(crate) fn new(inner: &Arc<MappingInner>, name: String) -> Arc<Self> {
-        let mut uses = inner.uses.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *uses.entry(name.clone()).or_default() += 1;
-        drop(uses);
-        Arc::new(Self { inner: Arc::clone(inner), name })
+        let mut named = inner.uses.named.lock().unwrap_or_else(PoisonError::into_inner);
+        *named.entry(name.clone()).or_default() += 1;
+        drop(named);
+        Arc::new(Self { inner: Arc::clone(inner), tensor: Used::Name(name) })
+    }
+
+    /// A use by one of many views, which costs less.
+    pub(crate) fn view(inner: &Arc<MappingInner>, position: usize) -> Arc<Self> {
+        let none = || inner.mapping.tensors().map(|_| AtomicUsize::new(0)).collect();
+        inner.uses.views.get_or_init(none)[position].fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self { inner: Arc::clone(inner), tensor: Used::View(position) })
     }
 }
 
 impl Drop for Use {
     fn drop(&mut self) {
-        let mut uses = self.inner.uses.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = uses.get_mut(&self.name) {
-            *count -= 1;
-            if *count == 0 {
-                uses.remove(&self.name);
+        match &self.tensor {
+            Used::View(position) => {
+                let views = self.inner.uses.views.get().expect("the view was counted");
+                views[*position].fetch_sub(1, Ordering::Relaxed);
+            }
+            Used::Name(name) => {
+                let mut named = self.inner.uses.named.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(count) = named.get_mut(name) {
+                    *count -= 1;
+                    if *count == 0 {
+                        named.remove(name);
+                    }
+                }
             }
         }
     }
@@ -62,6 +99,6 @@ pub(crate) fn of(descriptor: &device_ipc::Descriptor) -> (Vec<String>, bool) {
     // The last reference ends a lease, which is done without the lock.
     drop(mappings);
     let of_export: Vec<_> = alive.iter().filter(|inner| inner.mapping.descriptor() == descriptor).collect();
-    let names = of_export.iter().flat_map(|inner| inner.uses.names()).collect();
+    let names = of_export.iter().flat_map(|inner| inner.names_in_use()).collect();
     (names, !of_export.is_empty())
 }

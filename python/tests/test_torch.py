@@ -1,5 +1,8 @@
 """torch tensors on the mock, whose memory is CPU memory for torch. Skipped where torch cannot be imported."""
 
+import sys
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,7 +10,7 @@ import pytest
 import device_ipc
 import device_ipc.torch as dt
 from conftest import Start
-from test_share import finish, line, ones
+from test_share import finish, line, ones, tell
 
 torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
 
@@ -16,7 +19,7 @@ def filled(shape: "list[int]", dtype: Any, value: float) -> Any:
     return tensor.copy_(torch.full(shape, value).to(dtype))
 
 
-def test_all_element_types_and_strides_arrive_as_views_of_one_storage(start: Start) -> None:
+def test_all_element_types_and_strides_arrive(start: Start) -> None:
     names = [
         "float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool", "complex64",
         "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
@@ -33,15 +36,15 @@ def test_all_element_types_and_strides_arrive_as_views_of_one_storage(start: Sta
         """
         import torch, device_ipc.torch as dt
         with dt.open(sys.argv[1]) as state:
-            storages = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
             for name, tensor in state.items():
                 assert tensor.dtype is getattr(torch, name) and tensor.stride() == (1, 4), name
                 assert (tensor.to(torch.complex64).real == 1).all(), name
-            print(len(storages), len(state))
+            print(len(state))
+            del tensor
         """,
         str(export),
     )
-    assert line(other) == f"1 {len(names)}"
+    assert line(other) == str(len(names))
     finish(other)
 
 
@@ -112,3 +115,121 @@ def test_pool_is_for_cuda_only() -> None:
         with dt.pool("cpu"):
             pass
     assert dt.pool_blocks() == []
+
+
+def block(count: int) -> "dict[str, Any]":
+    """Returns tensors of 64 B in one allocation, each at a distance of 256 B."""
+    flat = dt.empty([64 * count], torch.float32, "mock:0").fill_(1)
+    return {f"layer.{i}.weight": flat[64 * i : 64 * i + 16].view(4, 4) for i in range(count)}
+
+
+def events(call: "Callable[[], object]") -> int:
+    """Returns the number of calls of Python functions, and of C functions by Python code."""
+    count = 0
+
+    def count_one(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    call()
+    sys.setprofile(count_one)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="before PyTorch 2.10")
+@pytest.mark.parametrize("is_one_block", [True, False])
+def test_share_and_open_call_no_python_per_tensor(is_one_block: bool) -> None:
+    def counts(number: int) -> "tuple[int, int]":
+        state = block(number) if is_one_block else {str(i): filled([4], torch.float32, i) for i in range(number)}
+        with device_ipc.share(state) as export:
+            text = str(export)
+
+            def open_all() -> None:
+                with dt.open(text) as tensors:
+                    assert len(tensors) == number
+
+            return events(lambda: device_ipc.share(state)), events(open_all)
+
+    assert counts(1000) == counts(10)
+
+
+VIEWS = """
+    import gc, warnings
+    import torch
+    if sys.argv[2:]:
+        del torch.Tensor.__dlpack_c_exchange_api__
+    import device_ipc.torch as dt
+    is_exchanged = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+    with dt.open(sys.argv[1]) as state:
+        first, tied, turned, inner = (state[name] for name in ("first", "tied", "turned", "inner"))
+        assert list(state) == ["first", "inner", "tied", "turned", "none", "scalar", "large"]
+        assert first is not tied and first.untyped_storage()._cdata == tied.untyped_storage()._cdata
+        assert turned.untyped_storage()._cdata == first.untyped_storage()._cdata and turned.stride() == (1, 4)
+        if is_exchanged:
+            assert first.untyped_storage().nbytes() == 64 and inner.untyped_storage().nbytes() == 16
+            assert inner.storage_offset() == 0 and not inner.requires_grad
+        assert inner.data_ptr() == first.data_ptr() + 16
+        tied[1, 0] = 7
+        assert first[1, 0] == inner[0] == turned[0, 1] == 7
+        assert state["none"].shape == (0, 3) and state["scalar"].shape == () and state["scalar"].item() == 7.5
+        assert state["large"].dtype is torch.float8_e4m3fn
+        del first, tied, turned, inner
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with dt.open(sys.argv[1]) as state:
+            kept = state["inner"][1:]
+    assert len(caught) == 1 and "'inner'" in str(caught[0].message), [str(one.message) for one in caught]
+    print("kept", flush=True)
+    sys.stdin.readline()
+    kept += 1
+    del kept
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("old", [[], ["before PyTorch 2.10"]], ids=["exchange", "old"])
+def test_each_view_has_a_storage_and_tied_ones_share_it(start: Start, old: "list[str]") -> None:
+    first = filled([4, 4], torch.float32, 1)
+    flat = first.view(16)
+    state = {"first": first, "inner": flat[4:8], "tied": flat.view(4, 4), "turned": first.t(), "none": first[:0, :3]}
+    state["scalar"] = filled([1], torch.float64, 7.5)[0]
+    state["large"] = dt.empty([256], torch.uint8, "mock:0").zero_().view(torch.float8_e4m3fn)
+    export = device_ipc.share(state)
+    other = start(VIEWS, str(export), *old)
+    assert line(other) == "kept"
+    with pytest.raises(device_ipc.StillHeldError):
+        export.wait_released(timeout=0.3)
+    tell(other, "drop")
+    export.wait_released(timeout=30)
+    assert flat[5] == 2
+    tell(other, "end")
+    finish(other)
+
+
+def test_element_types_that_dlpack_lacks_are_views_beside_others() -> None:
+    if not hasattr(torch, "float4_e2m1fn_x2"):
+        pytest.skip("this PyTorch has no such type")
+    packed = device_ipc.empty((4,), "float4_e2m1fn_x2", "mock:0")
+    export = device_ipc.share({"packed": packed, "also": packed, "plain": ones(4)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with dt.open(str(export)) as state:
+            assert state["packed"].dtype is torch.float4_e2m1fn_x2 and state["plain"].sum() == 4
+            assert state["also"].untyped_storage()._cdata == state["packed"].untyped_storage()._cdata
+    with pytest.warns(ResourceWarning, match="'packed'"):
+        with dt.open(str(export)) as state:
+            kept = state["packed"]
+    del kept
+    export.close(timeout=30)
+
+
+def test_views_of_a_read_only_mapping_need_permission() -> None:
+    export = device_ipc.share({"a": ones(4, read_only=True)}, access="r")
+    # The mock's memory is the host's, for which the flag of read-only memory is enough.
+    assert dt.Tensors(device_ipc.open(str(export)))["a"].sum() == 4
+    with dt.open(str(export), allow_read_only=True) as state:
+        assert state["a"].sum() == 4

@@ -23,6 +23,9 @@ class Views(collections.abc.Mapping[str, Any]):
     use after the block keeps the memory mapped. Once it is closed, every access raises ``ValueError``.
     """
 
+    # Whether each array counts as a use of the mapping under the name of its tensor.
+    _is_counted = False
+
     def __init__(self, mapping: _native.Mapping) -> None:
         self._mapping = mapping
         self._open: dict[str, Any] | None = self._import(mapping)
@@ -73,7 +76,7 @@ class Views(collections.abc.Mapping[str, Any]):
     def __exit__(self, *exception: object) -> None:
         views = self._open or {}
         # One reference is that of the dictionary, one that of the call.
-        kept = [name for name in views if sys.getrefcount(views[name]) > 2]
+        kept = [] if self._is_counted else [name for name in views if sys.getrefcount(views[name]) > 2]
         del views
         self.close()
         if exception[0] is None and (kept or (kept := self._mapping._in_use())):

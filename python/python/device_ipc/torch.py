@@ -21,6 +21,12 @@ class Tensors(Views):
     """
 
     def _import(self, mapping: _native.Mapping) -> dict[str, Any]:
+        views = mapping._torch_views(_other)
+        self._is_counted = views is not None
+        return self._of_regions(mapping) if views is None else views
+
+    def _of_regions(self, mapping: _native.Mapping) -> dict[str, Any]:
+        """Returns views of all tensors where PyTorch has no function for it: before 2.10, and for NPUs."""
         torch = _torch()
         regions = [torch.from_dlpack(region) for region in mapping.regions]
         kinds, places = mapping._places()
@@ -57,6 +63,15 @@ def _dtype(torch: Any, name: str) -> Any:
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"torch {torch.__version__} has no element type {name}")
     return dtype
+
+
+def _other(tensor: _native.Tensor, view: Any) -> Any:
+    """Returns a torch tensor that DLPack cannot describe, or one with the storage of a view at the same place."""
+    torch = _torch()
+    if view is None:
+        return _single(torch, tensor)
+    empty = torch.empty(0, dtype=_dtype(torch, tensor.dtype), device=view.device)
+    return empty.set_(view.untyped_storage(), 0, tensor.shape, tensor.strides)
 
 
 def _single(torch: Any, tensor: _native.Tensor) -> Any:

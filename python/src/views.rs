@@ -1,0 +1,69 @@
+//! PyTorch tensors in the memory of a mapping.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use device_ipc::{DeviceOrdinal, DeviceRange};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::dtype::to_dlpack;
+use crate::exchange::Exchange;
+use crate::mapping::MappingInner;
+use crate::stream::DlpackStream;
+use crate::tensor::{Keeper, Tensor, TensorData, prepare};
+use crate::uses::Use;
+
+/// Returns views of all tensors; see `Mapping._torch_views`.
+pub(crate) fn torch_views<'py>(
+    py: Python<'py>,
+    inner: &Arc<MappingInner>,
+    other: &Bound<'py, PyAny>,
+) -> PyResult<Option<Bound<'py, PyDict>>> {
+    // torch_npu has storages of a kind of its own, which only its functions make.
+    if inner.backend == "ascend" {
+        return Ok(None);
+    }
+    let Some(exchange) = Exchange::of_torch(py) else { return Ok(None) };
+    let mut devices: Vec<DeviceOrdinal> = Vec::new();
+    for region in inner.mapping.regions() {
+        if !devices.contains(&region.device) {
+            devices.push(region.device);
+            wait_ready(py, inner, region)?;
+        }
+    }
+    let views = PyDict::new(py);
+    let mut places: HashMap<DeviceRange, Bound<'py, PyAny>> = HashMap::new();
+    for (position, (name, tensor)) in inner.mapping.tensors().enumerate() {
+        let (range, layout) = (tensor.range(), tensor.layout());
+        let keeper = Keeper::Mapping(Use::view(inner, position));
+        let data = TensorData::new(inner.backend, range, layout, inner.is_writable(), keeper);
+        let first = places.get(&range);
+        let view = if first.is_none() && to_dlpack(layout.dtype()).is_some() {
+            exchange.make(py, &data)?
+        } else {
+            other.call1((Tensor { data }, first))?
+        };
+        if range.len > 0 && first.is_none() {
+            places.insert(range, view.clone());
+        }
+        views.set_item(name, view)?;
+    }
+    Ok(Some(views))
+}
+
+/// Makes PyTorch's stream of the device wait for the bytes, as an import of a capsule does.
+fn wait_ready(py: Python<'_>, inner: &Arc<MappingInner>, region: DeviceRange) -> PyResult<()> {
+    let stream = if inner.backend == "cuda" {
+        // Initialises PyTorch's use of the device.
+        let cuda = py.import("torch")?.getattr("cuda")?;
+        let stream = cuda.call_method1("current_stream", (region.device.get(),))?;
+        // 0 is the legacy default stream, which is 1 in DLPack.
+        Some(stream.getattr("cuda_stream")?.extract::<i64>()?.max(1))
+    } else {
+        None
+    };
+    let keeper = Keeper::Mapping(Use::new(inner, String::new()));
+    let bytes = TensorData::bytes(inner.backend, region, inner.is_writable(), keeper);
+    prepare(py, &bytes, true, DlpackStream::new(stream))
+}
