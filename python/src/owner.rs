@@ -5,30 +5,32 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 
-/// A reference to a Python object that a thread of the library may drop.
-pub(crate) struct PyOwner(Option<Py<PyAny>>);
+/// References to Python objects that a thread of the library may drop.
+pub(crate) struct PyOwner<T = Py<PyAny>>(Option<T>);
+
+impl<T> PyOwner<T> {
+    /// Takes references.
+    pub(crate) fn new(objects: T) -> Self {
+        Self(Some(objects))
+    }
+}
 
 impl PyOwner {
-    /// Takes a reference.
-    pub(crate) fn new(object: Py<PyAny>) -> Self {
-        Self(Some(object))
-    }
-
     /// Returns another reference.
     pub(crate) fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.0.as_ref().map(|object| object.clone_ref(py))
     }
 }
 
-impl Drop for PyOwner {
+impl<T> Drop for PyOwner<T> {
     fn drop(&mut self) {
-        let Some(object) = self.0.take() else { return };
-        let mut object = Some(object);
+        let Some(objects) = self.0.take() else { return };
+        let mut objects = Some(objects);
         // A reference that is dropped without the interpreter lock is released at the next call of PyO3 only, which may never
         // come: the device memory would stay.
-        Python::try_attach(|_| drop(object.take()));
+        Python::try_attach(|_| drop(objects.take()));
         // The interpreter is shutting down, and the process with it.
-        std::mem::forget(object);
+        std::mem::forget(objects);
     }
 }
 

@@ -8,7 +8,7 @@ use crate::error::OrRaise as _;
 use crate::export::parse;
 use crate::owner::PyOwner;
 use crate::session::ipc_for_users;
-use crate::share::sources;
+use crate::share::{owned, sources};
 use crate::wait;
 
 /// Copies memory of another host into tensors that exist already, such as the weights of a model: one tensor, or a mapping of names
@@ -45,11 +45,10 @@ pub(crate) fn pull_into(
         }
     }
     let ipc = ipc_for_users(py, Some(descriptor.backend()), &allow_users.unwrap_or_default())?;
-    let report = progress.map(report);
+    let (report, parts) = (progress.map(report), owned(sources));
     let call = move || -> device_ipc::Result<()> {
         let mut set = ipc.tensors();
-        for (name, source) in sources {
-            let (owner, layout) = source.owned();
+        for (name, owner, layout) in parts {
             set.owned(name.as_deref().unwrap_or("tensor"), owner, Some(layout))?;
         }
         let mut builder = ipc.open(&descriptor).timeout(limit);

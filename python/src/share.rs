@@ -1,5 +1,6 @@
 //! Sharing tensors of any framework.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use device_ipc::{
@@ -25,7 +26,8 @@ use crate::{cuda_array_interface, dlpack};
 /// The value that keeps shared memory allocated.
 #[expect(dead_code, reason = "the values are only dropped")]
 pub(crate) enum Owner {
-    Python(PyOwner),
+    /// The objects of all tensors that are shared together, so that their drop takes the interpreter lock once.
+    Python(Arc<PyOwner<Vec<Py<PyAny>>>>),
     Native(Keeper),
 }
 
@@ -37,7 +39,13 @@ pub(crate) struct Source {
     layout: TensorLayout,
     /// Whether the framework permits writing.
     pub(crate) is_writable: bool,
-    owner: Owner,
+    owner: SourceOwner,
+}
+
+/// The value that keeps the memory of one tensor allocated.
+enum SourceOwner {
+    Object(Py<PyAny>),
+    Native(Keeper),
 }
 
 impl Source {
@@ -77,34 +85,37 @@ impl Source {
         let data = &tensor.data;
         let layout = TensorLayout::strided(data.dtype, data.shape.as_slice(), data.strides.as_slice());
         let layout = layout.map_err(Error::from).or_raise(py)?;
-        let owner = Owner::Native(data.keeper.clone());
+        let owner = SourceOwner::Native(data.keeper.clone());
         let (backend, region, is_writable) = (data.backend, data.range, data.is_writable);
         Ok(Self { backend, device: region.device, region, layout, is_writable, owner })
     }
 
     fn foreign(py: Python<'_>, tensor: Foreign) -> PyResult<Self> {
-        let unsigned = |values: &[i64], what: &str| -> PyResult<Vec<u64>> {
-            let converted: Result<_, _> = values.iter().map(|value| u64::try_from(*value)).collect();
+        let unsigned = |values: Vec<i64>, what: &str| -> PyResult<Vec<u64>> {
+            let converted: Result<_, _> = values.into_iter().map(u64::try_from).collect();
             converted.map_err(|_| {
                 PyValueError::new_err(format!("the tensor has a negative {what}; copy it first"))
             })
         };
-        let shape = unsigned(&tensor.shape, "size")?;
-        let strides = unsigned(&tensor.strides, "stride")?;
+        let shape = unsigned(tensor.shape, "size")?;
+        let strides = unsigned(tensor.strides, "stride")?;
         let layout = TensorLayout::strided(tensor.dtype, shape.as_slice(), strides.as_slice());
         let layout = layout.map_err(Error::from).or_raise(py)?;
         let device = device_here(tensor.backend, tensor.ordinal);
         let region = DeviceRange::new(device, DevicePtr::new(tensor.ptr), layout.span_bytes());
-        let owner = Owner::Python(PyOwner::new(tensor.owner));
+        let owner = SourceOwner::Object(tensor.owner);
         let (backend, is_writable) = (tensor.backend, tensor.is_writable);
         Ok(Self { backend, device, region, layout, is_writable, owner })
     }
 
     /// Returns the memory for a ring, and what keeps it allocated for tensors in its slots.
     pub(crate) fn kept(self) -> (OwnedRegion<Arc<Owner>>, Keeper) {
-        let owner = Arc::new(self.owner);
-        let keeper = Keeper::Owned(Arc::clone(&owner) as _);
         let region = Region::new(self.backend, self.region).with_dtype(self.layout.dtype());
+        let owner = Arc::new(match self.owner {
+            SourceOwner::Object(object) => Owner::Python(Arc::new(PyOwner::new(vec![object]))),
+            SourceOwner::Native(keeper) => Owner::Native(keeper),
+        });
+        let keeper = Keeper::Owned(Arc::clone(&owner) as _);
         // SAFETY: as in `owned`.
         (unsafe { OwnedRegion::new(owner, region) }, keeper)
     }
@@ -112,13 +123,32 @@ impl Source {
     pub(crate) const fn layout(&self) -> &TensorLayout {
         &self.layout
     }
+}
 
-    pub(crate) fn owned(self) -> (OwnedRegion<Owner>, TensorLayout) {
-        let region = Region::new(self.backend, self.region).with_dtype(self.layout.dtype());
+/// The memory of a tensor with its name and layout.
+pub(crate) type Part = (Option<String>, OwnedRegion<Owner>, TensorLayout);
+
+/// Returns the memory of tensors that are shared together.
+pub(crate) fn owned(sources: Vec<(Option<String>, Source)>) -> Vec<Part> {
+    let (mut objects, mut parts) = (Vec::new(), Vec::with_capacity(sources.len()));
+    for (name, Source { backend, region, layout, owner, .. }) in sources {
+        let keeper = match owner {
+            SourceOwner::Native(keeper) => Some(keeper),
+            SourceOwner::Object(object) => {
+                objects.push(object);
+                None
+            }
+        };
+        parts.push((name, Region::new(backend, region).with_dtype(layout.dtype()), layout, keeper));
+    }
+    let objects = Arc::new(PyOwner::new(objects));
+    let owned = parts.into_iter().map(|(name, region, layout, keeper)| {
+        let owner = keeper.map_or_else(|| Owner::Python(Arc::clone(&objects)), Owner::Native);
         // SAFETY: the owner keeps the memory allocated: a guard of this library, or a Python object by the rules of its
         // protocol.
-        (unsafe { OwnedRegion::new(self.owner, region) }, self.layout)
-    }
+        (name, unsafe { OwnedRegion::new(owner, region) }, layout)
+    });
+    owned.collect()
 }
 
 /// Refuses memory of the host, which has the same kind of device in frameworks as that of the mock.
@@ -225,16 +255,14 @@ pub(crate) fn share(
     let ipc = ipc_for_users(py, Some(first.backend), &allow_users.unwrap_or_default())?;
     let streams = streams(py, ready, &ipc, &sources)?;
     let options = Options { access, exposure, streams: &streams };
-    if let [(None, _)] = sources.as_slice() {
-        let (owner, layout) =
-            sources.into_iter().next().map(|(_, source)| source.owned()).expect("there is one");
+    let mut parts = owned(sources);
+    if let Some((_, owner, layout)) = parts.pop_if(|(name, ..)| name.is_none()) {
         let shared = py.detach(|| options.start_one(&ipc, owner, &layout));
         return shared.or_raise(py).map(|export| Export::new(export, device));
     }
     let shared = py.detach(|| -> device_ipc::Result<_> {
         let mut set = ipc.tensors();
-        for (name, source) in sources {
-            let (owner, layout) = source.owned();
+        for (name, owner, layout) in parts {
             set.owned(name.unwrap_or_default(), owner, Some(layout))?;
         }
         Ok(options.apply(ipc.share_all(set)).start()?)
@@ -289,12 +317,12 @@ pub(crate) fn sources(
     }
     let mut sources = Vec::new();
     read_mapping(py, tensors, "", &mut sources)?;
-    let mut names: Vec<_> = sources.iter().filter_map(|(name, _)| name.as_deref()).collect();
-    names.sort_unstable();
-    if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+    let mut names = HashSet::with_capacity(sources.len());
+    if let Some(twice) =
+        sources.iter().filter_map(|(name, _)| name.as_deref()).find(|name| !names.insert(*name))
+    {
         return Err(PyValueError::new_err(format!(
-            "two tensors are called {:?}: the keys of nested mappings are joined with dots",
-            twice[0]
+            "two tensors are called {twice:?}: the keys of nested mappings are joined with dots"
         )));
     }
     if let Some((_, first)) = sources.first()
