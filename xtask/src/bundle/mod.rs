@@ -55,9 +55,8 @@ const REMOTE_TESTS_OF: [&str; 1] = ["device-ipc-nixl"];
 fn needs_no_device(name: &str) -> bool {
     match name.split_once("--") {
         // The script selects the themes that use a device.
-        Some(("device-ipc-broker-tests", test)) => test != "suite",
+        Some(("device-ipc-broker-tests" | "device-ipc-cli", test)) => test != "suite",
         Some(("device-ipc-nixl", test)) => test != "road",
-        Some(("device-ipc-cli", test)) => !["cuda", "program"].contains(&test),
         Some((_, test)) => ["counts", "examples", "snippets", "unit"].contains(&test),
         None => false,
     }

@@ -125,6 +125,11 @@ for test in "$here"/*--*; do
                     DEVICE_IPC_KILL_ROUNDS="${DEVICE_IPC_KILL_ROUNDS:-2}" "$test" "$theme::" --skip ascend
             done
             ;;
+        device-ipc-cli--*)
+            for theme in cuda program; do
+                step "device-ipc-cli--$theme" "$test" "$theme::"
+            done
+            ;;
         # Without a backend, it runs on the simulated drivers, which the bundle does not contain.
         *--parameter_server) step "$name" env DEVICE_IPC_BACKEND="${DEVICE_IPC_BACKEND:-$([[ $devices -eq 0 ]] && echo mock || echo cuda)}" "$test" ;;
         *) [[ ! -x $test ]] || step "$name" "$test" ;;

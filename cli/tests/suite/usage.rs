@@ -1,15 +1,15 @@
 //! The command line: options that every command takes, exit codes, completions, manual pages, and the mistakes of a user.
 
-mod support;
-
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 
+use crate::support::{
+    CommandResult, Directory, Terminal, copy_program, device_ipc, run, send_by_file, start,
+};
 use data_encoding::BASE64URL_NOPAD;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{CommandResult, Directory, Terminal, copy_program, device_ipc, run, send_by_file, start};
 
 const COMMANDS: [&str; 10] =
     ["devices", "demo", "ps", "send", "recv", "attach", "keep", "doctor", "completions", "man"];
@@ -264,7 +264,7 @@ fn ps_repeats_until_its_reader_closes_the_pipe() {
     let mut child = command.spawn().unwrap();
     drop(child.stdout.take());
     // It exits by itself, because no process reads its output.
-    assert_eq!(support::wait(&mut child).code(), Some(1));
+    assert_eq!(crate::support::wait(&mut child).code(), Some(1));
     for invalid in ["--watch=0s", "--watch=2"] {
         run(["ps", invalid]).usage();
     }

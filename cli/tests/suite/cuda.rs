@@ -1,12 +1,10 @@
 //! `send` and `recv` on CUDA: on the simulator of the driver, and on GPUs if the machine has some.
 
-mod support;
-
 use std::process::Command;
 
+use crate::support::{Directory, Terminal, device_ipc};
 use device_ipc_sim_cuda::{VARIABLE, install};
 use serde_json::Value;
-use support::{Directory, Terminal, device_ipc};
 
 /// A machine with a CUDA driver, and commands that run on it.
 struct Machine {

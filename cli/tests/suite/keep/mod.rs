@@ -1,8 +1,5 @@
 //! The command `keep`: weights that outlive the processes that use them.
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod backends;
 mod files;
 mod hand_over;
@@ -15,10 +12,10 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use crate::support::{Directory, Terminal, start};
 use device_ipc::mock::MockBackend;
 use device_ipc::{Ipc, Mapping, Result};
 use safetensors::tensor::{Dtype, TensorView};
-use support::{Directory, Terminal, start};
 
 /// Timeout of one step of a test.
 const TIMEOUT: Duration = Duration::from_secs(30);

@@ -1,7 +1,5 @@
 //! Input that never arrives, control characters, and an environment that an attacker controls.
 
-mod support;
-
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -10,9 +8,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::support::{Directory, Terminal, copy_program, device_ipc, run, send_by_file};
 use rustix::fs::{CWD, FileType, Mode, StatVfsMountFlags, mknodat, statvfs};
 use rustix::process::Signal;
-use support::{Directory, Terminal, copy_program, device_ipc, run, send_by_file};
 
 /// The user and group nobody.
 const NOBODY: u32 = 65534;

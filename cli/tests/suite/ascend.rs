@@ -1,13 +1,11 @@
 //! The program on the simulator of Ascend's ACL.
 
-mod support;
-
 use std::path::Path;
 use std::process::{Command, Output};
 
+use crate::support::{Directory, Terminal};
 use device_ipc_sim_ascendcl::{Cann, MACHINE_VARIABLE, install};
 use serde_json::Value;
-use support::{Directory, Terminal};
 
 /// Runs the program on a simulated machine; `None` where the tests were not built, because the simulator is missing there.
 fn device_ipc(machine: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Option<Output> {

@@ -1,7 +1,5 @@
 //! Runs of the program in simulated terminals, each with a deadline.
 
-#![allow(dead_code, reason = "each test file uses a part of it")]
-
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,9 +1,7 @@
 //! `doctor` on this machine with the mock. Unit tests cover the individual checks.
 
-mod support;
-
+use crate::support::{Terminal, device_ipc};
 use serde_json::Value;
-use support::{Terminal, device_ipc};
 
 fn doctor(arguments: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
     let mut command = device_ipc();
@@ -80,7 +78,7 @@ fn problem_has_a_reason_and_sets_the_exit_code() {
 /// The loader blocks for ever on a pipe without a writer, like in a driver that hangs.
 #[test]
 fn hanging_library_is_a_problem_and_other_checks_run() {
-    let directory = support::Directory::new();
+    let directory = crate::support::Directory::new();
     let pipe = directory.path("libcuda.so.1");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("a pipe");
     let library = pipe.to_str().expect("a path in UTF-8");

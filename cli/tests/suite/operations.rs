@@ -1,15 +1,13 @@
 //! Logs and metrics: the warnings about peers, and the page `docs/guide/operations.md`, which names every environment variable,
 //! every target and every metric.
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use crate::support::{Directory, Terminal, device_ipc, run, send_by_file, start};
 use rustix::process::Signal;
-use support::{Directory, Terminal, device_ipc, run, send_by_file, start};
 
-const PAGE: &str = include_str!("../../docs/guide/operations.md");
+const PAGE: &str = include_str!("../../../docs/guide/operations.md");
 
 /// The folders with the sources of the published crates.
 const SOURCES: [&str; 9] = [

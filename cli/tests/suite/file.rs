@@ -1,12 +1,10 @@
 //! `send` and `recv` by a file, an environment variable or an argument.
 
-mod support;
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use crate::support::{Directory, Terminal, altered, device_ipc, host, run, send_by_file, start};
 use rustix::process::Signal;
-use support::{Directory, Terminal, altered, device_ipc, host, run, send_by_file, start};
 
 #[test]
 fn receiver_modifies_the_tensor_in_place() {
@@ -129,9 +127,9 @@ fn sender_with_unread_output_is_stopped_by_one_signal() {
     command
         .args(["send", "--listen", "127.0.0.1:0", "--receivers", "0"])
         .env("DEVICE_IPC_KEY", "k".repeat(32));
-    let (mut sender, _reader) = support::start_unread(command, "listening at");
+    let (mut sender, _reader) = crate::support::start_unread(command, "listening at");
     rustix::process::kill_process(rustix::process::Pid::from_child(&sender), Signal::TERM).expect("a signal");
-    assert!(support::wait(&mut sender).success());
+    assert!(crate::support::wait(&mut sender).success());
 }
 
 #[test]

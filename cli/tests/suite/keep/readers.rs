@@ -40,7 +40,7 @@ fn reader_process() {
 /// Returns the command of a process that opens what this keeper keeps.
 pub(crate) fn reader(backend: &str, name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command.args(["--exact", "readers::reader_process", "--ignored", "--nocapture"]);
+    command.args(["--exact", "keep::readers::reader_process", "--ignored", "--nocapture"]);
     command.env(BACKEND, backend).env(READER, name);
     command
 }

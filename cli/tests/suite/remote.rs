@@ -4,12 +4,10 @@
 
 #![cfg(feature = "nixl")]
 
-mod support;
-
 use std::env;
 
+use crate::support::{Directory, Terminal, altered, device_ipc, host, run, send_by_file};
 use rustix::process::Signal;
-use support::{Directory, Terminal, altered, device_ipc, host, run, send_by_file};
 
 const LIBRARY: &str = "DEVICE_IPC_NIXL";
 

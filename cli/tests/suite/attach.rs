@@ -1,11 +1,9 @@
 //! The actions of `attach`: info, read, fill and add.
 
-mod support;
-
+use crate::support::{Directory, Terminal, device_ipc, run, send_by_file};
 use device_ipc::{Access, Buffer, Dtype, Error, Ipc, MemoryUse, TensorLayout, mock::MockBackend};
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Directory, Terminal, device_ipc, run, send_by_file};
 
 fn attach(file: &str, action: &[&str]) -> String {
     run(["attach", &format!("@{file}")].iter().chain(action)).good()
@@ -126,7 +124,7 @@ fn exports_without_layout_with_gaps_or_read_only_work() {
 }
 
 /// Returns an exporter on a mock machine, and a function that runs the program on the same machine.
-fn machine(spec: &str) -> (Ipc, impl Fn(&[&str]) -> support::CommandResult + '_) {
+fn machine(spec: &str) -> (Ipc, impl Fn(&[&str]) -> crate::support::CommandResult + '_) {
     let ipc = Ipc::with_backend(MockBackend::from_spec(spec).unwrap());
     let program = move |arguments: &[&str]| {
         let mut command = device_ipc();

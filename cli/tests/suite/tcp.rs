@@ -1,12 +1,10 @@
 //! `send` and `recv` over TCP with a shared key, and peers without the key.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
+use crate::support::{Directory, Terminal, device_ipc, run, start};
 use rustix::process::Signal;
-use support::{Directory, Terminal, device_ipc, run, start};
 
 const KEY: &str = "a key that nobody guesses";
 
