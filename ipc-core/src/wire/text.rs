@@ -36,6 +36,10 @@ impl TextForm {
         text: &str,
         is_cut_off: impl FnOnce(&[u8]) -> Option<DescriptorError>,
     ) -> Result<Vec<u8>, DescriptorError> {
+        // White space in it included. A longer text is not read.
+        if text.len() / 2 > self.max_bytes {
+            return Err(DescriptorError::TooLarge { found: text.len() / 4 * 3 });
+        }
         let bare = unquoted(text);
         let joined = joined(bare);
         let encoded = joined.strip_prefix(self.prefix).ok_or_else(|| self.other_text(bare))?.as_bytes();
