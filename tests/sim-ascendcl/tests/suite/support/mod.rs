@@ -89,7 +89,7 @@ impl Process {
         ours.set_read_timeout(Some(DEADLINE)).expect("a deadline");
         let mut command = Command::new(std::env::current_exe().expect("our own path"));
         command
-            .args(["--exact", "agent", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "support::agent", "--nocapture", "--test-threads=1"])
             .env(ROLE, path)
             .env(MACHINE_VARIABLE, format!("latency=0;cann={};{}", setup.cann.name(), setup.machine))
             .env_remove(VISIBLE_VARIABLE)
@@ -222,7 +222,7 @@ impl Drop for Process {
 }
 
 /// Serves commands if this process was started as an agent. The body of the test `agent`.
-pub fn serve() {
+fn serve() {
     let Some(path) = std::env::var_os(ROLE) else { return };
     // SAFETY: loading runs no code that could be unsound; the library stays loaded.
     let library = unsafe { Library::open(Some(PathBuf::from(path)), RTLD_NOW | RTLD_LOCAL) };
@@ -372,4 +372,10 @@ impl Agent {
         let value = u64::from_le_bytes(std::array::from_fn(|at| variable[at]));
         value + offset.parse::<u64>().expect("an offset")
     }
+}
+
+/// The test that a agent runs as; it does nothing otherwise.
+#[test]
+fn agent() {
+    serve();
 }

@@ -1,16 +1,8 @@
 //! Events, notifies and physical memory between processes.
 
-mod support;
-
-use support::{
+use crate::support::{
     DRIVER, INVALID_HANDLE, NO_NOTIFY, NO_PERMISSION, NOT_SUPPORTED, PARAM, Process, REMOTE, TASK_TIMEOUT,
-    serve,
 };
-
-#[test]
-fn agent() {
-    serve();
-}
 
 /// Starts a process with a shared event. Returns it with the handle.
 fn recorder() -> (Process, Vec<u8>) {
@@ -344,7 +336,11 @@ fn mapping_on_another_device_needs_peer_access() {
 
 #[test]
 fn access_is_set_by_logic_id_for_whole_mappings() {
-    let setup = support::Setup { machine: "devices=4", visible: Some("2"), ..support::Setup::default() };
+    let setup = crate::support::Setup {
+        machine: "devices=4",
+        visible: Some("2"),
+        ..crate::support::Setup::default()
+    };
     let mut process = Process::with(&setup);
     process.ok("aclInit 0");
     process.ok("aclrtSetDevice 0");

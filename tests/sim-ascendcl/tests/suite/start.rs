@@ -1,16 +1,9 @@
 //! Initialization, threads and contexts.
 
-mod support;
-
-use support::{
+use crate::support::{
     CONTEXT_NULL, INVALID_DEVICE, INVALID_PARAM, PARAM, Process, REPEAT_INITIALIZE, STREAM_CONTEXT,
-    UNINITIALIZE, serve,
+    UNINITIALIZE,
 };
-
-#[test]
-fn agent() {
-    serve();
-}
 
 #[test]
 fn calls_before_init_are_rejected() {

@@ -1,17 +1,10 @@
 //! Ordering of the streams of two processes by events and 64-bit words.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::{DEADLINE, Peer, code, machine};
 use device_ipc_mock_engine::{Access, EngineError};
 use device_ipc_test_process::{hex, unhex};
-use support::{DEADLINE, Peer, code, machine, serve};
-
-#[test]
-fn peer() {
-    serve();
-}
 
 const INVALID_HANDLE: i32 = 10;
 const OWN_PROCESS: i32 = 11;

@@ -1,15 +1,8 @@
 //! The configuration: chips, drivers, versions, device numbers, faults.
 
-mod support;
-
+use crate::support::{DRIVER, INVALID_DEVICE, NOT_SUPPORTED, OUT_OF_MEMORY, Process, STUB, Setup};
 use device_ipc_sim_ascendcl::{Cann, library};
 use device_ipc_sim_support::defined_symbols;
-use support::{DRIVER, INVALID_DEVICE, NOT_SUPPORTED, OUT_OF_MEMORY, Process, STUB, Setup, serve};
-
-#[test]
-fn agent() {
-    serve();
-}
 
 /// Calls that require a feature, with arguments for success, and the chips that have it.
 const FEATURES: &[(&str, &[&str])] = &[

@@ -48,7 +48,7 @@ impl Peer {
     fn start(spec: &str, user: Option<u32>) -> std::io::Result<Self> {
         let mut command = Command::new(std::env::current_exe().expect("our own path"));
         command
-            .args(["--exact", "peer", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "support::peer", "--nocapture", "--test-threads=1"])
             .env(ROLE, format!("latency=0;{spec}"));
         if let Some(user) = user {
             command.uid(user);
@@ -94,7 +94,7 @@ impl Peer {
 }
 
 /// Serves commands if this process was started as a peer. The body of the test `peer`.
-pub fn serve() {
+fn serve() {
     let Ok(spec) = std::env::var(ROLE) else { return };
     let machine = Machine::new(MachineConfig::from_spec(&spec).expect("a valid description"));
     serve_socket(|command, fd, passed| match execute(&machine, command, fd, passed) {
@@ -175,4 +175,10 @@ fn execute(
         }
         other => panic!("unknown command {other}"),
     }
+}
+
+/// The test that a peer runs as; it does nothing otherwise.
+#[test]
+fn peer() {
+    serve();
 }

@@ -1,12 +1,10 @@
 //! Streams of one process: asynchronous work, failures, faults and counters.
 
-mod support;
-
 use std::sync::mpsc;
 use std::time::Duration;
 
+use crate::support::{DEADLINE, code, machine};
 use device_ipc_mock_engine::{EngineError, Machine, MachineConfig, Operation};
-use support::{DEADLINE, code, machine};
 
 #[test]
 fn work_runs_after_submission() {

@@ -1,16 +1,8 @@
 //! Device memory, copies, words.
 
-mod support;
-
-use support::{
+use crate::support::{
     DEVICE_MEMORY, DRIVER, INVALID_PARAM, NOT_SUPPORTED, OUT_OF_MEMORY, PARAM, Process, Setup, UNALIGNED,
-    serve,
 };
-
-#[test]
-fn agent() {
-    serve();
-}
 
 const HUGE_PAGE: u64 = 2 << 20;
 

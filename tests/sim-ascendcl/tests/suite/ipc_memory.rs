@@ -1,13 +1,6 @@
 //! Memory shared by key between processes.
 
-mod support;
-
-use support::{DEVICE_MEMORY, DRIVER, NO_PERMISSION, NOT_SUPPORTED, PARAM, Process, REMOTE, Setup, serve};
-
-#[test]
-fn agent() {
-    serve();
-}
+use crate::support::{DEVICE_MEMORY, DRIVER, NO_PERMISSION, NOT_SUPPORTED, PARAM, Process, REMOTE, Setup};
 
 const BYTES: u64 = 4 << 20;
 

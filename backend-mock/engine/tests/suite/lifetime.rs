@@ -1,15 +1,8 @@
 //! Opened memory after a free, a revocation, and the death of its exporter.
 
-mod support;
-
+use crate::support::{Peer, code, machine};
 use device_ipc_mock_engine::{Access, EngineError, Revocation};
 use device_ipc_test_process::{hex, unhex};
-use support::{Peer, code, machine, serve};
-
-#[test]
-fn peer() {
-    serve();
-}
 
 const INVALID_HANDLE: i32 = 10;
 const EXPORTER_GONE: i32 = 12;

@@ -1,20 +1,13 @@
 //! Memory shared between two processes: open, close, and rejected handles.
 
-mod support;
-
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use crate::support::{DEADLINE, Peer, code, machine};
 use device_ipc_mock_engine::{Access, Address, EngineError, HANDLE_BYTES, Machine, MachineConfig, Part};
 use device_ipc_test_process::{hex, unhex};
-use support::{DEADLINE, Peer, code, machine, serve};
-
-#[test]
-fn peer() {
-    serve();
-}
 
 const INVALID_HANDLE: i32 = 10;
 const OWN_PROCESS: i32 = 11;

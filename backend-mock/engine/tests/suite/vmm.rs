@@ -1,18 +1,11 @@
 //! Virtual memory management: blocks, reserved ranges, mappings, access by device; registered host memory and kernels.
 
-mod support;
-
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::{Peer, code, machine};
 use device_ipc_mock_engine::{Access, Address, BlockId, EngineError, Machine, StreamId};
-use support::{Peer, code, machine, serve};
-
-#[test]
-fn peer() {
-    serve();
-}
 
 const MIB: u64 = 1 << 20;
 const INVALID_VALUE: i32 = 2;
@@ -319,7 +312,7 @@ fn kernel_access_outside_of_pages_fails() {
     )
     .unwrap();
     assert_eq!(code(ours.synchronize(stream)), ILLEGAL_ADDRESS);
-    let seen = receive.recv_timeout(support::DEADLINE).unwrap();
+    let seen = receive.recv_timeout(crate::support::DEADLINE).unwrap();
     // Four bytes of the store, then four of the fill.
     assert_eq!(seen, (0, 0x0101_0101_0a0b_0c0d));
     assert_eq!(code(ours.fill(block, 101, 0, stream)), 8, "copies are checked against the block");

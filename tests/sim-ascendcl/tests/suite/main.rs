@@ -1,0 +1,10 @@
+//! The tests of the simulated AscendCL, as one executable.
+
+mod c_programs;
+mod ipc_memory;
+mod machine;
+mod memory;
+mod sharing;
+mod start;
+mod support;
+mod table;
