@@ -440,8 +440,12 @@ impl ReceivedExport {
             }
         };
         let limit = wait::limit(timeout)?;
-        // One attempt, as in `open`.
-        let mapping = wait::aside(py, move || call(limit))?.or_raise(py)?;
+        // As in `open`. Without a stream, an attempt that uses the grant up may have to wait for the bytes.
+        let mapping = if stream.is_some() && staged == Some(false) && pulled == Some(false) {
+            wait::at_once_or_aside(py, limit, call)?
+        } else {
+            wait::aside(py, move || call(limit))?.or_raise(py)?
+        };
         let backend = self.ipc.backend().info().name;
         Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only, uses: Uses::default() }))
     }

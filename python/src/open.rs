@@ -176,6 +176,7 @@ pub(crate) fn open(
     let stream = stream.map(Arc::new);
     let opened_on = stream.clone();
     let report = progress.map(pull::report);
+    let may_be_known = grant.is_none() && matches!(source, Source::Descriptor(_));
     let call = move |timeout| {
         let mut builder = options(source.open(&ipc), access, staged, timeout);
         if let Some(report) = &report {
@@ -196,9 +197,13 @@ pub(crate) fn open(
             (None, Place::On(device)) => builder.on_device(*device),
         }
     };
-    // One attempt: it uses a grant up, and the exporter takes the lease of an attempt that is given up for an importer that has
-    // finished.
-    let mapping = wait::aside(py, move || call(limit))?.or_raise(py)?;
+    // One attempt that makes a request: it uses a grant up, and the exporter takes the lease of an attempt that is given up for an importer
+    // that has finished. Memory that is open already takes none, and no other thread.
+    let mapping = if may_be_known && staged == Some(false) && pulled == Some(false) {
+        wait::at_once_or_aside(py, limit, call)?
+    } else {
+        wait::aside(py, move || call(limit))?.or_raise(py)?
+    };
     Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only, uses: Uses::default() }))
 }
 

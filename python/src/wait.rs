@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc::{Error, Result};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::error::OrRaise as _;
@@ -166,12 +167,28 @@ pub(crate) fn wake_tasks_of(py: Python<'_>, object: usize) -> PyResult<()> {
     Ok(())
 }
 
+/// Makes an attempt on this thread, which a time limit of zero keeps from waiting, and after that another one as [`aside`] does. The
+/// first one must have no effect where it fails.
+pub(crate) fn at_once_or_aside<T: Send + 'static>(
+    py: Python<'_>,
+    limit: Duration,
+    call: impl Fn(Duration) -> Result<T> + Send + Sync + 'static,
+) -> PyResult<T> {
+    match py.detach(|| call(Duration::ZERO)) {
+        Err(error) if error.is_timeout() && !limit.is_zero() => aside(py, move || call(limit))?.or_raise(py),
+        done => done.or_raise(py),
+    }
+}
+
 /// Runs a call that must not be repeated on another thread, and returns its result. The call continues there if Ctrl-C ends
-/// this wait.
+/// this wait. A thread that receives no signals runs it itself.
 pub(crate) fn aside<T: Send + 'static>(
     py: Python<'_>,
     call: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
+    if !is_main_thread(py)? {
+        return Ok(py.detach(call));
+    }
     let (sender, receiver) = mpsc::channel();
     let receiver = Mutex::new(receiver);
     let started = on_thread(Box::new(move || drop(sender.send(call()))));
@@ -185,6 +202,13 @@ pub(crate) fn aside<T: Send + 'static>(
             }
         }
     }
+}
+
+/// Returns whether this is the thread that runs the handlers of signals.
+fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
+    let threading = py.import(intern!(py, "threading"))?;
+    let this = threading.call_method0(intern!(py, "get_ident"))?;
+    threading.call_method0(intern!(py, "main_thread"))?.getattr(intern!(py, "ident"))?.eq(this)
 }
 
 /// A call for a thread.

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import device_ipc
-from test_share import ones
+from conftest import Start
+from test_share import finish, line, ones
 
 THREADS = 16
 
@@ -255,3 +256,40 @@ def test_name_of_a_closed_listener_is_free_at_once() -> None:
         listener.close()
         thread.join(60)
         assert not thread.is_alive()
+
+
+def test_open_of_open_memory_takes_no_other_thread(start: Start) -> None:
+    export = device_ipc.share(ones(4))
+    other = start(
+        """
+        import contextlib, pathlib, threading, time
+
+        def waiting():
+            threads = []
+            for task in pathlib.Path("/proc/self/task").iterdir():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    threads.append(task.joinpath("comm").read_text().strip())
+            return "device-ipc-wait" in threads
+
+        # A thread that receives no signals makes the request itself.
+        thread = threading.Thread(target=lambda: d.open(sys.argv[1]).close())
+        thread.start()
+        thread.join(60)
+        assert not waiting()
+        d.close_unused(30)
+        stream = d.Stream("mock:0")
+        first = d.open(sys.argv[1], stream=stream)
+        assert waiting()
+        deadline = time.monotonic() + 60
+        while waiting():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        with d.open(sys.argv[1]) as mapping, d.open(sys.argv[1], stream=stream):
+            assert np.from_dlpack(mapping).sum() == 4
+        assert not waiting()
+        print("done", flush=True)
+        """,
+        str(export),
+    )
+    assert line(other) == "done"
+    finish(other)

@@ -209,7 +209,8 @@ impl<'a> OpenBuilder<'a> {
     }
 
     /// Sets the timeout for the exporter's answer, and for the bytes to be ready if no stream waits for them; by default the
-    /// timeout of the [`Ipc`](crate::Ipc).
+    /// timeout of the [`Ipc`](crate::Ipc). A timeout of zero opens memory that this process has open or keeps open, without a request
+    /// to the exporter.
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self

@@ -84,6 +84,10 @@ impl OpenExport<'_> {
         if !self.is_permitted() {
             return Err(Error::AccessDenied { wanted: access, granted: named.contents.access });
         }
+        if patience.timeout.is_zero() && named.contents.exporter != runtime.identity {
+            // The exporter would begin a lease for a request that is given up at once.
+            return Err(patience.deadline().passed("the answer of the exporting process", ""));
+        }
         self.check()?;
         let source = if self.is_local()? {
             // Before the grant is used.

@@ -37,6 +37,24 @@ fn reopen_costs_nothing_and_a_neighbour_one_message() {
 }
 
 #[test]
+fn open_with_a_timeout_of_zero_makes_no_request() {
+    let mut exporter = agent!(PINNING);
+    let mut importer = agent!(PINNING);
+    let descriptor = exporter.share("x 4096");
+    let other = exporter.share("other 4096");
+    importer.ok(&format!("open other {other}"));
+    let both = format!("two-opens {descriptor} 0 {descriptor} 0");
+    let refused = importer.ok(&both);
+    assert_eq!(refused.matches("Timeout").count(), 2, "{refused}");
+    assert_eq!((importer.counter("requests_total"), exporter.holders("x")), (1, 0));
+    importer.ok(&format!("open a {descriptor}"));
+    importer.ok("drop a");
+    let opened = importer.ok(&both);
+    assert_eq!(opened.matches("Opened").count(), 2, "{opened}");
+    assert_eq!(importer.counter("requests_total"), 2);
+}
+
+#[test]
 fn dropped_export_is_refused_at_once_also_to_its_holders() {
     let mut exporter = agent!(PINNING);
     let mut importer = agent!(PINNING);
