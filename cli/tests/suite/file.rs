@@ -127,7 +127,7 @@ fn sender_with_unread_output_is_stopped_by_one_signal() {
     command
         .args(["send", "--listen", "127.0.0.1:0", "--receivers", "0"])
         .env("DEVICE_IPC_KEY", "k".repeat(32));
-    let (mut sender, _reader) = crate::support::start_unread(command, "listening at");
+    let (mut sender, _reader, _) = crate::support::start_unread(command, "listening at");
     rustix::process::kill_process(rustix::process::Pid::from_child(&sender), Signal::TERM).expect("a signal");
     assert!(crate::support::wait(&mut sender).success());
 }

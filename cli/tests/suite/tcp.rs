@@ -1,9 +1,9 @@
 //! `send` and `recv` over TCP with a shared key, and peers without the key.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use crate::support::{Directory, Terminal, device_ipc, run, start};
+use crate::support::{Directory, Terminal, device_ipc, run, start, start_unread};
 use rustix::process::Signal;
 
 const KEY: &str = "a key that nobody guesses";
@@ -230,4 +230,35 @@ fn receivers_of_one_address_are_limited() {
     assert!(connect().1.is_err(), "it is one too many");
     sender.until("too many receivers");
     drop(held);
+}
+
+#[test]
+fn lines_for_an_unread_output_are_bounded_and_counted() {
+    let mut command = device_ipc();
+    command.args(["send", "--listen", "127.0.0.1:0", "--receivers", "0"]).env("DEVICE_IPC_KEY", KEY);
+    let (mut sender, reader, line) = start_unread(command, "listening at");
+    let address = line.split_whitespace().next_back().expect("an address");
+    let key = device_ipc_tcp::Key::new(KEY.as_bytes()).unwrap();
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let receive = || {
+        let mut one = device_ipc_tcp::connect(TcpStream::connect(address).unwrap(), 0, &key, end).unwrap();
+        one.send(br#"{"message":"ready"}"#, Some(end)).unwrap();
+        // It may be refused while earlier ones are being ended.
+        let _ = one.receive(Some(end));
+    };
+    for _ in 0..1500 {
+        receive();
+    }
+    // The sender stays ready while its output is not read.
+    let mut lines = BufReader::new(reader).lines().map(|line| line.expect("a line"));
+    let mut read = 0;
+    let omitted = std::iter::from_fn(|| {
+        receive();
+        lines.next()
+    })
+    .inspect(|_| read += 1)
+    .find(|line| line.contains("earlier lines are not shown"));
+    assert!(omitted.is_some() && read < 1200, "{read} lines: {omitted:?}");
+    sender.kill().expect("it is not reaped");
+    crate::support::wait(&mut sender);
 }

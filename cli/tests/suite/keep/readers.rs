@@ -78,7 +78,7 @@ fn keeper_with_unread_output_is_stopped_by_one_signal() {
     let file = model(&directory, "m.safetensors", &[("w", &[1.0])]);
     let mut command = device_ipc();
     command.args(["keep", &file, "--name", &unique("unread")]);
-    let (mut keeper, _reader) = start_unread(command, "keeps version");
+    let (mut keeper, _reader, _) = start_unread(command, "keeps version");
     kill_process(Pid::from_child(&keeper), Signal::TERM).expect("a signal");
     assert!(wait(&mut keeper).success());
 }

@@ -221,8 +221,9 @@ pub(crate) fn wait(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// Starts a command whose standard output is a pipe that takes no further bytes after the line with `text`, and is not read.
-pub(crate) fn start_unread(mut command: Command, text: &str) -> (Child, std::io::PipeReader) {
+/// Starts a command whose standard output is a pipe that takes no further bytes after the line with `text`, and is not read. Returns the
+/// line too.
+pub(crate) fn start_unread(mut command: Command, text: &str) -> (Child, std::io::PipeReader, String) {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     // Opened again: the flag is one of the open file, and the child's has to wait.
     let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
@@ -231,9 +232,10 @@ pub(crate) fn start_unread(mut command: Command, text: &str) -> (Child, std::io:
         filler.write(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path).expect("the pipe");
     let child = command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(writer).spawn().expect("a child");
     let mut lines = BufReader::new(&reader).lines();
-    while !lines.next().expect("the process prints").expect("a line").contains(text) {}
+    let mut next = || lines.next().expect("the process prints").expect("a line");
+    let line = std::iter::repeat_with(&mut next).find(|line| line.contains(text)).expect("endless");
     while filler.write(&[b' '; 4096]).is_ok() || filler.write(b" ").is_ok() {}
-    (child, reader)
+    (child, reader, line)
 }
 
 /// Returns the range of the host id and the boot id in a descriptor, by docs/spec/descriptor.md.
