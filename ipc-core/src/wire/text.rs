@@ -38,7 +38,9 @@ impl TextForm {
     ) -> Result<Vec<u8>, DescriptorError> {
         // White space in it included. A longer text is not read.
         if text.len() / 2 > self.max_bytes {
-            return Err(DescriptorError::TooLarge { found: text.len() / 4 * 3 });
+            return Err(DescriptorError::TooLarge {
+                found: text.len().saturating_sub(self.prefix.len()) / 4 * 3,
+            });
         }
         let bare = unquoted(text);
         let joined = joined(bare);

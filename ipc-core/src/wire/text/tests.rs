@@ -48,6 +48,9 @@ fn other_text_is_named() {
 
 #[test]
 fn size_is_limited_before_decoding() {
-    let long = format!("{}{}", FORM.prefix, "A ".repeat(1000));
-    assert!(matches!(decode(&long), Err(DescriptorError::TooLarge { found: 750 })));
+    let long = |repeated: &str, times| decode(&format!("{}{}", FORM.prefix, repeated.repeat(times)));
+    assert!(matches!(long("A", 1000), Err(DescriptorError::TooLarge { found: 750 })));
+    // One with white space that is not too long a text, and one that is not searched for white space.
+    assert!(matches!(long("AAA ", 48), Err(DescriptorError::TooLarge { found: 108 })));
+    assert!(matches!(long("A ", 1000), Err(DescriptorError::TooLarge { found: 1500 })));
 }
