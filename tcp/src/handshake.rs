@@ -312,6 +312,21 @@ mod tests {
     }
 
     #[test]
+    fn client_that_presents_the_server_proof_is_rejected() {
+        let (mut near, served) = server(b"a key of the tests");
+        let client = [7; 32];
+        near.write_all(&[hello(&client), ID.to_be_bytes().to_vec()].concat()).unwrap();
+        let mut theirs = [0; HELLO_BYTES];
+        near.read_exact(&mut theirs).unwrap();
+        let server = check_hello(&theirs).unwrap();
+        // The proof that the server itself would send on this connection.
+        let proofs = Proofs { key: &key(b"a key of the tests"), key_id: ID, client, server };
+        near.write_all(&proofs.proof(SERVER_PROOF)).unwrap();
+        let outcome = served.join().unwrap();
+        assert!(matches!(outcome, Err(TcpError::ClientWithoutKey)), "{outcome:?}");
+    }
+
+    #[test]
     fn version_mismatch_is_reported_on_both_sides() {
         let (mut near, served) = server(b"a key of the tests");
         let mut hello = hello(&[7; 32]);

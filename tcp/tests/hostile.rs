@@ -87,6 +87,14 @@ fn session(flipped_of_client: Option<usize>, flipped_of_server: Option<usize>) -
     })
 }
 
+/// The limit that `docs/spec/security.md` states: a proof names no address.
+#[test]
+fn forwarded_connection_reaches_any_listener_with_the_key() {
+    let forwarded = session(None, None);
+    forwarded.client.unwrap();
+    assert_eq!(forwarded.server.unwrap().receive(Some(soon())).unwrap(), b"a message");
+}
+
 #[test]
 fn recorded_client_is_refused_by_a_server() {
     let recorded = session(None, None);
