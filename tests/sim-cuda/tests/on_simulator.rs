@@ -12,13 +12,15 @@ mod cuda_elements;
 mod cuda_hand_over;
 #[path = "../../cuda_owner_drops.rs"]
 mod cuda_owner_drops;
-#[path = "../../../backend-cuda/tests/hardware.rs"]
+#[path = "../../../backend-cuda/tests/suite/gpu.rs"]
+mod gpu;
+#[path = "../../../backend-cuda/tests/suite/hardware.rs"]
 mod hardware;
-#[path = "../../../backend-cuda/tests/kinds/main.rs"]
+#[path = "../../../backend-cuda/tests/suite/kinds/mod.rs"]
 mod kinds;
-#[path = "../../../backend-cuda/tests/lifetimes.rs"]
+#[path = "../../../backend-cuda/tests/suite/lifetimes.rs"]
 mod lifetimes;
-#[path = "../../../backend-cuda/tests/visible_devices.rs"]
+#[path = "../../../backend-cuda/tests/suite/visible_devices.rs"]
 mod visible_devices;
 
 #[test]

@@ -125,6 +125,12 @@ for test in "$here"/*--*; do
                     DEVICE_IPC_KILL_ROUNDS="${DEVICE_IPC_KILL_ROUNDS:-2}" "$test" "$theme::" --skip ascend
             done
             ;;
+        device-ipc-cuda--suite)
+            # Each theme in a process of its own: some reset the device or count its memory.
+            for theme in capture contexts hardware kinds lifetimes mps staged timelines unavailable visible_devices; do
+                step "device-ipc-cuda--$theme" "$test" "$theme::"
+            done
+            ;;
         device-ipc-cli--*)
             for theme in cuda program; do
                 step "device-ipc-cli--$theme" "$test" "$theme::"

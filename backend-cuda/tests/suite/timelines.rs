@@ -1,14 +1,13 @@
 //! Words that streams write and wait on, also between two processes. Without a GPU with these operations, each test
 //! reports it and passes.
 
-mod support;
-
 use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
+use crate::gpu::backend;
 use device_ipc_core::backend::{DeviceIpc, DeviceMemory, DeviceStream, DeviceTimelines};
 use device_ipc_core::{BorrowedStream, DeviceOrdinal, DevicePtr, Error, TIMELINE_END};
 use device_ipc_cuda::CudaBackend;
@@ -16,7 +15,6 @@ use device_ipc_test_process::{Process, serve};
 use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use support::backend;
 
 const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
 const SOON: Duration = Duration::from_secs(20);

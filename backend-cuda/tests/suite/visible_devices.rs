@@ -1,16 +1,14 @@
 //! Two processes with different visible devices: in another order, by identity, or without the other's device. Without
 //! two GPUs, each test reports it and passes.
 
-mod support;
-
 use std::collections::HashMap;
 use std::time::Duration;
 
+use crate::gpu::backend;
 use device_ipc_core::backend::DeviceIpc;
 use device_ipc_core::{Descriptor, DeviceOrdinal, Error, Ipc, Mapping, Result};
 use device_ipc_cuda::CudaBackend;
 use device_ipc_test_process::{Process, serve};
-use support::backend;
 
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 const BYTES: u64 = 2 << 20;

@@ -1,7 +1,5 @@
 //! Driver calls of the surrounding program, which the backend does not make.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
-
 use std::ffi::{c_int, c_uint, c_void};
 
 use libloading::Library;

@@ -1,14 +1,12 @@
 //! Contexts of the calling thread, streams of other contexts, and device resets. Without a GPU, each test reports it
 //! and passes.
 
-#[path = "support/raw.rs"]
-mod raw;
-mod support;
-
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::gpu::backend;
+use crate::raw::Raw;
 use cudarc::driver::CudaContext;
 use device_ipc_core::backend::{
     DeviceIpc, DeviceMemory, HandleBytes, HandleKind, ReceivedHandle, TestKernels,
@@ -19,9 +17,7 @@ use device_ipc_core::{
 };
 use device_ipc_cuda::{CudaBackend, LEGACY, NAME, POOL, VIRTUAL_MEMORY, alloc_zeros, clone_htod};
 use device_ipc_test_process::{Process, hex, serve, unhex};
-use raw::Raw;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use support::backend;
 
 const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
 const NOWHERE: DeviceOrdinal = DeviceOrdinal::new(1000);

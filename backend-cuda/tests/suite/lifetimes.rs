@@ -1,17 +1,15 @@
 //! Lifetimes on a real GPU: hazards of the raw driver that device-ipc prevents, and no leaks when either side is
 //! killed. Without a GPU, each test reports it and passes.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::gpu::backend;
 use device_ipc_core::backend::{DeviceIpc, HandleBytes, ReceivedHandle};
 use device_ipc_core::{
     Access, Descriptor, DeviceOrdinal, DeviceOwner, DeviceRange, Error, Ipc, ProcessIdentity,
 };
 use device_ipc_cuda::{CudaBackend, LEGACY};
 use device_ipc_test_process::{Process, hex, serve, unhex};
-use support::backend;
 
 const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
 const SOON: Duration = Duration::from_secs(30);

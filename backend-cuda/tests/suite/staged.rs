@@ -1,15 +1,13 @@
 //! Copies through host memory: between two devices, each hidden from the other process, and between two allocations of
 //! one device. `--nocapture` shows the bytes per second. Without enough GPUs, each test reports it and passes.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::gpu::backend;
 use device_ipc_core::backend::DeviceIpc;
 use device_ipc_core::{Descriptor, Error, Ipc, Mapping, Result};
 use device_ipc_cuda::CudaBackend;
 use device_ipc_test_process::{Process, serve};
-use support::backend;
 
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 const SOON: Duration = Duration::from_secs(60);

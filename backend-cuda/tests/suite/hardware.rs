@@ -2,11 +2,10 @@
 //!
 //! The conformance suite tests the behaviour of every backend; these tests are specific to CUDA.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::gpu::backend;
 use cudarc::driver::{CudaContext, result};
 use device_ipc_core::backend::{
     DeviceIpc, DeviceMemory, DeviceStream, HandleBytes, ReceivedHandle, TestKernels,
@@ -16,7 +15,6 @@ use device_ipc_core::{
 };
 use device_ipc_cuda::{CudaBackend, LEGACY, alloc_zeros, clone_htod};
 use device_ipc_test_process::{Process, answer, hex, request, unhex};
-use support::backend;
 
 const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
 const ONE: DeviceOrdinal = DeviceOrdinal::new(1);

@@ -3,8 +3,6 @@
 
 mod blocks;
 mod child;
-#[path = "../support/mod.rs"]
-mod support;
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -29,7 +27,7 @@ const BYTES: u64 = (3 << 20) + 1000;
 /// Returns the backend, for one test at a time. All tests share it, so that no test releases the context of another.
 fn backend() -> Option<(Arc<CudaBackend>, MutexGuard<'static, ()>)> {
     static KEPT: OnceLock<Arc<CudaBackend>> = OnceLock::new();
-    let (backend, alone) = support::backend()?;
+    let (backend, alone) = crate::gpu::backend()?;
     Some((Arc::clone(KEPT.get_or_init(|| backend)), alone))
 }
 

@@ -1,19 +1,17 @@
 //! Sharing through MPS on a real GPU, with a control daemon of the test's own. Without a GPU, or without
 //! `nvidia-cuda-mps-control`, the test reports it and passes.
 
-mod support;
-
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::gpu::backend;
 use device_ipc_core::backend::{DeviceIpc, TestKernels};
 use device_ipc_core::{Access, Descriptor, DeviceOrdinal, Error, Export, Ipc, Mapping};
 use device_ipc_cuda::{CudaBackend, VIRTUAL_MEMORY};
 use device_ipc_test_process::{Process, serve};
-use support::backend;
 
 const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
 const CONTROL: &str = "nvidia-cuda-mps-control";

@@ -1,18 +1,14 @@
 //! Streams that are being captured into graphs: work is captured, immediate operations are refused, and every call
 //! leaves the capture intact. Without a GPU, each test reports it and passes.
 
-#[path = "support/raw.rs"]
-mod raw;
-mod support;
-
 use std::time::Duration;
 
+use crate::gpu::backend;
+use crate::raw::{CAPTURE_INVALIDATED, Raw};
 use cudarc::driver::CudaContext;
 use device_ipc_core::backend::{DeviceIpc, DeviceMemory, TestKernels};
 use device_ipc_core::{AsStream, BorrowedStream, DeviceOrdinal, DeviceOwner, Error, Ipc, Result, ViewStream};
 use device_ipc_cuda::{CudaBackend, NAME, alloc_zeros, clone_htod};
-use raw::{CAPTURE_INVALIDATED, Raw};
-use support::backend;
 
 const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
 const BYTES: u64 = 1 << 20;
