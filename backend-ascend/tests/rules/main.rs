@@ -1,7 +1,8 @@
 //! The vendor's rules that the backend follows, one test for each, on the simulator, which enforces them.
 //! `docs/internals/ascend-rules.md` lists their sources.
 //!
-//! Each test runs in a separate process, on a machine that it describes.
+//! Errors of an unavailable Ascend and the visible devices are tested here too. Each test runs in a separate process, on a
+//! machine that it describes.
 
 mod cards;
 mod contexts;
@@ -20,3 +21,5 @@ mod shareable;
 #[path = "../support/mod.rs"]
 mod support;
 mod timelines;
+mod unavailable;
+mod visible_devices;

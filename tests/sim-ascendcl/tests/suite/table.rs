@@ -29,8 +29,8 @@ const BACKEND: &[(&str, &str)] = &[
     ("rules::lists", include_str!("../../../../backend-ascend/tests/rules/lists.rs")),
     ("rules::shareable", include_str!("../../../../backend-ascend/tests/rules/shareable.rs")),
     ("rules::timelines", include_str!("../../../../backend-ascend/tests/rules/timelines.rs")),
-    ("unavailable", include_str!("../../../../backend-ascend/tests/unavailable.rs")),
-    ("visible_devices", include_str!("../../../../backend-ascend/tests/visible_devices.rs")),
+    ("rules::unavailable", include_str!("../../../../backend-ascend/tests/rules/unavailable.rs")),
+    ("rules::visible_devices", include_str!("../../../../backend-ascend/tests/rules/visible_devices.rs")),
 ];
 
 /// The sources that the table may name as the implementation of a rule.

@@ -1,13 +1,11 @@
 //! Errors of an unavailable Ascend. These tests need no NPU, and must not find one.
 
-mod support;
-
+use crate::support::Scene;
 use device_ipc_ascend::{
     ALLOCATION_VARIABLE, AscendBackend, LIBRARY_VARIABLE, LoadOptions, VALIDATION_VARIABLE,
 };
 use device_ipc_core::Unavailable;
 use device_ipc_sim_ascendcl::{Cann, VISIBLE_VARIABLE};
-use support::Scene;
 
 fn refusal() -> (Unavailable, String) {
     let error = AscendBackend::load().map(drop).unwrap_err();
@@ -28,14 +26,16 @@ fn missing_library_error_names_it_and_the_remedy() {
 
 #[test]
 fn both_library_names_are_searched() {
-    Scene::on("both_library_names_are_searched", "").environment(&[(LIBRARY_VARIABLE, "")]).play(
-        |_| {
-            let (error, _) = refusal();
-            let Unavailable::LibraryNotFound { searched, .. } = &error else { panic!("{error:?}") };
-            assert_eq!(searched, &["libascendcl.so", "libacl_rt.so"]);
-        },
-        &[],
-    );
+    Scene::on("unavailable::both_library_names_are_searched", "")
+        .environment(&[(LIBRARY_VARIABLE, "")])
+        .play(
+            |_| {
+                let (error, _) = refusal();
+                let Unavailable::LibraryNotFound { searched, .. } = &error else { panic!("{error:?}") };
+                assert_eq!(searched, &["libascendcl.so", "libacl_rt.so"]);
+            },
+            &[],
+        );
 }
 
 #[test]
@@ -62,20 +62,22 @@ fn library_without_functions_is_too_old() {
 
 #[test]
 fn cann_before_8_3_is_too_old_and_error_names_requirements() {
-    Scene::on("cann_before_8_3_is_too_old_and_error_names_requirements", "devices=1").cann(Cann::V8_1).play(
-        |_| {
-            let (error, text) = refusal();
-            let Unavailable::TooOld { missing, .. } = &error else { panic!("{error:?}") };
-            assert_eq!(missing, "aclrtIpcMemGetExportKey");
-            assert!(text.contains("CANN 8.3.RC1") && text.contains("25.3.RC1"), "{text}");
-        },
-        &[],
-    );
+    Scene::on("unavailable::cann_before_8_3_is_too_old_and_error_names_requirements", "devices=1")
+        .cann(Cann::V8_1)
+        .play(
+            |_| {
+                let (error, text) = refusal();
+                let Unavailable::TooOld { missing, .. } = &error else { panic!("{error:?}") };
+                assert_eq!(missing, "aclrtIpcMemGetExportKey");
+                assert!(text.contains("CANN 8.3.RC1") && text.contains("25.3.RC1"), "{text}");
+            },
+            &[],
+        );
 }
 
 #[test]
 fn stub_library_is_detected_by_its_first_call() {
-    Scene::on("stub_library_is_detected_by_its_first_call", "stub").play(
+    Scene::on("unavailable::stub_library_is_detected_by_its_first_call", "stub").play(
         |scene| {
             let (error, text) = refusal();
             assert!(matches!(error, Unavailable::StubLibrary { .. }), "{error:?}");
@@ -92,7 +94,7 @@ fn stub_library_is_detected_by_its_first_call() {
 
 #[test]
 fn missing_driver_error_lists_checks() {
-    Scene::on("missing_driver_error_lists_checks", "no-driver").play(
+    Scene::on("unavailable::missing_driver_error_lists_checks", "no-driver").play(
         |_| {
             let (error, text) = refusal();
             assert!(matches!(error, Unavailable::Failed { .. } | Unavailable::NoDevice { .. }), "{error:?}");
@@ -106,7 +108,7 @@ fn missing_driver_error_lists_checks() {
 
 #[test]
 fn hidden_devices_error_names_the_variable() {
-    Scene::on("hidden_devices_error_names_the_variable", "devices=2")
+    Scene::on("unavailable::hidden_devices_error_names_the_variable", "devices=2")
         .environment(&[(VISIBLE_VARIABLE, "7")])
         .play(
             |_| {
@@ -127,34 +129,38 @@ fn invalid_option_error_lists_valid_values() {
         } else {
             &[(ALLOCATION_VARIABLE, "maybe")]
         };
-        Scene::on("invalid_option_error_lists_valid_values", machine).environment(environment).play(
-            |scene| {
-                let (error, text) = refusal();
-                assert!(matches!(error, Unavailable::Failed { .. }), "{error:?}");
-                let (variable, _) = scene.environment[0];
-                assert!(text.contains(variable) && text.contains("\"maybe\""), "{text}");
-                assert!(text.contains("set it to"), "{text}");
-            },
-            &[],
-        );
+        Scene::on("unavailable::invalid_option_error_lists_valid_values", machine)
+            .environment(environment)
+            .play(
+                |scene| {
+                    let (error, text) = refusal();
+                    assert!(matches!(error, Unavailable::Failed { .. }), "{error:?}");
+                    let (variable, _) = scene.environment[0];
+                    assert!(text.contains(variable) && text.contains("\"maybe\""), "{text}");
+                    assert!(text.contains("set it to"), "{text}");
+                },
+                &[],
+            );
     }
 }
 
 #[test]
 fn chip_without_uuid_requires_cann_8_5() {
-    Scene::on("chip_without_uuid_requires_cann_8_5", "soc=310p;devices=1").cann(Cann::V8_3).play(
-        |_| {
-            let (error, text) = refusal();
-            assert!(matches!(error, Unavailable::TooOld { .. }), "{error:?}");
-            assert!(text.contains("aclrtGetPhyDevIdByLogicDevId") && text.contains("CANN 8.5"), "{text}");
-        },
-        &[],
-    );
+    Scene::on("unavailable::chip_without_uuid_requires_cann_8_5", "soc=310p;devices=1")
+        .cann(Cann::V8_3)
+        .play(
+            |_| {
+                let (error, text) = refusal();
+                assert!(matches!(error, Unavailable::TooOld { .. }), "{error:?}");
+                assert!(text.contains("aclrtGetPhyDevIdByLogicDevId") && text.contains("CANN 8.5"), "{text}");
+            },
+            &[],
+        );
 }
 
 #[test]
 fn chip_with_uuid_works_with_cann_8_3() {
-    Scene::on("chip_with_uuid_works_with_cann_8_3", "soc=910b;devices=1").cann(Cann::V8_3).play(
+    Scene::on("unavailable::chip_with_uuid_works_with_cann_8_3", "soc=910b;devices=1").cann(Cann::V8_3).play(
         |_| {
             let backend = LoadOptions::new().load().expect("CANN 8.3 is enough");
             let version = &device_ipc_core::backend::DeviceIpc::info(&*backend).version;

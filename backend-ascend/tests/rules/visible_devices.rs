@@ -2,15 +2,13 @@
 //! them, and descriptors identify cards by their identity. The vendor requires the variable's entries in ascending
 //! order.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::{Role, Scene};
 use device_ipc_ascend::{AscendBackend, KEY, SHAREABLE};
 use device_ipc_core::backend::DeviceIpc;
 use device_ipc_core::{Descriptor, Error, Ipc};
 use device_ipc_test_process::serve;
-use support::{Role, Scene};
 
 const BYTES: usize = 100_003;
 
@@ -70,20 +68,20 @@ fn share(scene: &Scene, device: u32, visible: &str, place: &str, expected: &str)
 #[test]
 fn home_is_found_at_another_position() {
     for machine in ["soc=910b;devices=4", "soc=310p;devices=4"] {
-        Scene::on("home_is_found_at_another_position", machine)
+        Scene::on("visible_devices::home_is_found_at_another_position", machine)
             .play(|scene| share(scene, 3, "1,3", "home", "device 1 right true"), RECEIVER);
     }
 }
 
 #[test]
 fn device_position_is_the_importers() {
-    Scene::on("device_position_is_the_importers", "devices=4")
+    Scene::on("visible_devices::device_position_is_the_importers", "devices=4")
         .play(|scene| share(scene, 3, "1,3", "0", "device 0 right true"), RECEIVER);
 }
 
 #[test]
 fn home_is_found_if_exporter_sees_fewer_devices() {
-    Scene::on("home_is_found_if_exporter_sees_fewer_devices", "devices=4")
+    Scene::on("visible_devices::home_is_found_if_exporter_sees_fewer_devices", "devices=4")
         .environment(&[("ASCEND_RT_VISIBLE_DEVICES", "2,3")])
         .play(
             |scene| {
@@ -96,13 +94,13 @@ fn home_is_found_if_exporter_sees_fewer_devices() {
 
 #[test]
 fn hidden_home_error_names_the_variable() {
-    Scene::on("hidden_home_error_names_the_variable", "devices=4")
+    Scene::on("visible_devices::hidden_home_error_names_the_variable", "devices=4")
         .play(|scene| share(scene, 0, "1,3", "home", "HomeNotVisible"), RECEIVER);
 }
 
 #[test]
 fn hidden_die_of_same_chip_error_names_the_die() {
-    Scene::on("hidden_die_of_same_chip_error_names_the_die", "soc=910_93;devices=4").play(
+    Scene::on("visible_devices::hidden_die_of_same_chip_error_names_the_die", "soc=910_93;devices=4").play(
         |scene| {
             let ipc = ipc();
             let buffer = Arc::new(ipc.allocate_for(0, BYTES as u64, KEY).expect("memory"));
@@ -118,7 +116,7 @@ fn hidden_die_of_same_chip_error_names_the_die() {
 
 #[test]
 fn hidden_home_opens_on_another_device_or_explains() {
-    Scene::on("hidden_home_opens_on_another_device_or_explains", "devices=4").play(
+    Scene::on("visible_devices::hidden_home_opens_on_another_device_or_explains", "devices=4").play(
         |scene| {
             let ipc = ipc();
             for (kind, expected) in [(KEY, "device 0 right true"), (SHAREABLE, "ASCEND_RT_VISIBLE_DEVICES")] {
