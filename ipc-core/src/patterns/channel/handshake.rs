@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::maps::{Endpoint, Maps};
+use super::maps::{Endpoint, Maps, check_own};
 use crate::model::device::DeviceIdentity;
 use crate::model::error::{Error, Result};
 use crate::model::placement::{DeviceMap, DeviceName};
@@ -54,9 +54,10 @@ pub(super) enum Greeting {
 }
 
 impl Hello {
-    /// Describes this process.
+    /// Describes this process, whose devices its map has to name.
     pub(super) fn own(ipc: &Session, process: ProcessIdentity, map: &DeviceMap, limit: u64) -> Result<Self> {
-        let devices = ipc.devices()?.iter().map(|device| device.identity).collect();
+        let devices: Vec<_> = ipc.devices()?.iter().map(|device| device.identity).collect();
+        check_own(Endpoint { devices: &devices, map })?;
         Ok(Self::new(ipc.backend().info().name, process, devices, map, limit))
     }
 

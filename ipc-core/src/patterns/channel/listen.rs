@@ -127,7 +127,8 @@ impl<'a> ListenBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidChannelName`]; [`Error::ChannelNameInUse`], which names the process that listens; [`Error::Forked`]. Of
+    /// [`Error::InvalidChannelName`]; [`Error::ChannelNameInUse`], which names the process that listens;
+    /// [`Error::InvalidDeviceMap`] for a map from a device that this process does not see; [`Error::Forked`]. Of
     /// [`Ipc::listen_tcp`](crate::Ipc::listen_tcp) also [`Error::Io`] for an address that is not one of this host, or is in use.
     pub fn start(self) -> Result<Listener> {
         self.begin(None)

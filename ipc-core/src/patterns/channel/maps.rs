@@ -4,6 +4,9 @@ use crate::model::device::{DeviceIdentity, DeviceOrdinal};
 use crate::model::error::{Error, Result};
 use crate::model::placement::{DeviceMap, DeviceName};
 
+/// The owner of the own map, in errors.
+const OWN: &str = "this process's";
+
 /// The devices of one end, indexed by ordinal, and the map of memory that it sends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Endpoint<'a> {
@@ -45,7 +48,7 @@ impl Maps {
         let resolve = |from: Endpoint<'_>, to: Endpoint<'_>, whose: &'static str| {
             (!from.map.pairs().is_empty()).then(|| resolve(from, to.devices, whose)).transpose()
         };
-        let own_map = resolve(own, peer, "this process's")?;
+        let own_map = resolve(own, peer, OWN)?;
         let peer_map = resolve(peer, own, "the peer's")?;
         let inverse = |map: &Option<ResolvedMap>| map.as_ref().map(ResolvedMap::inverse);
         let outgoing = own_map.clone().or_else(|| inverse(&peer_map));
@@ -57,18 +60,8 @@ impl Maps {
 fn resolve(from: Endpoint<'_>, to: &[DeviceIdentity], whose: &str) -> Result<ResolvedMap> {
     let mut resolved: Vec<(DeviceIdentity, DeviceIdentity)> = Vec::new();
     for (one, other) in from.map.pairs() {
-        let find = |name: &DeviceName, devices: &[DeviceIdentity], side: &str| {
-            let found = match name {
-                DeviceName::Ordinal(ordinal) => devices.get(ordinal.index()).copied(),
-                DeviceName::Identity(identity) => devices.iter().find(|one| *one == identity).copied(),
-            };
-            found.ok_or_else(|| {
-                Error::InvalidDeviceMap(format!(
-                    "device {one} to {other} of {whose} map: the {side} sees no device {name}, it sees {} device(s){}",
-                    devices.len(),
-                    if matches!(name, DeviceName::Ordinal(_)) { ", numbered from 0" } else { "" }
-                ))
-            })
+        let find = |name, devices, side| {
+            find(name, devices).ok_or_else(|| unknown((one, other), name, devices, whose, side))
         };
         let pair = (find(one, from.devices, "sender")?, find(other, to, "receiver")?);
         if resolved.iter().any(|known| known.0 == pair.0 || known.1 == pair.1) {
@@ -80,6 +73,35 @@ fn resolve(from: Endpoint<'_>, to: &[DeviceIdentity], whose: &str) -> Result<Res
         resolved.push(pair);
     }
     Ok(ResolvedMap { pairs: resolved })
+}
+
+/// Checks that this process has the devices that its own map sends from.
+pub(super) fn check_own(own: Endpoint<'_>) -> Result<()> {
+    for (one, other) in own.map.pairs() {
+        find(one, own.devices).ok_or_else(|| unknown((one, other), one, own.devices, OWN, "sender"))?;
+    }
+    Ok(())
+}
+
+fn find(name: &DeviceName, devices: &[DeviceIdentity]) -> Option<DeviceIdentity> {
+    match name {
+        DeviceName::Ordinal(ordinal) => devices.get(ordinal.index()).copied(),
+        DeviceName::Identity(identity) => devices.iter().find(|one| *one == identity).copied(),
+    }
+}
+
+fn unknown(
+    (one, other): (&DeviceName, &DeviceName),
+    name: &DeviceName,
+    devices: &[DeviceIdentity],
+    whose: &str,
+    side: &str,
+) -> Error {
+    Error::InvalidDeviceMap(format!(
+        "device {one} to {other} of {whose} map: the {side} sees no device {name}, it sees {} device(s){}",
+        devices.len(),
+        if matches!(name, DeviceName::Ordinal(_)) { ", numbered from 0" } else { "" }
+    ))
 }
 
 /// Returns the ordinal of a device identity.

@@ -51,3 +51,14 @@ fn unknown_device_error_names_pair_and_side() {
     let text = maps((&[A], &none), (&[B], &map(&[(0.into(), 4.into())]))).unwrap_err().to_string();
     assert!(text.contains("the peer's map: the receiver sees no device 4"), "{text}");
 }
+
+#[test]
+fn own_map_is_checked_before_a_peer_is_known() {
+    let check = |pairs: &[(DeviceName, DeviceName)]| check_own(Endpoint { devices: &[A], map: &map(pairs) });
+    let text = check(&[(2.into(), 0.into())]).unwrap_err().to_string();
+    assert!(text.contains("device 2 to 0 of this process's map: the sender sees no device 2"), "{text}");
+    assert!(check(&[(B.into(), 0.into())]).is_err());
+    // The devices of the receiver are not known yet.
+    check(&[(0.into(), 7.into())]).unwrap();
+    check(&[(A.into(), B.into())]).unwrap();
+}

@@ -3,7 +3,7 @@
 use device_ipc_core::{DeviceMap, Message};
 
 use super::bundles::{bundle, bytes_of_tensor, has_tensors, open_tensors};
-use super::{BYTES, is_dropped, open_at, opening, pair_mapped, receive, send, refused_pair};
+use super::{BYTES, is_dropped, map, name, open_at, opening, pair_mapped, receive, send, refused_pair};
 use crate::agent::{TensorSharing, SharedTensor, Command, Place, Sharing};
 use crate::check::{equal, refused, same};
 use crate::flows::{Memory, nobody_holds, pattern, tensor_bytes};
@@ -77,11 +77,10 @@ pub fn device_that_is_not_mapped(context: &Context) -> Outcome {
 }
 
 /// A map that does not fit the devices of both sides is refused where the process connects, with the pair and the side; the listener
-/// logs it, and accepts other processes.
+/// logs it, and accepts other processes. A map from a device that its own process does not see starts no listener.
 pub fn maps_are_checked_at_connection(context: &Context) -> Outcome {
     let cases = [
         (vec![(0, 4711)], vec![], "device 0 to 4711", "the receiver sees no device 4711"),
-        (vec![(4711, 0)], vec![], "device 4711 to 0", "the sender sees no device 4711"),
         (vec![], vec![(0, 4711)], "device 0 to 4711", "the receiver sees no device 4711"),
     ];
     for (own, agents, pair, why) in cases {
@@ -89,6 +88,9 @@ pub fn maps_are_checked_at_connection(context: &Context) -> Outcome {
         let connected = refused_pair(context, &mut agent, &own, &agents)?;
         refused(connected, "connecting with a map that does not fit", "InvalidDeviceMap", &[pair, why])?;
     }
+    let started = context.ipc().listen(&name("own")).device_map(map(&[(4711, 0)])?).start();
+    let parts = ["device 4711 to 0 of this process's map", "the sender sees no device 4711"];
+    refused(started, "listening with a map from a device that is not there", "InvalidDeviceMap", &parts)?;
     let twice = DeviceMap::new().insert(0, 1).and_then(|map| map.insert(1, 1));
     refused(twice, "a map that is not one to one", "InvalidDeviceMap", &["once"])
 }
