@@ -279,7 +279,7 @@ def test_open_of_unwritten_memory_is_one_open(start: Start) -> None:
 def test_close_waits_for_an_owner_whose_drop_takes_long() -> None:
     dropped = threading.Event()
 
-    class Owner(np.ndarray):  # type: ignore[type-arg]
+    class Owner(np.ndarray):
         def __del__(self) -> None:
             if type(self.base) is not Owner:
                 dropped.wait(60)

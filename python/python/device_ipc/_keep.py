@@ -63,7 +63,7 @@ def opened(path: str) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise ValueError(f"{path} is not a regular file")
-    return file  # type: ignore[return-value]
+    return file
 
 
 def read_header(path: str, file: BinaryIO) -> list[Stored]:
