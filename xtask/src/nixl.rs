@@ -50,7 +50,7 @@ pub(crate) fn run() -> Result<()> {
     };
     for tests in [
         &["test", "--package", "device-ipc-nixl"][..],
-        &["test", "--package", "device-ipc-cli", "--test", "remote"],
+        &["test", "--package", "device-ipc-cli", "--test", "suite", "remote::"],
     ] {
         run_command(cargo(tests).env("DEVICE_IPC_NIXL", &library))?;
     }
