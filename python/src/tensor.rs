@@ -11,6 +11,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
+use crate::dtype::to_typestr;
 use crate::error::OrRaise as _;
 use crate::mapping::MappingInner;
 use crate::ring::ReadSlotInner;
@@ -322,6 +323,12 @@ pub(crate) fn to_numpy<'py>(
             "the tensor is on {}, and a NumPy array is in the memory of the host; copy it with a framework of that device, such \
              as torch.from_dlpack(tensor).cpu().numpy()",
             tensor.device()
+        )));
+    }
+    if to_typestr(tensor.dtype).is_none() {
+        return Err(PyTypeError::new_err(format!(
+            "NumPy has no element type {}; tensor.bytes is an array of the bytes",
+            tensor.dtype
         )));
     }
     let numpy = object.py().import("numpy")?;

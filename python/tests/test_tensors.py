@@ -12,6 +12,7 @@ import pytest
 import device_ipc
 import device_ipc.numpy
 from conftest import Start
+from test_pool import simulated  # noqa: F401
 from test_share import finish, line, ones, tell
 
 
@@ -299,7 +300,9 @@ def test_buffers_of_the_mock_are_its_memory() -> None:
     half = device_ipc.empty((2,), "bfloat16", "mock:0")
     with pytest.raises(BufferError, match="no format for bfloat16; tensor.bytes"):
         memoryview(half)
-    assert memoryview(half.bytes).nbytes == 4
+    with pytest.raises(TypeError, match="NumPy has no element type bfloat16; tensor.bytes"):
+        np.asarray(half)
+    assert memoryview(half.bytes).nbytes == np.asarray(half.bytes).nbytes == 4
 
 
 def test_buffer_keeps_the_mapping_and_the_access(start: Start) -> None:
@@ -333,3 +336,19 @@ def test_rows_of_a_transposed_tensor_have_strides() -> None:
             assert np.asarray(view).tolist() == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
         with pytest.raises(BufferError, match="not contiguous"):
             hashlib.sha256(mapping.tensor)
+
+
+def test_memory_of_a_device_is_no_array_of_the_host(simulated: Start) -> None:  # noqa: F811
+    program = """
+for what, error in ((memoryview, BufferError), (bytes, BufferError), (np.asarray, TypeError)):
+    try:
+        what(d.empty((4,), "float32", "cuda:0"))
+    except error as raised:
+        assert "cuda:0" in str(raised) and "copy it" in str(raised), raised
+    else:
+        raise AssertionError(what)
+print("refused")
+"""
+    process = simulated(program)
+    assert line(process) == "refused"
+    finish(process)
