@@ -9,7 +9,7 @@
 //! | layer | contents | knows nothing of |
 //! |---|---|---|
 //! | `model` | values without I/O: devices, addresses, element types, tensors, leases, errors | everything else |
-//! | `os` | environment variables, process identity, fork detection, threads, spinning | devices |
+//! | `os` | environment variables, process identity, fork detection, threads, clock, spinning | devices |
 //! | [`backend`] | the traits that a vendor implements, their contract, the registry, buffers and streams | processes |
 //! | `wire` | encoding and decoding of descriptors, the broker protocol and channel frames | sockets |
 //! | `transport` | sockets and peer credentials, poller, worker, deadlines | exports and imports |
@@ -20,6 +20,7 @@
 //! Unsafe code is denied except in a few modules, each of which states its reason in an `allow(unsafe_code)`.
 
 #![deny(unsafe_code)]
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests may read the system's clock"))]
 
 pub mod backend;
 mod control;
@@ -58,6 +59,9 @@ pub use model::lease::{Holder, Holders, LeaseId, LeaseState};
 pub use model::placement::{DeviceMap, DeviceName};
 pub use model::printable::printable;
 pub use model::tensor::{Bool, Dtype, Element, LayoutError, TensorLayout, TensorTable};
+#[cfg(feature = "test-clock")]
+#[doc(hidden)]
+pub use os::clock::TestClock;
 #[cfg(feature = "kill-points")]
 #[doc(hidden)]
 pub use os::kill::KILL_POINTS;

@@ -1,13 +1,13 @@
 //! Events that order the streams of two processes.
 
 use std::fmt;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::backend::HandleBytes;
 use crate::backend::stream::BorrowedStream;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
+use crate::os::clock;
 
 /// A vendor's event, created in this process or opened from another one. Dropping it destroys the event.
 ///
@@ -56,10 +56,10 @@ pub trait DeviceEvent: fmt::Debug + Send + Sync {
     ///
     /// [`Error::Timeout`]; otherwise the vendor's error.
     fn synchronize(&self, timeout: Duration) -> Result<()> {
-        let begin = Instant::now();
+        let begin = clock::now();
         let mut pause = FIRST_SLEEP;
         while !self.query()? {
-            let waited = begin.elapsed();
+            let waited = clock::elapsed(begin);
             if waited >= timeout {
                 return Err(Error::Timeout {
                     what: "the event's last record".into(),
@@ -70,7 +70,7 @@ pub trait DeviceEvent: fmt::Debug + Send + Sync {
             if waited < SPIN {
                 std::hint::spin_loop();
             } else {
-                thread::sleep(pause.min(timeout - waited));
+                clock::sleep(pause.min(timeout - waited));
                 pause = (pause * 2).min(LONGEST_SLEEP);
             }
         }

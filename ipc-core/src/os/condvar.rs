@@ -1,8 +1,10 @@
 //! A condition variable that makes no system call when no thread waits.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar as Std, LockResult, MutexGuard, WaitTimeoutResult};
+use std::sync::{Condvar as Std, LockResult, MutexGuard, PoisonError, WaitTimeoutResult};
 use std::time::Duration;
+
+use super::clock;
 
 /// A condition variable whose notifications make a system call only if a thread waits.
 ///
@@ -23,12 +25,32 @@ impl Condvar {
         self.counted(|| self.inner.wait(guard))
     }
 
+    /// Waits for a notification, no longer than `timeout`. May return earlier.
+    #[allow(clippy::disallowed_methods, reason = "the clock determines the duration")]
     pub(crate) fn wait_timeout<'a, T>(
         &self,
         guard: MutexGuard<'a, T>,
         timeout: Duration,
     ) -> LockResult<(MutexGuard<'a, T>, WaitTimeoutResult)> {
-        self.counted(|| self.inner.wait_timeout(guard, timeout))
+        self.counted(|| self.inner.wait_timeout(guard, clock::slice(timeout)))
+    }
+
+    /// Waits while `condition` is true, no longer than `timeout`.
+    pub(crate) fn wait_timeout_while<'a, T>(
+        &self,
+        mut guard: MutexGuard<'a, T>,
+        timeout: Duration,
+        mut condition: impl FnMut(&mut T) -> bool,
+    ) -> MutexGuard<'a, T> {
+        let begin = clock::now();
+        while condition(&mut guard) {
+            let left = timeout.saturating_sub(clock::elapsed(begin));
+            if left.is_zero() {
+                break;
+            }
+            guard = self.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        guard
     }
 
     pub(crate) fn notify_one(&self) {

@@ -105,7 +105,7 @@ pub(crate) fn visit(point: &'static str) {
         if *stops {
             let _ = rustix::process::kill_process(own, rustix::process::Signal::STOP);
             // Another thread may receive the signal; it reaches this one while it sleeps.
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            super::clock::sleep(std::time::Duration::from_millis(20));
             return;
         }
         let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);

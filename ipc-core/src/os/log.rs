@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::clock;
+
 /// Allocation and the selection of backends.
 pub(crate) const BACKEND: &str = "device_ipc::backend";
 /// Environment variables.
@@ -42,7 +44,7 @@ impl Throttle {
 
     /// Counts an event. Returns the number of events since the last logged one, including this one, if it is to be logged.
     pub(crate) fn count(&self) -> Option<u64> {
-        self.count_at(Instant::now())
+        self.count_at(clock::now())
     }
 
     fn count_at(&self, now: Instant) -> Option<u64> {

@@ -1,5 +1,6 @@
-//! Operating system: environment variables, process identity, fork detection, threads, spinning, received files, readiness of descriptors.
+//! Operating system: environment variables, process identity, fork detection, threads, clock, spinning, received files, readiness of descriptors.
 
+pub(crate) mod clock;
 mod condvar;
 pub mod environment;
 mod exit;

@@ -3,6 +3,8 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use super::clock;
+
 /// Default duration for which a receiver spins before it sleeps.
 pub(crate) const SPIN: Duration = Duration::from_micros(50);
 
@@ -62,12 +64,12 @@ impl Pace {
         until: Option<Instant>,
         mut poll: impl FnMut(PollMode) -> Result<Option<T>, E>,
     ) -> Result<T, E> {
-        let begin = Instant::now();
+        let begin = clock::now();
         let end = until.map_or(begin + self.limit, |until| until.min(begin + self.limit));
         let (mut last, mut polled_before) = (begin, false);
         while spins && last < end {
             let found = poll(PollMode::Now)?;
-            let now = Instant::now();
+            let now = clock::now();
             if let Some(found) = found {
                 self.found(now - last, polled_before);
                 return Ok(found);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::Runtime;
 use crate::model::error::{Error, Result};
-use crate::os::Readiness;
+use crate::os::{Readiness, clock};
 
 /// Bounds of the interval between two evaluations in the first second: an eighth of the time waited so far.
 const MIN_INTERVAL: Duration = Duration::from_micros(50);
@@ -67,7 +67,7 @@ impl PolledReadiness {
         descriptor.readiness.clear();
         if !descriptor.is_watched.swap(true, Ordering::AcqRel) {
             let descriptor = Arc::clone(descriptor);
-            let (condition, since) = (Box::new(condition()), Instant::now());
+            let (condition, since) = (Box::new(condition()), clock::now());
             runtime.poller.watch_condition(Watch { descriptor, condition, since });
         }
     }

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use super::{ErrorWith, Runtime};
 use crate::backend::engine::{PullRequest, Transfer, TransferEngine};
 use crate::model::error::{Error, Result};
-use crate::os::log;
 use crate::os::process::Owner;
+use crate::os::{clock, log};
 use crate::transport::check_may_wait;
 
 /// The time for which a waiting thread polls the engine without a sleep: a copy of few bytes ends within it, and the shortest sleep
@@ -94,7 +94,7 @@ impl<T: PullOwner> Pull<T> {
             Ok(runtime) => runtime.owner,
             Err(error) => return Err(ErrorWith::new(error, Some(owner))),
         };
-        let begun = Instant::now();
+        let begun = clock::now();
         // SAFETY: the owner keeps the destinations allocated; it leaves this pull only when the transfer is over.
         let transfer = match unsafe { engine.pull(request) } {
             Ok(transfer) => transfer,
@@ -134,12 +134,12 @@ impl<T: PullOwner> Pull<T> {
             if let Some(owner) = finished {
                 return Ok(owner);
             }
-            let waited = self.begun.elapsed();
+            let waited = clock::elapsed(self.begun);
             if waited < YIELD {
                 thread::yield_now();
                 continue;
             }
-            thread::sleep(pause.min(self.limit.saturating_sub(waited)));
+            clock::sleep(pause.min(self.limit.saturating_sub(waited)));
             pause = (pause * 2).min(MAX_POLL);
         }
     }
@@ -163,7 +163,7 @@ impl<T: PullOwner> Pull<T> {
             }
         }
         running.owner.keep_alive().map_err(not_finished)?;
-        if self.begun.elapsed() >= self.limit {
+        if clock::elapsed(self.begun) >= self.limit {
             return Err(not_finished(running.owner.blame(timeout(self.engine, self.bytes, self.limit))));
         }
         Ok(None)
@@ -197,12 +197,12 @@ impl<T: PullOwner> Drop for Pull<T> {
         transfer.cancel_rest();
         let owner = Arc::new(Mutex::new(owner));
         let last = Arc::clone(&owner);
-        let mut next = Instant::now();
+        let mut next = clock::now();
         let is_over = move || {
-            if Instant::now() < next {
+            if clock::now() < next {
                 return Ok(false);
             }
-            next = Instant::now() + ABANDONED_POLL;
+            next = clock::now() + ABANDONED_POLL;
             // The engine decides when the copy is over, whatever has become of the exporter.
             let _ = owner.lock().unwrap_or_else(PoisonError::into_inner).keep_alive();
             // After an error the engine has finished, too.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::model::error::{Error, Result};
 use crate::os::process::{Owner, ProcessIdentity};
-use crate::os::{Readiness, at_exit, spawn_without_signals};
+use crate::os::{Readiness, at_exit, clock, spawn_without_signals};
 use crate::sharing::broker::Broker;
 use crate::sharing::export::ExportTable;
 use crate::sharing::import::ImportTable;
@@ -42,7 +42,7 @@ extern "C" fn exit_in_order() {
         let _ = done.send(());
     };
     if spawn_without_signals("device-ipc-exit", finish).is_ok() {
-        let _ = finished.recv_timeout(EXIT_LIMIT + 2 * REPORT_LIMIT);
+        let _ = clock::receive(&finished, EXIT_LIMIT + 2 * REPORT_LIMIT);
     }
 }
 

@@ -5,11 +5,12 @@
 //! poller, takes such a reply and hands it to the caller.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Deadline;
 use super::socket::ReceivedFds;
 use crate::model::error::{Error, Result};
+use crate::os::Condvar;
 use crate::wire::protocol::{Reply, RequestId};
 
 /// A bit of the ids of asynchronous requests, which no other request has.
@@ -96,8 +97,7 @@ impl AsyncReply {
     pub(crate) fn wait(&self, deadline: Deadline) -> Option<Outcome> {
         let answered = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         let nothing = |answered: &mut Option<Outcome>| answered.is_none();
-        let waited = self.changed.wait_timeout_while(answered, deadline.left(), nothing);
-        waited.unwrap_or_else(PoisonError::into_inner).0.take()
+        self.changed.wait_timeout_while(answered, deadline.left(), nothing).take()
     }
 }
 

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use super::Metrics;
 use super::service::{Next, Session};
 use super::socket::{self, PeerCredentials, PeerSocket, PlainMessage};
+use crate::os::clock;
 use crate::os::log::Throttle;
 use crate::wire::protocol::{Reply, Request, decode, encode};
 
@@ -111,7 +112,7 @@ impl Connection {
             unsent: VecDeque::new(),
             unsent_replies: 0,
             interest: EventFlags::IN,
-            period: Instant::now(),
+            period: clock::now(),
             read_in_period: 0,
         }
     }
@@ -131,8 +132,8 @@ impl Connection {
     }
 
     fn begin_period(&mut self) {
-        if self.period.elapsed() >= RATE_PERIOD {
-            self.period = Instant::now();
+        if clock::elapsed(self.period) >= RATE_PERIOD {
+            self.period = clock::now();
             self.read_in_period = 0;
         }
     }
@@ -173,7 +174,7 @@ impl Connection {
                 }
                 Err(Errno::AGAIN) => return Next::Keep,
                 // The user has as many descriptors in flight as the kernel allows; peers that read make room.
-                Err(Errno::TOOMANYREFS) => return Next::Pause(Instant::now() + DESCRIPTORS_RETRY),
+                Err(Errno::TOOMANYREFS) => return Next::Pause(clock::now() + DESCRIPTORS_RETRY),
                 Err(_) => return Next::Close,
             }
         }

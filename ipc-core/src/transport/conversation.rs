@@ -12,7 +12,7 @@ use super::{AllowList, UserName};
 use crate::model::error::{Error, Remedy, Result};
 use crate::os::kill::kill_point;
 use crate::os::process::ProcessIdentity;
-use crate::os::{Pace, PollMode};
+use crate::os::{Pace, PollMode, clock};
 use crate::wire::protocol::{PROTOCOL_VERSION, Reply, Request, decode, encode, short_name};
 use crate::wire::{BrokerAddress, Refusal};
 
@@ -253,7 +253,7 @@ fn connect(address: &BrokerAddress, pid: u32, deadline: Deadline) -> Result<Owne
         if deadline.left().is_zero() {
             return Err(queue_is_full(address, deadline));
         }
-        std::thread::sleep(CONNECT_RETRY);
+        clock::sleep(CONNECT_RETRY);
     }
 }
 
@@ -306,7 +306,7 @@ pub(crate) struct Deadline {
 
 impl Deadline {
     pub(crate) fn after(time: Duration) -> Self {
-        let now = Instant::now();
+        let now = clock::now();
         // A time beyond the clock's range counts as no limit.
         let at = now.checked_add(time).unwrap_or(now + Duration::from_secs(u64::from(u32::MAX)));
         Self { at, after: time }
@@ -318,7 +318,7 @@ impl Deadline {
     }
 
     pub(crate) fn left(&self) -> Duration {
-        self.at.saturating_duration_since(Instant::now())
+        clock::left(self.at)
     }
 
     pub(crate) fn passed(&self, what: &str, detail: &str) -> Error {

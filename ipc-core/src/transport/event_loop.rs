@@ -13,11 +13,10 @@ use rustix::io::Errno;
 use super::connection::Served;
 use super::poller::{CLIENT_BIT, Command, Queue, SOCKET_BIT, WAKE, WatchedClient, WatchedSocket};
 use super::service::{ConnectionId, Next, Service, Session};
-use super::socket::timespec;
 use super::socket_file::SocketFile;
 use super::{Metrics, Worker};
 use crate::os::log::Throttle;
-use crate::os::{ClosedByFork, Pace, PollMode};
+use crate::os::{ClosedByFork, Pace, PollMode, clock};
 
 /// The time for which the loop looks for the next request before it sleeps, while importers send one request after the other: a driver's
 /// open in between is no reason to sleep and be woken.
@@ -131,7 +130,7 @@ impl<S: Service> EventLoop<S> {
         events.clear();
         let own = self.timers.first_key_value().map(|((at, _), _)| *at);
         let next_timer = own.into_iter().chain(self.service.next_timer()).min();
-        let left = || next_timer.map(|at| at.saturating_duration_since(Instant::now()));
+        let left = || next_timer.map(clock::left);
         let epoll = self.queue.epoll.fd();
         if !std::mem::take(&mut self.was_asked) {
             return poll(epoll, events, left());
@@ -316,7 +315,7 @@ impl<S: Service> EventLoop<S> {
     }
 
     fn run_timers(&mut self) {
-        let now = Instant::now();
+        let now = clock::now();
         while let Some(entry) = self.timers.first_entry().filter(|entry| entry.key().0 <= now) {
             let id = entry.key().1;
             let timer = entry.remove();
@@ -369,8 +368,9 @@ impl<S: Service> EventLoop<S> {
 }
 
 /// Waits for events of the kernel, no longer than `longest`.
+#[allow(clippy::disallowed_methods, reason = "the clock determines the duration")]
 fn poll(epoll: BorrowedFd<'_>, events: &mut Vec<Event>, longest: Option<Duration>) -> rustix::io::Result<()> {
-    let timeout = longest.map(timespec);
+    let timeout = longest.map(|left| clock::timespec(clock::slice(left)));
     match epoll::wait(epoll, rustix::buffer::spare_capacity(events), timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error),

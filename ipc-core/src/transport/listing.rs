@@ -14,6 +14,7 @@ use super::AllowList;
 use super::conversation::{CONNECT_RETRY, Conversation, Deadline, Inbox, queue_is_full, try_connect};
 use super::socket_file::SocketName;
 use crate::model::error::{Error, Result};
+use crate::os::clock;
 use crate::os::environment::nonempty_variable;
 use crate::os::process::ProcessIdentity;
 use crate::wire::descriptor::ExportId;
@@ -98,7 +99,7 @@ fn ask_all(addresses: &[BrokerAddress], allow: &AllowList, deadline: Deadline) -
                 });
             }
             if !waiting.is_empty() {
-                std::thread::sleep(CONNECT_RETRY);
+                clock::sleep(CONNECT_RETRY);
             }
         }
     });

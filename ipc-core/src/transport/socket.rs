@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -23,9 +23,9 @@ use rustix::net::{
 };
 
 use super::closer::close_elsewhere;
-use crate::os::ClosedByFork;
 use crate::os::log::Throttle;
 use crate::os::process::Owner;
+use crate::os::{ClosedByFork, clock};
 use crate::wire::BrokerAddress;
 use crate::wire::channel::PacketFiles;
 
@@ -385,9 +385,10 @@ fn take_as(
 }
 
 /// Is the other end closed? Looks, and does not wait.
+#[allow(clippy::disallowed_methods, reason = "it does not wait")]
 pub(crate) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
-    let polled = poll(&mut fds, Some(&timespec(Duration::ZERO)));
+    let polled = poll(&mut fds, Some(&clock::timespec(Duration::ZERO)));
     polled.is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
@@ -397,21 +398,7 @@ pub(crate) fn wait_until(
     interest: PollFlags,
     deadline: Instant,
 ) -> rustix::io::Result<bool> {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let mut fds = [PollFd::from_borrowed_fd(socket, interest)];
-        match poll(&mut fds, Some(&timespec(left))) {
-            Ok(0) if left.is_zero() => return Ok(false),
-            Ok(0) | Err(Errno::INTR) => {}
-            Ok(_) => return Ok(true),
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// Converts a duration for the kernel; a longer one is rounded down to the maximum.
-pub(crate) fn timespec(time: Duration) -> Timespec {
-    Timespec::try_from(time).unwrap_or(Timespec { tv_sec: i64::from(i32::MAX), tv_nsec: 0 })
+    clock::poll(&mut [PollFd::from_borrowed_fd(socket, interest)], deadline)
 }
 
 /// The identity of the peer as reported by the kernel: a client's at its `connect`, a server's at its `listen`.

@@ -16,12 +16,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 
 use super::fairness::greediest;
 use crate::model::error::{Error, Result};
 use crate::os::log::{self, Throttle};
-use crate::os::{ClosedByFork, Readiness, spawn_without_signals};
+use crate::os::{ClosedByFork, Readiness, clock, spawn_without_signals};
 
 /// Maximum number of connections that are served at the same time.
 const MAX_CONNECTIONS: usize = 256;
@@ -185,7 +185,7 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>, serve: &Arc<Serve>) 
         if may_accept {
             files.push(PollFd::new(listener, PollFlags::IN));
         }
-        let _ = poll(&mut files, None);
+        let _ = clock::poll(&mut files, None);
         let is_waiting = files.get(1).is_some_and(|file| !file.revents().is_empty());
         shared.changed.clear();
         if !is_waiting {
@@ -206,7 +206,7 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>, serve: &Arc<Serve>) 
                 if let Some(count) = WARNINGS.count() {
                     tracing::warn!(target: log::EXPORT, %error, count, "a connection by TCP was not accepted");
                 }
-                std::thread::sleep(PAUSE);
+                clock::sleep(PAUSE);
             }
         }
     }
@@ -221,8 +221,7 @@ fn close_oldest(shared: &Shared) {
     };
     let Some(oldest) = oldest else { return };
     shut_down(&oldest);
-    let pause = Timespec { tv_sec: 0, tv_nsec: PAUSE.subsec_nanos().into() };
-    let _ = poll(&mut [PollFd::new(&shared.changed, PollFlags::IN)], Some(&pause));
+    let _ = clock::poll(&mut [PollFd::new(&shared.changed, PollFlags::IN)], clock::now() + PAUSE);
 }
 
 /// Ends the receive that the connection's thread is in.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::Metrics;
 use crate::backend::DeviceEvent;
 use crate::model::error::{Error, Result};
-use crate::os::{Condvar, spawn_without_signals};
+use crate::os::{Condvar, clock, spawn_without_signals};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -68,7 +68,7 @@ impl Backlog {
     fn wait(&self, until: Instant) {
         let mut guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
         while self.is_full() {
-            let left = until.saturating_duration_since(Instant::now());
+            let left = clock::left(until);
             if left.is_zero() {
                 return;
             }
@@ -116,7 +116,7 @@ impl Worker {
     /// deadline.
     pub(crate) fn wait_for_backlog(&self, deadline: Instant) {
         if self.backlog.is_full() && !IS_WORKER.get() {
-            self.backlog.wait(deadline.min(Instant::now() + MAX_DELAY));
+            self.backlog.wait(deadline.min(clock::now() + MAX_DELAY));
         }
     }
 
@@ -139,7 +139,7 @@ impl Worker {
     ) {
         let (reached, job): (Box<dyn FnMut() -> Result<bool> + Send>, Job) =
             (Box::new(reached), Box::new(job));
-        self.send(Task::When(Waiting { reached: Some(reached), job, since: Instant::now(), warned: false }));
+        self.send(Task::When(Waiting { reached: Some(reached), job, since: clock::now(), warned: false }));
     }
 
     /// Submits a job that runs at this time, or later if the worker is busy. No other job waits for it.
@@ -176,8 +176,8 @@ impl Worker {
             // The receiver is dropped after the timeout.
             let _ = done.send(());
         });
-        self.send(Task::When(Waiting { reached: None, job, since: Instant::now(), warned: false }));
-        finished.recv_timeout(timeout).is_ok()
+        self.send(Task::When(Waiting { reached: None, job, since: clock::now(), warned: false }));
+        clock::receive(&finished, timeout).is_ok()
     }
 
     /// Runs a job behind the jobs that were submitted before, except waiting ones, and waits for it; on the worker's own thread it
@@ -193,7 +193,7 @@ impl Worker {
             // The receiver is dropped after the timeout.
             let _ = done.send(());
         });
-        finished.recv_timeout(timeout).is_ok()
+        clock::receive(&finished, timeout).is_ok()
     }
 
     fn send(&self, task: Task) {
@@ -208,7 +208,7 @@ impl Waiting {
     /// Returns whether the event has been reached, or cannot be polled.
     fn is_over(&mut self) -> bool {
         let Some(reached) = &mut self.reached else { return false };
-        if !self.warned && self.since.elapsed() > PATIENCE {
+        if !self.warned && clock::elapsed(self.since) > PATIENCE {
             self.warned = true;
             tracing::warn!(target: crate::os::log::TRANSPORT,
                 seconds = PATIENCE.as_secs(),
@@ -236,15 +236,15 @@ fn work(tasks: &Receiver<Task>, backlog: &Backlog) {
     let mut waiting: Vec<Waiting> = Vec::new();
     let mut timed: Vec<(Instant, Job)> = Vec::new();
     let mut pause = MIN_POLL;
-    let mut polled = Instant::now();
+    let mut polled = clock::now();
     loop {
-        let next = timed.iter().map(|(at, _)| at.saturating_duration_since(Instant::now())).min();
+        let next = timed.iter().map(|(at, _)| clock::left(*at)).min();
         let poll = (!waiting.is_empty()).then_some(pause);
         let task = match next.into_iter().chain(poll).min() {
             None => tasks.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(wait) => tasks.recv_timeout(wait),
+            Some(wait) => clock::receive(tasks, wait),
         };
-        let mut is_due = polled.elapsed() >= pause;
+        let mut is_due = clock::elapsed(polled) >= pause;
         match task {
             Ok(Task::Now(job)) => {
                 run(job);
@@ -274,13 +274,13 @@ fn work(tasks: &Receiver<Task>, backlog: &Backlog) {
             for over in waiting.extract_if(.., Waiting::is_over) {
                 over.finish();
             }
-            polled = Instant::now();
+            polled = clock::now();
         }
         while waiting.first().is_some_and(|first| first.reached.is_none()) {
             waiting.remove(0).finish();
         }
         if !timed.is_empty() {
-            let now = Instant::now();
+            let now = clock::now();
             timed.extract_if(.., |(at, _)| *at <= now).for_each(|(_, job)| run(job));
         }
     }

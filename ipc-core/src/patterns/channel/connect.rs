@@ -14,6 +14,7 @@ use super::limits::Limits;
 use super::{Channel, DEFAULT_MESSAGE_LIMIT, name, tcp};
 use crate::model::error::{Error, Remedy, Result};
 use crate::model::placement::DeviceMap;
+use crate::os::clock;
 use crate::os::kill::kill_point;
 use crate::os::process::Owner;
 use crate::sharing::Runtime;
@@ -155,7 +156,7 @@ impl<'a> ConnectBuilder<'a> {
             if left.is_zero() {
                 return Err(no_listener(self.name, &address, self.timeout));
             }
-            std::thread::sleep(pause.min(left));
+            clock::sleep(pause.min(left));
             pause = (pause * 2).min(MAX_PAUSE);
         }
     }

@@ -19,9 +19,9 @@ use super::send::SendState;
 use crate::backend::stream::BorrowedStream;
 use crate::model::device::DeviceIdentity;
 use crate::model::error::{Error, Result};
-use crate::os::SPIN;
 use crate::os::log::Throttle;
 use crate::os::process::{Owner, ProcessIdentity};
+use crate::os::{SPIN, clock};
 use crate::sharing::Runtime;
 use crate::sharing::Session;
 use crate::sharing::export::{Bearer, ChannelId};
@@ -552,7 +552,7 @@ pub(super) fn wait_until(
     mut holds: impl FnMut() -> Result<bool>,
     late: impl FnOnce() -> Error,
 ) -> Result<()> {
-    let begin = std::time::Instant::now();
+    let begin = clock::now();
     loop {
         if holds()? {
             return Ok(());
@@ -561,11 +561,11 @@ pub(super) fn wait_until(
         if left.is_zero() {
             return Err(late());
         }
-        let waited = begin.elapsed();
+        let waited = clock::elapsed(begin);
         if waited < SPIN {
             std::hint::spin_loop();
         } else {
-            std::thread::sleep((waited / 8).min(LONGEST_SLEEP).min(left));
+            clock::sleep((waited / 8).min(LONGEST_SLEEP).min(left));
         }
     }
 }

@@ -18,6 +18,7 @@ use super::tcp::TcpListening;
 use super::{Channel, DEFAULT_MESSAGE_LIMIT, tcp};
 use crate::model::error::{Error, Result};
 use crate::model::placement::DeviceMap;
+use crate::os::clock;
 use crate::os::kill::kill_point;
 use crate::os::log::{self, Throttle};
 use crate::os::process::Owner;
@@ -368,7 +369,7 @@ impl Listener {
                 return Ok(None);
             }
         };
-        let now = Instant::now();
+        let now = clock::now();
         while let Some(index) = pending.iter().position(|one| one.until <= now) {
             drop(self.take_pending(pending, index));
         }
@@ -443,7 +444,7 @@ impl Listener {
                     continue;
                 }
             };
-            let until = Instant::now() + HELLO_TIMEOUT;
+            let until = clock::now() + HELLO_TIMEOUT;
             self.readiness
                 .add(accepted.fd())
                 .map_err(|error| Error::io("watching a connecting process", error))?;
@@ -555,7 +556,7 @@ fn refused(error: Error, peer: std::fmt::Arguments<'_>) -> Result<()> {
 
 impl PendingConnection {
     fn is_readable(&self) -> bool {
-        socket::wait_until(self.socket.fd(), PollFlags::IN, Instant::now()).unwrap_or(true)
+        socket::wait_until(self.socket.fd(), PollFlags::IN, clock::now()).unwrap_or(true)
     }
 }
 

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use crate::model::error::{Error, Result};
+use crate::os::clock;
 use crate::transport::socket::{self, PeerSocket, peer_credentials};
 use crate::transport::socket_file::{SocketFile, is_own_socket, refuses_connections};
 use crate::transport::{Deadline, UserName, abstract_names, is_own_user, names_in, program_of};
@@ -223,7 +224,7 @@ impl NameLock {
                 let detail = format!("; another process of this user holds the lock on {}", path.display());
                 return Err(deadline.passed("the lock of a channel's name", &detail));
             }
-            std::thread::sleep(LOCK_RETRY);
+            clock::sleep(LOCK_RETRY);
         }
     }
 }

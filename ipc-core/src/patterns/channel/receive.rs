@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -18,7 +18,7 @@ use crate::model::device::DeviceIdentity;
 use crate::model::error::{Error, Result};
 use crate::os::kill::kill_point;
 use crate::os::process::ProcessIdentity;
-use crate::os::{Pace, SPIN};
+use crate::os::{Pace, SPIN, clock};
 use crate::sharing::Runtime;
 use crate::sharing::import::{GrantReturn, UnusedGrant};
 use crate::sharing::timeline::TIMELINE_END;
@@ -278,7 +278,7 @@ impl Connection {
                 }
                 std::hint::spin_loop();
             }
-            let now = Instant::now();
+            let now = clock::now();
             if now >= *until.get_or_insert_with(|| deadline.at.min(now + limit)) {
                 return false;
             }
@@ -469,7 +469,7 @@ impl Connection {
     fn discard_unread(self: &Arc<Self>) {
         // A receive call of another thread returns when the direction is closed.
         let Some(mut receiving) = self.receiving.lock(Deadline::after(DISCARD_TIMEOUT)) else { return };
-        let until = Instant::now() + DISCARD_TIMEOUT;
+        let until = clock::now() + DISCARD_TIMEOUT;
         while let Ok(Some(incoming)) = self.next(&mut receiving, true) {
             match incoming {
                 Incoming::Message { head, bytes } => drop(self.take(head, bytes)),
@@ -477,7 +477,7 @@ impl Connection {
                 Incoming::Socket(socket) => drop(socket.into_iter().collect::<ReceivedFds>()),
                 Incoming::End => break,
             }
-            if Instant::now() >= until {
+            if clock::now() >= until {
                 return;
             }
         }

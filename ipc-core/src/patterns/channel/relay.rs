@@ -19,7 +19,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use device_ipc_tcp::AuthenticatedConnection;
 use rustix::net::sockopt;
@@ -27,7 +27,7 @@ use rustix::net::sockopt;
 use super::connection::{Connection, Direction, Slot};
 use super::limits::Limits;
 use crate::model::error::{Error, Result};
-use crate::os::{ClosedByFork, Condvar, Readiness, spawn_without_signals};
+use crate::os::{ClosedByFork, Condvar, Readiness, clock, spawn_without_signals};
 use crate::sharing::import::GrantReturn;
 use crate::sharing::timeline::{Word, WordPage};
 use crate::transport::socket::{self, PeerSocket};
@@ -95,10 +95,10 @@ impl Relay {
 
     /// Waits until the other process knows that these directions are closed, which it does after it has all messages.
     pub(super) fn wait_seen(&self, directions: u64, timeout: Duration) {
-        let until = Instant::now() + timeout;
+        let until = clock::now() + timeout;
         let mut state = self.lock();
         while !state.is_over && state.seen & directions != directions {
-            let left = until.saturating_duration_since(Instant::now());
+            let left = clock::left(until);
             if left.is_zero() {
                 return;
             }

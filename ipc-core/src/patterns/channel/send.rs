@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -17,8 +17,8 @@ use super::relay;
 use crate::backend::stream::BorrowedStream;
 use crate::model::error::{Error, Result};
 use crate::model::one_or_many::OneOrMany;
-use crate::os::SPIN;
 use crate::os::kill::kill_point;
+use crate::os::{SPIN, clock};
 use crate::sharing::Runtime;
 use crate::sharing::export::{Bearer, check_backend};
 use crate::sharing::timeline::timelines_of;
@@ -190,7 +190,7 @@ impl Connection {
         if needed.is_some() || !sending.is_socket_full {
             return needed;
         }
-        let writable = socket::wait_until(self.socket.fd(), PollFlags::OUT, Instant::now());
+        let writable = socket::wait_until(self.socket.fd(), PollFlags::OUT, clock::now());
         sending.is_socket_full = !writable.unwrap_or(true);
         sending.is_socket_full.then(|| sending.in_flight.received() + 1)
     }
@@ -214,9 +214,9 @@ impl Connection {
 
     /// Waits until the peer may have received enough messages, or the channel has ended.
     fn wait_for_room(&self, deadline: Deadline) -> Result<()> {
-        let (room, begin) = (self.room(), Instant::now());
+        let (room, begin) = (self.room(), clock::now());
         let wanted = room.wanted();
-        while self.may_spin.load(Ordering::Relaxed) && begin.elapsed() < SPIN {
+        while self.may_spin.load(Ordering::Relaxed) && clock::elapsed(begin) < SPIN {
             if room.received() >= wanted {
                 return Ok(());
             }

@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use device_ipc_tcp::{AuthenticatedConnection, Key, MAX_MESSAGE_BYTES, TcpError};
 
@@ -20,7 +20,7 @@ use super::limits::Limits;
 use super::relay::{self, PeerEnds, Relay};
 use crate::model::error::{Error, Remedy, Result};
 use crate::os::log::{self, Throttle};
-use crate::os::{ClosedByFork, Readiness};
+use crate::os::{ClosedByFork, Readiness, clock};
 use crate::sharing::Session;
 use crate::sharing::timeline::{Side, WordPage};
 use crate::transport::socket::{self, PeerSocket};
@@ -151,11 +151,11 @@ fn resolve(address: &str) -> std::io::Result<Vec<SocketAddr>> {
 fn greet(stream: Arc<TcpStream>, key: &Key, proved: impl FnOnce() -> Admission) -> Result<Greeted, TcpError> {
     let closed_by_fork = ClosedByFork::new(stream.as_fd());
     let find = |id| (id == KEY_ID).then(|| key.clone());
-    let mut connection = device_ipc_tcp::accept(stream, find, Instant::now() + HANDSHAKE)?;
+    let mut connection = device_ipc_tcp::accept(stream, find, clock::to_system(clock::now() + HANDSHAKE))?;
     // If it has been closed, the receive fails. The number of greeted connections has a limit of its own.
     proved();
     connection.limit_received(MAX_REQUEST_BYTES);
-    let greeting = connection.receive(Some(Instant::now() + HANDSHAKE))?;
+    let greeting = connection.receive(Some(clock::to_system(clock::now() + HANDSHAKE)))?;
     connection.limit_received(MAX_MESSAGE_BYTES);
     Ok(Greeted { _closed_by_fork: closed_by_fork, connection, greeting })
 }
@@ -165,7 +165,7 @@ pub(super) fn accept(ipc: &Session, greeted: Greeted, own: Hello, limits: Limits
     let Greeted { _closed_by_fork, mut connection, greeting } = greeted;
     // A peer of another protocol version learns this version from the answer.
     let answer = Greeting::Hello(own.clone()).encode()?;
-    let answered = connection.send(&answer, Some(Instant::now() + ANSWER));
+    let answered = connection.send(&answer, Some(clock::to_system(clock::now() + ANSWER)));
     let peer = hello(&greeting)?;
     if answered.is_err() {
         return Ok(None);
@@ -207,7 +207,7 @@ pub(super) fn connect(
         if left.is_zero() {
             return Err(Error::NoListener { name: address.to_owned(), after: timeout, detail });
         }
-        std::thread::sleep(pause.min(left));
+        clock::sleep(pause.min(left));
         pause = (pause * 2).min(MAX_PAUSE);
     }
 }
@@ -237,11 +237,11 @@ fn try_connect(
         ))),
         error => Err(Error::Protocol(format!("the listener at {address}: {error}"))),
     };
-    let mut connection = match device_ipc_tcp::connect(stream, KEY_ID, key, deadline.at) {
+    let mut connection = match device_ipc_tcp::connect(stream, KEY_ID, key, clock::to_system(deadline.at)) {
         Ok(connection) => connection,
         Err(error) => return failed("the handshake of the channel", error),
     };
-    let until = Some(deadline.at);
+    let until = Some(clock::to_system(deadline.at));
     let answer = connection
         .send(&Greeting::Hello(own.clone()).encode()?, until)
         .and_then(|()| connection.receive(until));

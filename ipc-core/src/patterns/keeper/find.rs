@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{Announcement, FORM, name};
 use crate::model::error::{Error, Result};
+use crate::os::clock;
 use crate::os::process::ProcessIdentity;
 use crate::patterns::channel::{Channel, ConnectBuilder, Received, ReceivedExport};
 use crate::sharing::Session;
@@ -65,7 +66,7 @@ impl<'a> FindBuilder<'a> {
                 None => connect,
             };
             match ask(connect, deadline) {
-                Err(error) if error.is_gone() && !deadline.left().is_zero() => std::thread::sleep(RETRY),
+                Err(error) if error.is_gone() && !deadline.left().is_zero() => clock::sleep(RETRY),
                 // The error states the timeout that the caller has set.
                 Err(Error::NoListener { name, detail, .. }) => {
                     return Err(Error::NoListener { name, after: self.timeout, detail });

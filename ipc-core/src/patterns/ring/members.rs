@@ -5,13 +5,14 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::order::CompletionOrder;
 use crate::model::lease::{Holder, LeaseId};
 use crate::os::kill::kill_point;
 use crate::os::log::Throttle;
+use crate::os::{Condvar, clock};
 use crate::sharing::Runtime;
 use crate::sharing::export::TimelineObserver;
 use crate::sharing::timeline::{Finish, OwnCounter, Poison, Seen, Termination, Timeline};
@@ -240,7 +241,7 @@ impl Members {
             if found >= count {
                 return Ok(());
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = clock::left(until);
             if left.is_zero() {
                 return Err(found);
             }

@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::read_slot::RingReadSlot;
 use super::releases::Releases;
@@ -18,6 +18,7 @@ use crate::model::error::{Error, Result};
 use crate::model::layout::TensorLayout;
 use crate::os::kill::kill_point;
 use crate::os::process::Owner;
+use crate::os::{Condvar, clock};
 use crate::sharing::PolledReadiness;
 use crate::sharing::export::check_backend;
 use crate::sharing::import::Mapping;
@@ -432,8 +433,7 @@ impl ReaderState {
         }
         check_may_wait("taking a slot ahead of its publication", self.timeout)?;
         let dropped = |releases: &mut Releases| releases.taken.any_dropped();
-        let waited = self.released.wait_timeout_while(releases, self.timeout, dropped);
-        let releases = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let releases = self.released.wait_timeout_while(releases, self.timeout, dropped);
         if !releases.taken.any_dropped() {
             return Ok(());
         }
@@ -466,9 +466,9 @@ impl ReaderState {
     fn wait_published(&self, call: &'static str, sequence: u64, timeout: Duration) -> Result<()> {
         check_may_wait(call, timeout)?;
         count_host_wait();
-        let begun = Instant::now();
+        let begun = clock::now();
         while !self.is_published(sequence)? {
-            let waited = begun.elapsed();
+            let waited = clock::elapsed(begun);
             if waited >= timeout {
                 return Err(Error::Timeout {
                     what: format!("the publication of sequence {sequence}"),

@@ -13,7 +13,7 @@ use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::builder::RingBuilder;
 use super::writer::Ring;
@@ -21,7 +21,7 @@ use crate::backend::interop::DeviceOwner;
 use crate::backend::{Buffer, DeviceBound, MemoryUse};
 use crate::model::error::{Error, Result};
 use crate::os::process::Owner;
-use crate::os::{Readiness, log, spawn_without_signals};
+use crate::os::{Readiness, clock, log, spawn_without_signals};
 use crate::sharing::export::ShareBuilder;
 use crate::sharing::import::Replicate;
 use crate::sharing::remote::{Incoming, RemoteRing, RingMessage, SlotPull};
@@ -200,17 +200,17 @@ impl Relay {
 
     /// Pulls publications until the writer closes the ring, or the reader is dropped.
     fn pull_all(&mut self, shared: &Shared) -> Result<()> {
-        let mut since = Instant::now();
+        let mut since = clock::now();
         while !shared.is_stopped.load(Ordering::Acquire) {
             if self.advance()? {
-                since = Instant::now();
+                since = clock::now();
                 continue;
             }
             if self.is_closed && self.ring.sequence() == self.announced {
                 return Ok(());
             }
             self.remote.ping()?;
-            let waited = since.elapsed();
+            let waited = clock::elapsed(since);
             let time = if !self.pulls.is_empty() {
                 (waited / 8).clamp(MIN_POLL, MAX_POLL)
             } else if self.started < self.announced {

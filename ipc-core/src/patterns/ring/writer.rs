@@ -6,7 +6,7 @@ mod write_slot;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::members::{Member, Members, ReaderPosition, describe_readers};
 use super::slots::{Slots, count_host_wait};
@@ -17,6 +17,7 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Remedy, Result};
 use crate::model::layout::TensorLayout;
 use crate::model::lease::{Holders, LeaseId};
+use crate::os::clock;
 use crate::os::kill::kill_point;
 use crate::os::process::Owner;
 use crate::sharing::export::{Export, ExportChanges, check_backend};
@@ -335,14 +336,14 @@ impl Ring {
     pub fn wait_writable(&self, timeout: Duration) -> Result<()> {
         self.owner.check()?;
         let Some(previous) = self.slots.previous_in_slot(self.next) else { return Ok(()) };
-        let begun = Instant::now();
+        let begun = clock::now();
         if !self.is_in_use(previous) {
             return Ok(());
         }
         check_may_wait("waiting for a writable slot", timeout)?;
         count_host_wait();
         while self.is_in_use(previous) {
-            let waited = begun.elapsed();
+            let waited = clock::elapsed(begun);
             if waited >= timeout {
                 return Err(Error::Timeout {
                     what: format!("the release of sequence {previous}, whose slot is to be reused"),
@@ -416,12 +417,12 @@ impl Ring {
         let Some(own) = &self.own else { return Ok(()) };
         let notified =
             |member: &Arc<Member>| member.has_been_notified(sequence) && member.position().is_some();
-        let (begun, timeout) = (Instant::now(), self.timeout.min(OWN_COUNTER_TIMEOUT));
+        let (begun, timeout) = (clock::now(), self.timeout.min(OWN_COUNTER_TIMEOUT));
         loop {
             if own.has_arrived() {
                 return Ok(());
             }
-            let waited = begun.elapsed();
+            let waited = clock::elapsed(begun);
             // A stream that has signalled the readers writes the writer's own counter next, and a reader may react before
             // that. A reader that falsely claims the signal only delays the error.
             if !self.known.iter().any(notified) || waited >= timeout {

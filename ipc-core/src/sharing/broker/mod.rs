@@ -23,6 +23,7 @@ pub(crate) use session::{BrokerSession, Event};
 
 use crate::model::error::Result;
 use crate::model::lease::LeaseId;
+use crate::os::clock;
 use crate::sharing::staging::Refused;
 use crate::sharing::timeline::{
     Finish, FollowUp, FollowUps, OwnCounter, Poison, Side, Slots, Termination, Timeline,
@@ -105,7 +106,7 @@ impl Broker {
             self.runtime.exports.release(export, lease, ending.how);
         }
         if ending.leases.len() > 0 {
-            return self.ending.push_back((Instant::now(), ending));
+            return self.ending.push_back((clock::now(), ending));
         }
         let slots = ending.slots;
         for page in slots.awaited_pages() {
@@ -142,7 +143,7 @@ impl Service for Broker {
         match command {
             Command::FollowUp(follow_up) => self.follow_ups.begin(follow_up),
             Command::WatchStagings => {
-                self.next_look_at_stagings.get_or_insert_with(|| Instant::now() + STAGINGS);
+                self.next_look_at_stagings.get_or_insert_with(|| clock::now() + STAGINGS);
             }
             // All wait equally long, so the times are in order.
             Command::RetireAt(at, export) => self.retiring.push_back((at, export)),

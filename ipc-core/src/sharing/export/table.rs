@@ -22,7 +22,7 @@ use crate::backend::{Access, Lifetime};
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
-use crate::os::{Condvar, Readiness};
+use crate::os::{Condvar, Readiness, clock};
 use crate::sharing::Runtime;
 use crate::transport::Metrics;
 use crate::transport::{AllowList, ConnectionId, Epoch};
@@ -142,7 +142,7 @@ impl ExportTable {
         let entry = Entry {
             token: new.token,
             backend: new.backend,
-            since: Instant::now(),
+            since: clock::now(),
             bytes: new.bytes,
             access: new.access,
             allow: (new.allow != AllowList::own_user()).then(|| Box::new(new.allow)),
@@ -226,7 +226,7 @@ impl ExportTable {
         // Vendors define the free of memory after all importers have closed it, so those that answer are waited for.
         let closed_until =
             entry.reclaimed_at.filter(|_| !entry.reclaimed.is_empty()).map(|at| at + CLOSING_TIME);
-        if let Some(until) = closed_until.filter(|until| *until > Instant::now()) {
+        if let Some(until) = closed_until.filter(|until| *until > clock::now()) {
             if entry.retires_at.replace(until) != Some(until) {
                 runtime.poller.retire_at(until, export);
             }

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::PollFlags;
 use rustix::net::{Shutdown, SocketFlags, accept_with, bind, listen, shutdown};
@@ -12,6 +12,7 @@ use super::script::{Script, Step};
 use crate::fuzzing::{SOMEBODY, plain_descriptor};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::Error;
+use crate::os::clock;
 use crate::sharing::Runtime;
 use crate::sharing::import::Link;
 use crate::transport::{AllowList, Deadline, socket};
@@ -100,7 +101,7 @@ impl Importer {
                 let expected =
                     matches!(error, Error::Protocol(_) | Error::ExporterGone { .. } | Error::NotPermitted(_));
                 assert!(expected, "{error:?}");
-                self.done.recv_timeout(PATIENCE).expect("the exporter has seen the end");
+                clock::receive(&self.done, PATIENCE).expect("the exporter has seen the end");
                 return;
             }
         };
@@ -127,7 +128,8 @@ impl Importer {
             Err(Error::Timeout { .. }) => panic!("the exporter ended, and the importer went on to wait"),
             Err(_) => {}
         }
-        let (seen, connection) = self.done.recv_timeout(PATIENCE).expect("the exporter has sent everything");
+        let (seen, connection) =
+            clock::receive(&self.done, PATIENCE).expect("the exporter has sent everything");
         assert_eq!(seen as u64, request, "requests that the exporter got");
         // The poller receives the remaining packets, and then the end.
         assert!(link.is_gone() || link.on_readable(), "nobody else reads");
@@ -153,7 +155,7 @@ impl Default for Importer {
 /// Accepts one importer, waits for its requests, sends the script's packets and shuts the connection down.
 fn play(listener: &OwnedFd, input: &[u8]) -> Played {
     let [mode, script @ ..] = input else { unreachable!("it has a first byte") };
-    let patience = Instant::now() + PATIENCE;
+    let patience = clock::now() + PATIENCE;
     let wait = |socket: &OwnedFd| {
         assert!(
             socket::wait_until(socket.as_fd(), PollFlags::IN, patience).expect("a socket can be waited for")

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::PollFlags;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -17,6 +17,7 @@ use crate::fuzzing::plain_descriptor;
 use crate::ipc::Ipc;
 use crate::model::address::Generation;
 use crate::model::lease::LeaseId;
+use crate::os::clock;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::host_pages::GRANULE;
 use crate::sharing::import::CacheLimits;
@@ -102,7 +103,7 @@ impl HostileExporter {
         let scripts = Arc::clone(&script);
         std::thread::spawn(move || {
             loop {
-                let long = Instant::now() + Duration::from_secs(3600);
+                let long = clock::now() + Duration::from_secs(3600);
                 if !socket::wait_until(listener.as_fd(), PollFlags::IN, long).expect("it can be waited for") {
                     continue;
                 }
@@ -136,10 +137,10 @@ impl HostileExporter {
         }
         close_unused(TIMEOUT).expect("nothing hangs");
         // Work of streams ends a little later.
-        let until = Instant::now() + TIMEOUT;
+        let until = clock::now() + TIMEOUT;
         while counters().mapped_bytes > 0 {
-            assert!(Instant::now() < until, "memory of the exporter stays mapped");
-            std::thread::sleep(Duration::from_millis(1));
+            assert!(clock::now() < until, "memory of the exporter stays mapped");
+            clock::sleep(Duration::from_millis(1));
         }
     }
 
@@ -228,7 +229,7 @@ impl Served {
     fn serve(mut self) {
         let mut buffer = Vec::new();
         loop {
-            let long = Instant::now() + Duration::from_secs(3600);
+            let long = clock::now() + Duration::from_secs(3600);
             if !socket::wait_until(self.connection.as_fd(), PollFlags::IN, long).unwrap_or(false) {
                 return;
             }

@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use device_ipc_tcp::{AuthenticatedConnection, TcpError};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 
-use crate::os::{ClosedByFork, Pace, PollMode};
+use crate::os::{ClosedByFork, Pace, PollMode, clock};
 
 /// The time for which a receive waits for the rest of a message whose first bytes have arrived. The next one continues with it.
 const REST_OF_MESSAGE: Duration = Duration::from_millis(100);
@@ -31,17 +31,17 @@ impl Control {
 
     /// Sends a message.
     pub(super) fn send(&mut self, message: &[u8], until: Instant) -> Result<(), TcpError> {
-        self.connection.send(message, Some(until))
+        self.connection.send(message, Some(clock::to_system(until)))
     }
 
     /// Waits for the reply to a request: spins before it sleeps, as long as replies arrive meanwhile.
     pub(super) fn wait_for_reply(&mut self, time: Duration) {
         let Self { connection, pace, .. } = self;
-        let until = Instant::now() + time;
+        let until = clock::now() + time;
         let waited = pace.wait(Some(until), |mode| {
             let left = match mode {
                 PollMode::Now => Duration::ZERO,
-                PollMode::Sleep => until.saturating_duration_since(Instant::now()),
+                PollMode::Sleep => clock::left(until),
             };
             let has_occurred = wait(connection.socket().as_fd(), left, None) || mode == PollMode::Sleep;
             Ok::<_, Infallible>(has_occurred.then_some(()))
@@ -54,7 +54,7 @@ impl Control {
         if !self.wait(wait, None) {
             return Ok(None);
         }
-        match self.connection.receive(Some(Instant::now() + REST_OF_MESSAGE)) {
+        match self.connection.receive(Some(clock::to_system(clock::now() + REST_OF_MESSAGE))) {
             Err(TcpError::TimedOut { .. }) => Ok(None),
             received => received.map(Some),
         }
@@ -68,8 +68,7 @@ impl Control {
 }
 
 fn wait(socket: BorrowedFd<'_>, time: Duration, or: Option<BorrowedFd<'_>>) -> bool {
-    let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
     let mut files = [socket, or.unwrap_or(socket)].map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN));
     // After an error the read reports it.
-    poll(&mut files[..1 + usize::from(or.is_some())], Some(&time)) != Ok(0)
+    clock::poll(&mut files[..1 + usize::from(or.is_some())], clock::now() + time) != Ok(false)
 }

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::control::Control;
+use crate::os::clock;
 use crate::sharing::Runtime;
 use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
@@ -72,7 +73,7 @@ impl IdleConnections {
     /// Keeps a connection whose lease has been released, and on which no message of the exporter is outstanding.
     pub(super) fn keep(&self, runtime: &'static Runtime, key: ConnectionKey, control: Control) {
         let mut state = self.state();
-        let until = Instant::now() + KEEP;
+        let until = clock::now() + KEEP;
         let oldest = if state.kept.len() < MAX_KEPT { None } else { state.kept.pop_front() };
         state.kept.push_back(IdleControl { key, control, until });
         let is_watched = std::mem::replace(&mut state.is_watched, true);
@@ -85,7 +86,7 @@ impl IdleConnections {
 
     /// Closes the connections that are due, on the worker, and looks again when the next one is.
     fn close_due(&self, runtime: &'static Runtime) {
-        let now = Instant::now();
+        let now = clock::now();
         let mut state = self.state();
         let due = state.kept.iter().take_while(|kept| kept.until <= now).count();
         let closed: Vec<_> = state.kept.drain(..due).collect();

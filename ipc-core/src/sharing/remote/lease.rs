@@ -14,7 +14,7 @@ use super::pull_in::Incoming;
 use super::serve::{GRACE, MAX_TRANSFER};
 use crate::model::error::{Error, Remedy, Result};
 use crate::os::kill::kill_point;
-use crate::os::log;
+use crate::os::{clock, log};
 use crate::sharing::Runtime;
 use crate::transport::{Deadline, program_name};
 use crate::wire::descriptor::NamedExport;
@@ -227,8 +227,9 @@ impl RemoteLease {
             };
             kill_point!("importer:remote-connected");
             let key = Key::from(part.token.to_bytes());
-            let connection = device_ipc_tcp::connect(stream, export.0, &key, deadline.at)
-                .map_err(|error| exporter.failed("the exporter's proof", error, incoming.timeout))?;
+            let connection =
+                device_ipc_tcp::connect(stream, export.0, &key, clock::to_system(deadline.at))
+                    .map_err(|error| exporter.failed("the exporter's proof", error, incoming.timeout))?;
             tracing::debug!(target: log::IMPORT, %export, %address, "connected to an exporter of another host");
             kill_point!("importer:remote-proved");
             return Ok(Self::new(incoming, *address, Control::new(connection), limit));
@@ -246,7 +247,7 @@ impl RemoteLease {
     }
 
     fn new(incoming: &Incoming<'_>, address: SocketAddr, control: Control, limit: Duration) -> Self {
-        let now = Instant::now();
+        let now = clock::now();
         Self {
             control: Some(control),
             key: Self::key(incoming, address),
@@ -266,7 +267,7 @@ impl RemoteLease {
     }
 
     pub(super) fn send(&mut self, request: &RemoteRequest) -> Result<()> {
-        let sent = self.control().send(&encode(request)?, Instant::now() + SEND);
+        let sent = self.control().send(&encode(request)?, clock::now() + SEND);
         sent.map_err(|error| self.lost(error))
     }
 
@@ -285,7 +286,7 @@ impl RemoteLease {
     /// process was suspended. Bytes that have arrived are then not known to be those of the export.
     pub(super) fn check(&self) -> Result<()> {
         let after = self.limit + GRACE;
-        if self.renewed.elapsed() < after {
+        if clock::elapsed(self.renewed) < after {
             return Ok(());
         }
         Err(self.exporter.error(Error::Timeout {
@@ -297,7 +298,7 @@ impl RemoteLease {
 
     /// Receives a message other than the answer to a ping, if one arrives within `wait`.
     pub(super) fn receive(&mut self, wait: Duration) -> Result<Option<RemoteReply>> {
-        let until = Instant::now() + wait;
+        let until = clock::now() + wait;
         let mut left = wait;
         loop {
             let Some(message) = self.control().receive(left).map_err(|error| self.lost(error))? else {
@@ -306,12 +307,12 @@ impl RemoteLease {
             match RemoteReply::decode(&message) {
                 Ok(RemoteReply::Pong) if !self.unanswered.is_empty() => {
                     self.renewed = self.unanswered.pop_front().unwrap_or(self.renewed);
-                    self.silent_since = Instant::now();
+                    self.silent_since = clock::now();
                 }
                 Ok(reply) => return Ok(Some(reply)),
                 Err(why) => return Err(self.exporter.protocol(why)),
             }
-            left = until.saturating_duration_since(Instant::now());
+            left = clock::left(until);
             if left.is_zero() {
                 return Ok(None);
             }
@@ -356,13 +357,13 @@ impl RemoteLease {
 
     /// Returns the time until the next [ping](Self::ping).
     pub(super) fn until_ping(&self) -> Duration {
-        self.next_ping.saturating_duration_since(Instant::now())
+        clock::left(self.next_ping)
     }
 
     /// Sends a ping if it is time for one, and checks that the exporter has answered the earlier ones, as far as its messages have
     /// been received.
     pub(super) fn ping(&mut self) -> Result<()> {
-        let (now, timeout) = (Instant::now(), self.timeout);
+        let (now, timeout) = (clock::now(), self.timeout);
         if self.unanswered.is_empty() {
             self.silent_since = now;
         } else if now - self.silent_since > timeout {
@@ -384,9 +385,9 @@ impl RemoteLease {
 
     /// Returns the error to report after this one: the end of the exporter's process, and its last message, are better reasons.
     pub(super) fn reason(&mut self, error: Error) -> Error {
-        let until = Instant::now() + AFTERMATH;
+        let until = clock::now() + AFTERMATH;
         loop {
-            match self.receive(until.saturating_duration_since(Instant::now())) {
+            match self.receive(clock::left(until)) {
                 Ok(Some(RemoteReply::Ended(RingEnd::Dismissed))) => return self.dismissed(),
                 Ok(Some(_)) => {}
                 Ok(None) => return error,

@@ -13,6 +13,7 @@ use crate::backend::{Buffer, DeviceIpc, MemoryUse, with_device_context};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
+use crate::os::clock;
 use crate::os::kill::kill_point;
 use crate::sharing::pull::{Failed, Pull, PullOwner};
 use crate::sharing::staging::CopyLayout;
@@ -161,7 +162,7 @@ struct Destination<O: Send + 'static> {
 
 impl<O: Send + 'static> Destination<O> {
     fn new(owner: O, lease: RemoteLease) -> Self {
-        Self { owner: Some(owner), lease, next_look: Instant::now() + LOOK }
+        Self { owner: Some(owner), lease, next_look: clock::now() + LOOK }
     }
 
     fn into_owner(mut self) -> O {
@@ -171,7 +172,7 @@ impl<O: Send + 'static> Destination<O> {
 
 impl<O: fmt::Debug + Send + 'static> PullOwner for Destination<O> {
     fn keep_alive(&mut self) -> Result<()> {
-        let now = Instant::now();
+        let now = clock::now();
         if self.lease.is_over() || now < self.next_look {
             return Ok(());
         }

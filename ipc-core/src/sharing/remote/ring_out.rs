@@ -1,11 +1,12 @@
 //! The exporter's side of a ring that an importer of another host reads: the connection's thread reads the ring in the importer's
 //! place, and holds each slot until the importer has pulled it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::control::Control;
 use super::serve::{Lease, TICK, send, text};
 use crate::model::error::Result;
+use crate::os::clock;
 use crate::sharing::timeline::{Publication, RingStart, Timeline};
 use crate::wire::remote::{RemoteReply, RemoteRequest, RingEnd};
 
@@ -59,10 +60,10 @@ impl RingLease {
             }
             let look = (idle / LOOKS).clamp(MIN_LOOK, MAX_LOOK).max((idle / 1000).min(MAX_IDLE_LOOK));
             let look = if self.has_ended { TICK } else { look };
-            let begun = Instant::now();
+            let begun = clock::now();
             let Some(request) = control.receive(look).map_err(text)? else {
                 // Almost nothing of the time for which this process was suspended.
-                let waited = begun.elapsed().min(look + TICK);
+                let waited = clock::elapsed(begun).min(look + TICK);
                 (silent, idle) = (silent + waited, idle + waited);
                 continue;
             };

@@ -2,7 +2,7 @@
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use device_ipc_tcp::Key;
 
@@ -10,6 +10,7 @@ use super::control::Control;
 use super::ring_out::RingLease;
 use crate::model::error::Error;
 use crate::model::lease::LeaseId;
+use crate::os::clock;
 use crate::os::kill::kill_point;
 use crate::os::log::{self, Throttle};
 use crate::sharing::Runtime;
@@ -75,7 +76,8 @@ fn try_serve(served: &Served, permit: &ConnectionPermit, stream: Arc<TcpStream>)
         let token = runtime.exports.remote_token(export, served.server)?;
         Some(Key::from(token.to_bytes()))
     };
-    let mut connection = device_ipc_tcp::accept(stream, key_of, Instant::now() + HANDSHAKE).map_err(text)?;
+    let mut connection =
+        device_ipc_tcp::accept(stream, key_of, clock::to_system(clock::now() + HANDSHAKE)).map_err(text)?;
     connection.limit_received(MAX_REQUEST_BYTES);
     let mut admission = permit.mark_in_use(export.0);
     if admission == Admission::Closed {
@@ -95,11 +97,9 @@ fn try_serve(served: &Served, permit: &ConnectionPermit, stream: Arc<TcpStream>)
         }
         let request = RemoteRequest::decode(&request)?;
         if let RemoteRequest::Open(open) | RemoteRequest::Join(open) = &request {
-            let until = Instant::now() + Duration::from_millis(open.wait_ms.into()).min(MAX_READY_WAIT);
+            let until = clock::now() + Duration::from_millis(open.wait_ms.into()).min(MAX_READY_WAIT);
             // An importer that goes away makes the connection readable.
-            while admission == Admission::Exhausted
-                && Instant::now() < until
-                && !control.wait(SHARE_POLL, None)
+            while admission == Admission::Exhausted && clock::now() < until && !control.wait(SHARE_POLL, None)
             {
                 admission = permit.mark_in_use(export.0);
             }
@@ -143,7 +143,7 @@ pub(super) fn text(error: impl ToString) -> String {
 }
 
 pub(super) fn send(control: &mut Control, reply: &RemoteReply) -> Result<(), String> {
-    control.send(&encode(reply).map_err(text)?, Instant::now() + SEND).map_err(text)
+    control.send(&encode(reply).map_err(text)?, clock::now() + SEND).map_err(text)
 }
 
 /// Grants a lease and keeps it until the importer releases it, is gone, or is silent for too long; or refuses it.

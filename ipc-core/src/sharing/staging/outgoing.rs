@@ -18,6 +18,7 @@ use crate::backend::{DeviceEvent, DeviceIpc, DeviceStream};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
+use crate::os::clock;
 use crate::os::kill::kill_point;
 use crate::os::log::Throttle;
 use crate::sharing::Runtime;
@@ -146,7 +147,7 @@ impl Outgoing {
     /// Frees the host memory of an importer that leaves it unused.
     pub(crate) fn end_if_silent(&self) {
         let mut state = self.lock();
-        let silent = state.answered.is_some_and(|at| at.elapsed() > SILENCE);
+        let silent = state.answered.is_some_and(|at| clock::elapsed(at) > SILENCE);
         if !silent || state.wanted.is_some() || state.in_flight > 0 || state.halves.is_none() {
             return;
         }
@@ -210,7 +211,7 @@ impl Outgoing {
         }
         state.halves = Some(Arc::new(halves));
         state.begun = true;
-        state.answered = Some(Instant::now());
+        state.answered = Some(clock::now());
         drop(state);
         runtime.metrics.stagings_total.add(1);
         let (lease, chunk_bytes, bytes) = (self.lease, self.chunks.chunk_bytes(), self.segments.len());
@@ -337,7 +338,7 @@ impl State {
             None => return None,
         };
         self.wanted = None;
-        self.answered = Some(Instant::now());
+        self.answered = Some(clock::now());
         Some(answer)
     }
 }

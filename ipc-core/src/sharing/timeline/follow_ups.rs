@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Endpoint, OwnCounter, Side, Termination, Timeline, WordPage, return_own_slot};
+use crate::os::clock;
 use crate::sharing::Watch;
 use crate::transport::Worker;
 
@@ -98,7 +99,7 @@ impl FollowUps {
         };
         self.last += 1;
         self.arrivals.insert(self.last, arrival);
-        self.look_for_arrival(Instant::now(), self.last);
+        self.look_for_arrival(clock::now(), self.last);
     }
 
     /// Returns the time at which [`run`](Self::run) has something to do.
@@ -145,7 +146,7 @@ impl FollowUps {
         }
         self.last += 1;
         self.poisoned.insert(self.last, words);
-        self.poison_after_pause(Instant::now(), self.last, 0);
+        self.poison_after_pause(clock::now(), self.last, 0);
     }
 
     /// The pause doubles each time.

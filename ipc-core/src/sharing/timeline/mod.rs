@@ -14,7 +14,7 @@ mod slots;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub(crate) use crate::wire::Returned;
 pub(crate) use endpoint::{ENDED, Endpoint, Side, Termination};
@@ -26,6 +26,7 @@ pub(crate) use slots::{Place, Slots};
 use crate::backend::DeviceIpc;
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::error::{Error, Result};
+use crate::os::clock;
 use crate::sharing::host_pages::timeline_begun;
 use crate::transport::check_may_wait;
 pub(crate) use page::timelines_of;
@@ -184,14 +185,14 @@ impl Timeline {
     /// [`Error::Timeout`]; [`Error::OnWorkerThread`] in a callback; as [`check`](Self::check).
     pub fn wait_now(&self, value: u64, timeout: Duration) -> Result<()> {
         check_range(value)?;
-        let begin = Instant::now();
+        let begin = clock::now();
         loop {
             let reached = self.value()?;
             if reached >= value {
                 return Ok(());
             }
             check_may_wait("waiting for a timeline", timeout)?;
-            let waited = begin.elapsed();
+            let waited = clock::elapsed(begin);
             if waited >= timeout {
                 return Err(Error::Timeout {
                     what: format!("value {value} of the timeline"),
@@ -248,13 +249,13 @@ impl Timeline {
 
     /// Waits on the host until the exporter signals that the bytes are ready.
     pub(crate) fn wait_ready(&self, timeout: Duration) -> Result<()> {
-        let begin = Instant::now();
+        let begin = clock::now();
         loop {
             self.endpoint.check_ready()?;
             if self.endpoint.is_ready() {
                 return Ok(());
             }
-            let waited = begin.elapsed();
+            let waited = clock::elapsed(begin);
             if waited >= timeout {
                 return Err(Error::Timeout {
                     what: "the exporter's word that the bytes are ready".into(),
@@ -311,6 +312,6 @@ pub(crate) fn pause(waited: Duration, timeout: Duration) {
     if waited < SPIN {
         std::hint::spin_loop();
     } else {
-        std::thread::sleep((waited / 8).min(LONGEST_SLEEP).min(timeout - waited));
+        clock::sleep((waited / 8).min(LONGEST_SLEEP).min(timeout - waited));
     }
 }

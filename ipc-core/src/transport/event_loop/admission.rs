@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -15,6 +15,7 @@ use super::super::fairness::descriptor_limit;
 use super::super::service::{ConnectionId, Service, Session};
 use super::super::socket::{self, PeerCredentials, PeerSocket};
 use super::{EventLoop, Listener, Source, Timer};
+use crate::os::clock;
 use crate::os::kill::kill_point;
 use crate::os::log::Throttle;
 use crate::wire::protocol::{Refusal, Reply, RequestId, encode};
@@ -85,7 +86,7 @@ impl<S: Service> EventLoop<S> {
         }
         if let Some(Source::Listener(Listener { socket, .. })) = self.sources.get(&listener) {
             self.modify(socket.as_fd(), listener, EventFlags::empty());
-            self.timers.insert((Instant::now() + ACCEPT_PAUSE, listener), Timer::Listen);
+            self.timers.insert((clock::now() + ACCEPT_PAUSE, listener), Timer::Listen);
         }
     }
 
@@ -114,7 +115,7 @@ impl<S: Service> EventLoop<S> {
                 self.processes.insert(id, process_id);
             }
         }
-        self.timers.insert((Instant::now() + HELLO_DEADLINE, id), Timer::Hello);
+        self.timers.insert((clock::now() + HELLO_DEADLINE, id), Timer::Hello);
         self.connections += 1;
         let session = self.service.connected(ConnectionId(id));
         let connection = Connection::new(accepted, peer);

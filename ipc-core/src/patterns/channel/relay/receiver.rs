@@ -7,17 +7,17 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use device_ipc_tcp::{AuthenticatedReceiver, TcpError};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use super::super::connection::{Connection, Direction, Slot};
 use super::super::limits::InFlight;
 use super::{MAX_WHOLE_BYTES, Shared, TICK, WINDOW};
 use crate::model::error::Result;
-use crate::os::log;
+use crate::os::{clock, log};
 use crate::sharing::Runtime;
 use crate::sharing::import::GrantReturn;
-use crate::transport::socket::{self, timespec};
+use crate::transport::socket;
 use crate::wire::channel::{Incoming, Outgoing, read_message};
 use crate::wire::relay::{Relayed, RelayedState};
 
@@ -77,7 +77,7 @@ impl Receiver {
     /// Waits for the next message and handles it. Fails at the end of the connection.
     fn step(&mut self) -> Result<(), String> {
         self.wait()?;
-        let message = match self.tcp.receive(Some(Instant::now() + REST_OF_MESSAGE)) {
+        let message = match self.tcp.receive(Some(clock::to_system(clock::now() + REST_OF_MESSAGE))) {
             Err(TcpError::TimedOut { .. }) => return Ok(()),
             received => received.map_err(|error| self.failed(&error))?,
         };
@@ -96,11 +96,11 @@ impl Receiver {
             if is_open {
                 files.push(PollFd::from_borrowed_fd(self.shared.ends.socket.fd(), PollFlags::empty()));
             }
-            let tick = timespec(TICK);
-            if poll(&mut files, (!is_open).then_some(&tick)).is_err() || !files[0].revents().is_empty() {
+            let until = (!is_open).then(|| clock::now() + TICK);
+            if clock::poll(&mut files, until).is_err() || !files[0].revents().is_empty() {
                 return Ok(());
             }
-            let now = Instant::now();
+            let now = clock::now();
             let since = *since.get_or_insert(now);
             if self.shared.has_finished.load(Ordering::Acquire) && now - since >= LINGER {
                 return Err("the peer has not closed the connection".into());
@@ -189,8 +189,7 @@ impl Receiver {
                 }
                 // The system's buffers are smaller than usual.
                 Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => {
-                    let _ =
-                        socket::wait_until(shared.ends.socket.fd(), PollFlags::OUT, Instant::now() + TICK);
+                    let _ = socket::wait_until(shared.ends.socket.fd(), PollFlags::OUT, clock::now() + TICK);
                 }
                 // This process receives no further messages.
                 Err(_) => {

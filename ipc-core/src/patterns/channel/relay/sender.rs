@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use device_ipc_tcp::{AuthenticatedSender, TcpError};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use super::super::connection::{Direction, Slot};
 use super::super::limits::InFlight;
 use super::{Shared, WINDOW};
 use crate::model::error::{Error, Result};
-use crate::os::log;
+use crate::os::{clock, log};
 use crate::transport::socket::{self, Packet};
 use crate::wire::channel::{Contents, MAX_ENDED_GRANTS, contents_of};
 use crate::wire::protocol::encode;
@@ -229,6 +229,6 @@ impl Sender {
         if may_send {
             files.push(PollFd::from_borrowed_fd(ends.socket.fd(), PollFlags::IN));
         }
-        let _ = poll(&mut files, None);
+        let _ = clock::poll(&mut files, None);
     }
 }

@@ -6,12 +6,12 @@
 
 use std::ops::Bound;
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::leases::{Importer, Lease};
 use super::{Allocation, Entry, ExportTable, State, metrics};
 use crate::backend::Access;
 use crate::model::lease::LeaseId;
+use crate::os::clock;
 use crate::sharing::lease_page::LeaseWord;
 use crate::wire::descriptor::ExportId;
 use crate::wire::{LeaseAhead, MAX_LEASES_AHEAD};
@@ -41,7 +41,7 @@ impl ExportTable {
             word.begin_ahead();
             *last_lease += 1;
             let (lease, slot) = (LeaseId(*last_lease), word.slot());
-            let ahead = Lease::new(Importer { word: Some(word), ..importer.clone() }, Instant::now(), true);
+            let ahead = Lease::new(Importer { word: Some(word), ..importer.clone() }, clock::now(), true);
             if entry.recalled || entry.watcher().is_some() {
                 ahead.watch();
             }

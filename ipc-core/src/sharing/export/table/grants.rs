@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use super::{Entry, ExportTable, State};
 use crate::model::error::{Error, Result};
 use crate::model::lease::{Holder, LeaseState};
+use crate::os::clock;
 use crate::os::log::Throttle;
 use crate::sharing::Runtime;
 use crate::transport::Allotment;
@@ -99,7 +100,7 @@ impl ExportTable {
         let dropped = || Error::ExportDropped { pid: std::process::id() };
         let entry = entry.ok_or_else(dropped)?;
         let end = GrantEnd::Channel(bearer.channel);
-        entry.grants.insert(token.to_bytes(), OpenGrant { end, since: Instant::now(), _allotment: None });
+        entry.grants.insert(token.to_bytes(), OpenGrant { end, since: clock::now(), _allotment: None });
         entry.tell_change();
         let begin = || InFlight { bearer: bearer.clone(), grants: HashSet::new(), keeper: None };
         let in_flight = state.in_flight.entry(bearer.channel).or_insert_with(begin);
@@ -128,7 +129,7 @@ impl ExportTable {
                 ),
             });
         }
-        let since = Instant::now();
+        let since = clock::now();
         // An end that the clock cannot represent is one that never comes.
         let at = since.checked_add(limit).unwrap_or(since + FAR);
         state.timed.last += 1;
@@ -271,6 +272,7 @@ impl State {
                     (bearer.pid, format!("{}, in a message that it has not opened", bearer.program))
                 }
             };
+            let since = clock::to_system(since);
             Some(Holder { pid, program, bytes: entry.bytes, since, state: LeaseState::InMessage })
         };
         since.into_iter().filter_map(holder).collect()

@@ -5,6 +5,7 @@ use std::ops::Bound;
 use super::leases::Lease;
 use super::{Entry, ExportTable, State};
 use crate::model::lease::{Holder, Holders};
+use crate::os::clock;
 use crate::transport::PeerCredentials;
 use crate::wire::descriptor::ExportId;
 use crate::wire::{LISTED_EXPORTS, LISTED_HOLDERS, ListedExport, ListedHolder};
@@ -63,7 +64,7 @@ impl Entry {
             export,
             backend: self.backend.to_owned(),
             bytes: self.bytes,
-            age_ms: self.since.elapsed().as_millis() as u64,
+            age_ms: clock::elapsed(self.since).as_millis() as u64,
             opened: self.opened,
             dropped: self.dropped,
             held_by: self.used_leases().count() as u64,

@@ -10,6 +10,7 @@ use super::{Entry, ExportTable, State, metrics};
 use crate::backend::Access;
 use crate::model::error::{Error, Result};
 use crate::model::lease::{Holder, LeaseId, LeaseState};
+use crate::os::clock;
 use crate::os::log::Throttle;
 use crate::sharing::Runtime;
 use crate::sharing::lease_page::LeaseWord;
@@ -281,7 +282,7 @@ impl ExportTable {
                 found.sort_unstable_by_key(|(id, _)| *id);
                 return Ok(found.into_iter().map(|(_, timeline)| timeline).collect());
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = clock::left(until);
             if left.is_zero() {
                 return Err(found.len());
             }
@@ -321,7 +322,13 @@ impl Lease {
     /// Returns the holder, of an export of `bytes` bytes.
     pub(super) fn holder(&self, bytes: u64) -> Holder {
         let state = self.word.as_ref().map_or(LeaseState::InUse, LeaseWord::state);
-        Holder { pid: self.pid, program: self.program.to_string(), bytes, since: self.since, state }
+        Holder {
+            pid: self.pid,
+            program: self.program.to_string(),
+            bytes,
+            since: clock::to_system(self.since),
+            state,
+        }
     }
 
     /// Returns whether the importer states that the lease is idle.
@@ -392,7 +399,7 @@ impl State {
         let entry = self.exports.get_mut(&request.export).ok_or(Refusal::Dropped)?;
         self.last_lease += 1;
         let lease = LeaseId(self.last_lease);
-        let begun = Lease::new(importer, Instant::now(), false);
+        let begun = Lease::new(importer, clock::now(), false);
         let by_callback = begun.by_callback;
         if entry.watcher().is_some() {
             begun.watch();
@@ -425,7 +432,7 @@ impl Entry {
             lease.ahead &= is_ahead || !is_reclaimed;
             is_reclaimed
         };
-        let now = Instant::now();
+        let now = clock::now();
         let (mut count, mut ahead) = (0, Vec::new());
         for (id, lease) in self.leases.extract_if(|_, lease| is_reclaimed(lease)) {
             ahead.extend(lease.connection.filter(|_| lease.ahead && !is_dropped));

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::{Entry, ExportTable, State, metrics};
 use crate::model::lease::Holders;
+use crate::os::clock;
 use crate::os::log::EXPORT;
 use crate::wire::descriptor::ExportId;
 
@@ -58,7 +59,7 @@ impl ExportTable {
             if state.exports.is_empty() {
                 return Ok(());
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = clock::left(until);
             if left.is_zero() {
                 let mut all = Holders::default();
                 for holders in state.exports.keys().map(|export| state.holders(*export)) {
@@ -94,7 +95,7 @@ impl ExportTable {
             if is_done {
                 return Ok(());
             }
-            let now = Instant::now();
+            let now = clock::now();
             let left = until.saturating_duration_since(now);
             if left.is_zero() {
                 return Err(state.holders(export));

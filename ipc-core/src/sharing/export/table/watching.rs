@@ -10,7 +10,7 @@ use super::leases::Lease;
 use super::{Entry, ExportTable};
 use crate::backend::DeviceBound;
 use crate::model::lease::Holders;
-use crate::os::Readiness;
+use crate::os::{Readiness, clock};
 use crate::sharing::Runtime;
 use crate::sharing::export::Shared;
 use crate::wire::descriptor::ExportId;
@@ -91,7 +91,7 @@ impl ExportTable {
 
     /// Asks importers to return idle leases. Returns whether the export has been opened and has no lease any longer.
     pub(crate) fn try_wait_released(&self, export: ExportId) -> bool {
-        self.wait_released(export, Instant::now()).is_ok()
+        self.wait_released(export, clock::now()).is_ok()
     }
 }
 

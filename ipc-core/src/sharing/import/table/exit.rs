@@ -9,7 +9,7 @@ use super::ImportTable;
 use crate::backend::DeviceIpc;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::Result;
-use crate::os::spawn_without_signals;
+use crate::os::{clock, spawn_without_signals};
 
 /// Interval at which the releases that wait for a stream are counted.
 const POLL: Duration = Duration::from_millis(1);
@@ -26,7 +26,7 @@ impl ImportTable {
         let spawned = spawn_without_signals("device-ipc-exit", move || {
             let _ = done.send(self.wait_for_devices());
         });
-        let error = match spawned.map(|()| finished.recv_timeout(limit)) {
+        let error = match spawned.map(|()| clock::receive(&finished, limit)) {
             Ok(Ok(Ok(()))) => return true,
             Ok(Ok(Err(error))) | Err(error) => error.to_string(),
             Ok(Err(_)) => format!("not finished after {} s", limit.as_secs()),
@@ -59,7 +59,7 @@ impl ImportTable {
         }
         // A stream of another context than the device's own.
         while self.releasing.load(Ordering::Acquire) > 0 {
-            std::thread::sleep(POLL);
+            clock::sleep(POLL);
         }
         Ok(())
     }

@@ -1,0 +1,111 @@
+//! Each test advances the clock of a process of its own: all tests of a program share the clock.
+
+use std::os::fd::AsFd;
+use std::sync::Mutex;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use device_ipc_test_process::{command_of_test, output_of};
+use rustix::event::PollFlags;
+
+use super::*;
+use crate::os::{Condvar, Readiness};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Runs an ignored test of this module in a process.
+fn run(test: &str) {
+    let path = format!("{}::{test}", module_path!());
+    let (success, text) = output_of(command_of_test(&path), Duration::from_secs(60));
+    assert!(success && text.contains("1 passed"), "{text}");
+}
+
+type Wait = Box<dyn FnOnce() + Send>;
+
+/// Waits for an hour, in each way that there is.
+fn waits() -> [(&'static str, Wait); 4] {
+    let (sender, messages) = channel::<()>();
+    let receive = move || {
+        assert_eq!(receive(&messages, HOUR), Err(RecvTimeoutError::Timeout));
+        drop(sender);
+    };
+    let silent = Readiness::new().unwrap();
+    let poll = move || {
+        let mut files = [PollFd::from_borrowed_fd(silent.as_fd(), PollFlags::IN)];
+        assert_eq!(poll(&mut files, now() + HOUR), Ok(false));
+    };
+    let wait = || {
+        let (mutex, condvar) = (Mutex::new(()), Condvar::new());
+        drop(condvar.wait_timeout_while(mutex.lock().unwrap(), HOUR, |()| true));
+    };
+    [
+        ("sleep", Box::new(|| sleep(HOUR))),
+        ("receive", Box::new(receive)),
+        ("poll", Box::new(poll)),
+        ("wait", Box::new(wait)),
+    ]
+}
+
+#[test]
+fn advance_ends_waits_of_other_threads() {
+    run("other_threads");
+}
+
+#[test]
+#[ignore = "a process of the test above"]
+fn other_threads() {
+    let clock = TestClock::take();
+    let begin = now();
+    let threads = waits().map(|(name, wait)| {
+        let thread = move || {
+            let begin = now();
+            wait();
+            assert!(elapsed(begin) >= HOUR, "{name} ended early");
+        };
+        (name, thread::spawn(thread))
+    });
+    // The threads may begin later.
+    while !threads.iter().all(|(_, thread)| thread.is_finished()) {
+        clock.advance(HOUR);
+        thread::sleep(Duration::from_millis(1));
+    }
+    for (name, thread) in threads {
+        thread.join().unwrap_or_else(|_| panic!("{name}"));
+    }
+    assert!(elapsed(begin) >= HOUR);
+}
+
+#[test]
+fn skipped_wait_is_the_first_that_is_long_enough() {
+    run("skipped");
+}
+
+#[test]
+#[ignore = "a process of the test above"]
+fn skipped() {
+    let clock = TestClock::take();
+    for (name, wait) in waits() {
+        let begin = now();
+        clock.skip_wait(HOUR / 2);
+        sleep(Duration::from_millis(2));
+        assert!(elapsed(begin) < HOUR / 2 && !clock.has_skipped(), "{name}");
+        wait();
+        assert!((HOUR..2 * HOUR).contains(&elapsed(begin)) && clock.has_skipped(), "{name}");
+    }
+}
+
+#[test]
+fn clock_is_the_systems_until_it_is_advanced() {
+    run("not_advanced");
+}
+
+#[test]
+#[ignore = "a process of the test above"]
+fn not_advanced() {
+    let same = |begin: Instant| begin <= now() && now() <= Instant::now();
+    assert!(same(Instant::now()) && slice(HOUR) == HOUR);
+    let clock = TestClock::take();
+    assert!(same(Instant::now()) && slice(HOUR) < HOUR && to_system(now()) <= Instant::now());
+    clock.advance(HOUR);
+    assert!(!same(Instant::now()) && to_system(now()) <= Instant::now());
+}
