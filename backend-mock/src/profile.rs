@@ -2,7 +2,7 @@
 //!
 //! A vendor's profile has the kinds of the vendor's backend, with the same names, numbers and properties, and the rules that
 //! a program meets: the pages of an allocation, what importers reach, read-only access. Each table is compared with the
-//! backend on the vendor's simulator by `tests/mock_profiles` of the workspace.
+//! backend on the vendor's simulator by `mock_profiles` in `tests/sim-support`.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;

@@ -146,12 +146,35 @@ impl Drop for Process {
 
 /// Returns a command that runs an ignored test of this program; see [`Process::of_test`].
 pub fn command_of_test(path: &str) -> Command {
+    let mut command = command_of(path);
+    command.arg("--ignored");
+    command
+}
+
+fn command_of(path: &str) -> Command {
     let (_crate, test) = path.split_once("::").expect("a path from the crate on");
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
-    command.args(["--exact", test, "--ignored", "--nocapture"]);
+    command.args(["--exact", test, "--nocapture"]);
     // With one thread, the harness prints the name of the test at the begin of its first line.
     command.env("RUST_TEST_THREADS", "2");
     command
+}
+
+/// Returns whether this process runs only the test at this path ([`Process::of_test`]), whose counters, limits and variables are then
+/// those of the process. Otherwise runs the test in such a process, which must pass.
+#[track_caller]
+pub fn alone(path: &str) -> bool {
+    /// The variable that names the only test of a process.
+    const ALONE: &str = "DEVICE_IPC_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some_and(|alone| alone == path) {
+        return true;
+    }
+    let mut command = command_of(path);
+    command.env(ALONE, path);
+    let (passed, text) = output_of(command, LIMIT);
+    print!("{text}");
+    assert!(passed && text.contains("1 passed"), "{path} failed in a process of its own");
+    false
 }
 
 /// In a process of [`Process::of_test`]: serves requests, each a word and its argument, until the end of input.

@@ -104,6 +104,8 @@ if command -v nvidia-smi > /dev/null; then
 else
     say "nvidia-smi not found"
 fi
+# The backend of the steps that do not select one.
+backend=${DEVICE_IPC_BACKEND:-$([[ $devices -eq 0 ]] && echo mock || echo cuda)}
 
 step devices "$DEVICE_IPC_BIN" devices
 step demo "$DEVICE_IPC_BIN" demo
@@ -136,8 +138,14 @@ for test in "$here"/*--*; do
                 step "device-ipc-cli--$theme" "$test" "$theme::"
             done
             ;;
-        # Without a backend, it runs on the simulated drivers, which the bundle does not contain.
-        *--parameter_server) step "$name" env DEVICE_IPC_BACKEND="${DEVICE_IPC_BACKEND:-$([[ $devices -eq 0 ]] && echo mock || echo cuda)}" "$test" ;;
+        device-ipc--*)
+            for theme in channels channels_tcp cuda_elements cuda_hand_over cuda_nvrtc cuda_owner_drops cuda_raw_handle \
+                debug_text descriptors elements exit; do
+                step "device-ipc--$theme" "$test" "$theme::"
+            done
+            # Without a backend, it runs on the simulated drivers, which the bundle does not contain.
+            step device-ipc--parameter_server env DEVICE_IPC_BACKEND="$backend" "$test" parameter_server::
+            ;;
         *) [[ ! -x $test ]] || step "$name" "$test" ;;
     esac
 done
@@ -171,17 +179,16 @@ if [[ -f $here/nixl.zip ]]; then
     for module in libucm_cuda libuct_cuda; do
         say "$module.so: $(ldd "$scratch/nixl/nixl_cu13.libs/ucx/$module.so.0.0.0" 2>&1 | grep -E 'cuda|nvidia|not found' | tr -s '\t\n ' ' ')"
     done
-    backend=${DEVICE_IPC_BACKEND:-$([[ $devices -eq 0 ]] && echo mock || echo cuda)}
-    road=$here/device-ipc-nixl--road
-    case_of() { limit=$1 step "$2" env RUST_TEST_THREADS=8 DEVICE_IPC_BACKEND="$3" UCX_TLS="$4" "$road" "${@:5}"; }
+    suite=$here/device-ipc-nixl--suite
+    case_of() { limit=$1 step "$2" env RUST_TEST_THREADS=8 DEVICE_IPC_BACKEND="$3" UCX_TLS="$4" "$suite" "${@:5}"; }
     # Whether NIXL runs here at all, with host memory. On a machine with a GPU it needs UCX's transport for CUDA nevertheless.
-    case_of 60 nixl-host-memory mock "tcp$([[ $devices -eq 0 ]] || echo ,cuda_copy)" state_dict_is_pulled pull_into_existing
+    case_of 60 nixl-host-memory mock "tcp$([[ $devices -eq 0 ]] || echo ,cuda_copy)" road::state_dict_is_pulled road::pull_into_existing
     # The logs of NIXL and UCX show the reason if memory of the backend cannot be registered or copied.
     NIXL_LOG_LEVEL=DEBUG UCX_LOG_LEVEL=info \
-        case_of 60 nixl-log "$backend" tcp,cuda_copy memory_of_another_host_is_pulled --nocapture
-    case_of 400 nixl-tcp "$backend" tcp,cuda_copy
+        case_of 60 nixl-log "$backend" tcp,cuda_copy road::memory_of_another_host_is_pulled --nocapture
+    case_of 400 nixl-tcp "$backend" tcp,cuda_copy road::
     # A copy by cuda_ipc does not need the exporter's process, and has ended before the test kills or suspends a process.
-    case_of 120 nixl-cuda-ipc "$backend" tcp,cuda_copy,cuda_ipc --skip killed --skip suspended --skip silent \
+    case_of 120 nixl-cuda-ipc "$backend" tcp,cuda_copy,cuda_ipc road:: --skip killed --skip suspended --skip silent \
         --skip dropped_export_is_kept --skip failed_pull --skip in_a_copy --skip leave
     for transports in tcp,cuda_copy tcp,cuda_copy,cuda_ipc; do
         # shellcheck disable=SC2016 # the inner shell expands

@@ -1,0 +1,83 @@
+//! Copies between hosts with the real NIXL, over TCP on the loopback interface, or over the transports in `UCX_TLS`.
+//!
+//! The memory is that of the mock, or of GPUs with `DEVICE_IPC_BACKEND=cuda` and, for example, `UCX_TLS=tcp,cuda_copy`. With a
+//! transport that does not need the exporter's process (`cuda_ipc`), a copy has ended before the process that is to be killed
+//! or suspended: `run.sh` of a bundle skips these cases.
+//!
+//! The tests are skipped if no NIXL is installed, unless `DEVICE_IPC_NIXL` names one; `cargo xtask nixl` provides it.
+
+use device_ipc_remote_tests::{RingShape, cases};
+use device_ipc_test_process::Process;
+
+use super::nixl;
+
+/// The smallest region, a tensor, pages, and some of many packets.
+const LENGTHS: [usize; 6] = [1, 64, 4096, 1_000_003, 64 << 20, 256 << 20];
+
+/// A ring of few slots, one of a single slot, and one whose slots take a while.
+const RINGS: [RingShape; 3] = [(3, 8192, 300), (1, 256, 200), (2, 3 << 20, 20)];
+
+#[test]
+#[ignore = "a process of the other tests"]
+fn exporter() {
+    device_ipc_remote_tests::exporter(nixl::engine);
+}
+
+#[test]
+#[ignore = "a process of the other tests"]
+fn importer() {
+    device_ipc_remote_tests::importer(nixl::engine);
+}
+
+#[test]
+#[ignore = "a process of the other tests"]
+fn channel_end() {
+    device_ipc_remote_tests::channel_end(nixl::engine);
+}
+
+fn start(role: &str, arguments: &str) -> Option<Process> {
+    let path = format!("{}::{role}", module_path!());
+    nixl::loaded(Process::of_test(&path, &nixl::environment("lo")), arguments)
+}
+
+cases! {
+    start;
+    pulled_bytes_are_those_of_the_exporter(&LENGTHS),
+    state_dict_is_pulled,
+    pull_into_existing_memory_writes_the_tensors_alone,
+    memory_of_a_failed_pull_into_is_kept_as_long_as_it_is_written,
+    progress_is_reported,
+    memory_of_another_host_is_pulled,
+    stale_descriptors_are_refused,
+    further_pulls_use_the_same_connection,
+    kept_connections_are_limited,
+    forked_child_has_no_connection,
+    pull_waits_until_the_bytes_are_ready,
+    pull_fails_when_the_exporter_is_killed,
+    pull_from_a_suspended_exporter_times_out,
+    lease_ends_when_the_importer_is_killed,
+    dropped_export_is_kept_until_the_pull_has_finished,
+    lease_of_a_silent_importer_ends,
+    repeated_pulls_leave_nothing_over(10_000),
+    ring_publications_arrive_in_order(&RINGS),
+    ring_of_another_host_is_pulled,
+    ring_writer_waits_for_a_slow_reader,
+    ring_reader_reports_the_death_of_the_writer,
+    ring_reader_reports_the_death_of_the_writer_in_a_copy,
+    ring_reader_reports_a_suspended_writer,
+    ring_writer_continues_when_the_reader_is_killed,
+    ring_reader_that_is_suspended_is_dismissed,
+    ring_reader_is_dismissed,
+    ring_leaves_nothing_over(10_000),
+}
+
+#[test]
+fn ring_has_readers_of_several_hosts() {
+    device_ipc_remote_tests::ring_has_readers_of_several_hosts(start);
+}
+
+#[test]
+fn dropped_export_of_a_message_is_pulled() {
+    let Some(ends) = device_ipc_remote_tests::Ends::start(start) else { return };
+    device_ipc_remote_tests::dropped_export_of_a_message_is_pulled(ends, "pulled");
+}

@@ -1,4 +1,0 @@
-//! The tests of channels within one host, over TCP.
-
-#[path = "channels.rs"]
-mod channels;

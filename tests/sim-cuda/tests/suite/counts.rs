@@ -1,0 +1,234 @@
+//! The driver calls of each operation of the library, by name. A change that adds a call must update these lists.
+
+use std::ffi::CStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use device_ipc_core::{Buffer, CacheLimits, Descriptor, Dtype, Export, Ipc, TensorLayout, set_cache_limits};
+use device_ipc_cuda::CudaBackend;
+use device_ipc_test_process::{Process, command_of_test, output_of, request};
+use libloading::Library;
+
+use super::support::Installed;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Number of tensors of a bundle.
+const TENSORS: usize = 3;
+
+/// The calls that enter and leave a device's context for a call.
+const ENTER: [&str; 3] = ["cuThreadExchangeStreamCaptureMode", "cuCtxGetId", "cuCtxPushCurrent"];
+const LEAVE: [&str; 2] = ["cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode"];
+
+/// Returns the calls of an operation within a context.
+fn entered(calls: &[&'static str]) -> Vec<&'static str> {
+    [&ENTER, calls, &LEAVE].concat()
+}
+
+/// Queries the current context, which other code may have changed.
+const LOOK: &str = "cuCtxGetCurrent";
+
+/// Returns the calls of an operation in a context in which owners may be dropped.
+fn in_context(calls: &[&'static str]) -> Vec<&'static str> {
+    [&[LOOK], ENTER.as_slice(), calls, &LEAVE, &[LOOK]].concat()
+}
+
+/// The simulator that this process has loaded, which records calls.
+struct Recorder(Library);
+
+impl Recorder {
+    fn new() -> Self {
+        let path = std::env::var_os(device_ipc_cuda::LIBRARY_VARIABLE).expect("set by the test");
+        // SAFETY: the backend has loaded the library already, and it is the simulator.
+        Self(unsafe { Library::new(path) }.expect("it is loaded"))
+    }
+
+    /// Runs the operation, and returns its result and the functions that any thread called meanwhile.
+    fn calls<T>(&self, operation: impl FnOnce() -> T) -> (Vec<String>, T) {
+        settle();
+        // SAFETY: both functions have these types in the simulator.
+        let (record, recorded) = unsafe {
+            let record = self.0.get::<unsafe extern "C" fn()>(b"device_ipc_sim_cuda_record\0");
+            type Recorded = unsafe extern "C" fn(usize, *mut u8, usize) -> bool;
+            let recorded = self.0.get::<Recorded>(b"device_ipc_sim_cuda_recorded\0");
+            (record.expect("the simulator has it"), recorded.expect("the simulator has it"))
+        };
+        // SAFETY: the function has no arguments.
+        unsafe { record() };
+        let result = operation();
+        let mut calls = Vec::new();
+        let mut name = [0_u8; 128];
+        // SAFETY: these bytes can be written.
+        while unsafe { recorded(calls.len(), name.as_mut_ptr(), name.len()) } {
+            let text = CStr::from_bytes_until_nul(&name).expect("it ends");
+            calls.push(text.to_str().expect("a name").to_owned());
+        }
+        (calls, result)
+    }
+}
+
+/// Waits until the worker has finished its jobs.
+fn settle() {
+    device_ipc_core::close_unused(PATIENCE).expect("nothing hangs");
+}
+
+fn ipc() -> Ipc {
+    Ipc::with_backend(CudaBackend::load().expect("the simulator"))
+}
+
+/// Allocates by `cuMemAlloc`, also in a pid namespace, where another kind is preferred.
+fn allocate(ipc: &Ipc, device: u32) -> Buffer {
+    ipc.allocate_for(device, 4096, device_ipc_cuda::LEGACY).expect("memory")
+}
+
+/// Allocates the tensors of a bundle, each separately.
+fn tensors(ipc: &Ipc, device: u32) -> [Arc<Buffer>; TENSORS] {
+    std::array::from_fn(|_| Arc::new(allocate(ipc, device)))
+}
+
+fn bundle(ipc: &Ipc, tensors: &[Arc<Buffer>; TENSORS]) -> Export {
+    let mut all = ipc.tensors();
+    for (index, tensor) in tensors.iter().enumerate() {
+        let layout = TensorLayout::contiguous(Dtype::U8, [4096]).expect("a layout");
+        all.owned(index.to_string(), Arc::clone(tensor), Some(layout)).expect("one of its kind");
+    }
+    ipc.share_all(all).start().expect("shared")
+}
+
+/// Starts a process with two exports of one block, one export of another block that is ready behind a stream, and a
+/// bundle, on this device.
+fn exporter(device: u32) -> (Process, Vec<Descriptor>, Descriptor) {
+    let variables = [("EXPORTER_DEVICE", &*device.to_string())];
+    let process = Process::of_test(concat!(module_path!(), "::the_exporter"), &variables);
+    let descriptor = || process.line(|line| line.parse().ok());
+    let descriptors = (0..3).map(|_| descriptor()).collect();
+    let bundle = descriptor();
+    (process, descriptors, bundle)
+}
+
+#[test]
+#[ignore = "the child of the other tests"]
+fn the_exporter() {
+    let ipc = ipc();
+    let device: u32 = std::env::var("EXPORTER_DEVICE").expect("set").parse().expect("a number");
+    let block = Arc::new(allocate(&ipc, device));
+    let share = || ipc.share(Arc::clone(&block)).start().expect("shared");
+    let stream = ipc.create_stream(device).expect("a stream");
+    let behind = ipc.share(allocate(&ipc, device)).ready_on(&stream).start();
+    let exports: [Export; 3] = [share(), share(), behind.expect("shared")];
+    for export in &exports {
+        println!("\n{}", export.descriptor());
+    }
+    let bundle = bundle(&ipc, &tensors(&ipc, device));
+    println!("\n{}", bundle.descriptor());
+    // Until the parent exits, or kills this process.
+    request();
+}
+
+#[test]
+fn operations_make_only_listed_driver_calls() {
+    let installed = Installed::new();
+    let command = installed.prepare(command_of_test(concat!(module_path!(), "::operations")), "devices=2");
+    let (success, text) = output_of(command, Duration::from_secs(120));
+    assert!(success && text.contains("1 passed"), "{text}");
+}
+
+#[test]
+#[ignore = "needs the simulator, which the test above installs"]
+fn operations() {
+    let ipc = ipc();
+    let recorder = Recorder::new();
+    exports(&ipc, &recorder);
+    opens_at_home(&ipc, &recorder);
+    opens_on_the_other_device(&ipc, &recorder);
+    bundles(&ipc, &recorder);
+}
+
+/// A device's context is entered once for all calls of a bundle.
+fn bundles(ipc: &Ipc, recorder: &Recorder) {
+    let memory = tensors(ipc, 0);
+    let asked = [LOOK, "cuPointerGetAttributes", "cuMemGetAddressRange", LOOK, "cuIpcGetMemHandle"];
+    let (first, export) = recorder.calls(|| bundle(ipc, &memory));
+    assert_eq!(first, in_context(&asked.repeat(TENSORS)), "the first bundle of memory");
+    let (again, another) = recorder.calls(|| bundle(ipc, &memory));
+    assert!(again.is_empty(), "another of the same: {again:?}");
+    let (ended, ()) = recorder.calls(|| {
+        drop((export, another));
+        settle();
+    });
+    assert_eq!(ended, in_context(&[]).repeat(2), "one entry for all owners of a bundle");
+    let (_exporter, _, descriptor) = exporter(0);
+    let (opened, mapping) = recorder.calls(|| ipc.open(&descriptor).at_home().expect("opened"));
+    let opens = [LOOK, "cuIpcOpenMemHandle", "cuMemGetAddressRange"];
+    assert_eq!(opened, in_context(&opens.repeat(TENSORS)), "a bundle's first open");
+    drop(mapping);
+    settle();
+}
+
+fn exports(ipc: &Ipc, recorder: &Recorder) {
+    let share = |block: &Arc<Buffer>| ipc.share(Arc::clone(block)).start().expect("shared");
+    let block = Arc::new(allocate(ipc, 0));
+    let (first, export) = recorder.calls(|| share(&block));
+    let asked = [LOOK, "cuPointerGetAttributes", "cuMemGetAddressRange", LOOK, "cuIpcGetMemHandle"];
+    assert_eq!(first, in_context(&asked), "the first export of an allocation");
+    let (further, another) = recorder.calls(|| share(&block));
+    assert!(further.is_empty(), "a further export: {further:?}");
+    let (ended, ()) = recorder.calls(|| {
+        drop((export, another));
+        settle();
+    });
+    assert_eq!(ended, in_context(&[]).repeat(2), "the drop of each owner");
+}
+
+fn opens_at_home(ipc: &Ipc, recorder: &Recorder) {
+    let (_exporter, descriptors, _) = exporter(0);
+    let open = |index: usize| ipc.open(&descriptors[index]).at_home().expect("opened");
+    let (first, mapping) = recorder.calls(|| open(0));
+    assert_eq!(first, entered(&["cuIpcOpenMemHandle", "cuMemGetAddressRange"]), "the first open");
+    let (further, another) = recorder.calls(|| open(1));
+    assert!(further.is_empty(), "another export of the allocation: {further:?}");
+    let (again, same) = recorder.calls(|| open(0));
+    assert!(again.is_empty(), "the same once more: {again:?}");
+    let (kept, ()) = recorder.calls(|| drop((another, same, mapping)));
+    assert!(kept.is_empty(), "the end of mappings whose lease stays open: {kept:?}");
+    // `settle` closes unused mappings.
+    let ended = |is_used: bool| {
+        let mapping = open(0);
+        if is_used {
+            let _ = mapping.range();
+        }
+        set_cache_limits(CacheLimits::NONE).expect("set");
+        let (closed, ()) = recorder.calls(|| {
+            drop(mapping);
+            settle();
+        });
+        set_cache_limits(CacheLimits::default()).expect("set");
+        closed
+    };
+    let (wait, close) =
+        (entered(&["cuStreamIsCapturing", "cuCtxSynchronize"]), entered(&["cuIpcCloseMemHandle"]));
+    assert_eq!(ended(true), [wait, close.clone()].concat(), "the end of the last mapping");
+    assert_eq!(ended(false), close, "the end of a mapping that no device work can have used");
+    let (ready, mapping) = recorder.calls(|| open(2));
+    let opened = [["cuIpcOpenMemHandle", "cuMemGetAddressRange"].as_slice(), &["cuIpcOpenEventHandle"]];
+    let (opened, asked) = (opened.map(entered).concat(), entered(&["cuEventQuery"]));
+    let (begin, rest) = ready.split_at(opened.len());
+    assert_eq!(begin, opened, "bytes that are ready behind a stream");
+    assert!(rest == asked || rest == [asked.clone(), asked].concat(), "whether they are: {rest:?}");
+    drop(mapping);
+    settle();
+}
+
+fn opens_on_the_other_device(ipc: &Ipc, recorder: &Recorder) {
+    let (_exporter, descriptors, _) = exporter(1);
+    let open = |index: usize| ipc.open(&descriptors[index]).on_device(0).expect("opened");
+    let (first, mapping) = recorder.calls(|| open(0));
+    let opened = entered(&["cuIpcOpenMemHandle", "cuMemGetAddressRange"]);
+    assert_eq!(first, [vec!["cuDeviceCanAccessPeer"], opened.clone()].concat(), "the first from that device");
+    drop(mapping);
+    settle();
+    let (next, mapping) = recorder.calls(|| open(0));
+    assert_eq!(next, opened, "whether it can be reached is known");
+    drop(mapping);
+    settle();
+}

@@ -1,0 +1,562 @@
+//! Channels of two processes from the view of threads, event loops and a tokio runtime: readiness, limits, closing, cancellation.
+//!
+//! The module `channels_tcp` runs these tests once more over TCP.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::roles::{argument, start};
+use device_ipc::mock::MockBackend;
+use device_ipc::{
+    Channel, ConnectBuilder, Descriptor, Error, Export, Ipc, Key, ListenBuilder, Listener, Mapping, Message,
+    Stream, TrySendError,
+};
+use device_ipc_test_process::{Process, alone, serve};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+const MIB: u64 = 1 << 20;
+
+fn ipc() -> Ipc {
+    Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a valid machine"))
+}
+
+/// Returns whether a descriptor becomes readable within the time.
+fn is_readable(source: &impl AsFd, within: Duration) -> bool {
+    let mut fds = [PollFd::new(source, PollFlags::IN)];
+    let timeout = Timespec::try_from(within).expect("a short time");
+    poll(&mut fds, Some(&timeout)).expect("poll succeeds") > 0
+}
+
+fn is_readable_now(source: &impl AsFd) -> bool {
+    is_readable(source, Duration::ZERO)
+}
+
+fn kind(error: &Error) -> String {
+    format!("{error:?}").split(['{', '(', ' ']).next().expect("a name").to_owned()
+}
+
+/// Returns whether the channels of these tests are those of other hosts.
+fn is_over_tcp() -> bool {
+    module_path!().ends_with("channels_tcp")
+}
+
+fn key() -> Key {
+    Key::new(b"the key of the channel tests").unwrap()
+}
+
+/// Starts a listener. Returns the name to which peers connect.
+fn listen(
+    ipc: &Ipc,
+    name: &str,
+    limits: impl FnOnce(ListenBuilder<'_>) -> ListenBuilder<'_>,
+) -> (Listener, String) {
+    if is_over_tcp() {
+        let listener = limits(ipc.listen_tcp("127.0.0.1:0", &key())).start().expect("a free port");
+        let address = listener.address();
+        return (listener, address);
+    }
+    let name = format!("channels-{}-{name}", std::process::id());
+    (limits(ipc.listen(&name)).start().expect("the name is new"), name)
+}
+
+/// Returns whether a descriptor is readable: now, or soon if the cause comes from another host.
+fn is_readable_by_now(source: &impl AsFd) -> bool {
+    is_readable(source, if is_over_tcp() { TIMEOUT } else { Duration::ZERO })
+}
+
+/// Connects this process with a new peer.
+fn connect(
+    name: &str,
+    limits: impl FnOnce(ListenBuilder<'_>) -> ListenBuilder<'_>,
+) -> (Ipc, Channel, Process) {
+    let ipc = ipc();
+    let (listener, name) = listen(&ipc, name, limits);
+    let peer = start(module_path!(), "peer", &[("NAME", &name)]);
+    let channel = listener.accept(TIMEOUT).expect("the peer connects");
+    (ipc, channel, peer)
+}
+
+/// Not a test: the process that a test starts.
+#[test]
+#[ignore = "started by the tests"]
+fn role() {
+    let (ipc, name) = (ipc(), argument("NAME"));
+    let key = key();
+    let connecting: ConnectBuilder<'_> =
+        if is_over_tcp() { ipc.connect_tcp(&name, &key) } else { ipc.connect(&name) };
+    let channel = connecting.timeout(TIMEOUT).start().expect("the test listens");
+    let mut channel = Some(channel);
+    let mut mapping: Option<Mapping> = None;
+    serve(|command, argument| {
+        let answer = carry_out(&ipc, &mut channel, &mut mapping, command, argument);
+        answer.unwrap_or_else(|error| kind(&error))
+    });
+}
+
+fn carry_out(
+    ipc: &Ipc,
+    channel: &mut Option<Channel>,
+    mapping: &mut Option<Mapping>,
+    command: &str,
+    argument: &str,
+) -> Result<String, Error> {
+    let open = || channel.as_ref().expect("the channel is open");
+    match command {
+        "receive" => {
+            let received = open().receive(TIMEOUT)?;
+            return Ok(String::from_utf8_lossy(received.bytes()).into_owned());
+        }
+        "receive-all" => {
+            for _ in 0..argument.parse::<u64>().expect("a number") {
+                open().receive(TIMEOUT)?;
+            }
+        }
+        "send" => open().send(Message::new().bytes(argument.as_bytes()), TIMEOUT)?,
+        "send-numbers" => {
+            for number in 0..argument.parse::<u64>().expect("a number") {
+                open().send(Message::new().bytes(number.to_string().into_bytes()), TIMEOUT)?;
+            }
+        }
+        "fill" => fill(open(), argument.parse().expect("a number")),
+        "open" => *mapping = Some(ipc.open(&argument.parse::<Descriptor>()?).at_home()?),
+        "drop" => *mapping = None,
+        "close" => *channel = None,
+        other => panic!("unknown command {other:?}"),
+    }
+    Ok("done".into())
+}
+
+/// Sends messages until the channel is full, which it is after this number of them.
+fn fill(channel: &Channel, expected: u64) {
+    let (mut sent, begin) = (0, Instant::now());
+    loop {
+        match channel.try_send(Message::new().bytes(b"x")) {
+            Ok(()) => sent += 1,
+            Err(TrySendError::Full(message)) => {
+                assert_eq!(message.payload(), b"x");
+                if sent == expected {
+                    return;
+                }
+                // The peer's receipt is not known yet.
+                assert!(sent < expected && is_over_tcp() && begin.elapsed() < TIMEOUT, "{sent}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(TrySendError::Failed(error)) => panic!("{error}"),
+        }
+    }
+}
+
+fn tensor(ipc: &Ipc, bytes: u64) -> Export {
+    ipc.share(ipc.allocate(0, bytes).expect("memory")).start().expect("it can be shared")
+}
+
+#[test]
+fn messages_in_flight_stay_within_the_default_limit() {
+    let (_ipc, channel, mut peer) = connect("default", |builder| builder);
+    fill(&channel, 128);
+    let late = channel.send(Message::new(), Duration::from_millis(20)).expect_err("it is full");
+    assert!(matches!(late, Error::Timeout { .. }), "{late}");
+    assert!(late.to_string().contains("128 messages"), "{late}");
+    assert_eq!(peer.ask("receive-all 3"), "done");
+    fill(&channel, 3);
+}
+
+#[test]
+fn pinned_memory_of_a_slow_reader_stays_within_the_limit() {
+    // The counter is that of the whole process.
+    if !alone(concat!(module_path!(), "::pinned_memory_of_a_slow_reader_stays_within_the_limit")) {
+        return;
+    }
+    let (ipc, channel, mut peer) = connect("pinned", |builder| builder.max_bytes_in_flight(8 * MIB));
+    let send = |timeout| channel.send(Message::new().export(tensor(&ipc, MIB)), timeout);
+    let pinned = || device_ipc::counters().exported_bytes;
+    let before = pinned();
+    let sent = (0..100).take_while(|_| send(Duration::from_millis(1)).is_ok()).count();
+    assert_eq!(sent, 8);
+    wait("refused exports are freed", || pinned() <= before + 8 * MIB);
+    // Each receipt makes room for one message; what the peer discards is freed.
+    for _ in 0..16 {
+        assert_eq!(peer.ask("receive"), "");
+        send(TIMEOUT).expect("there is room");
+        assert!(send(Duration::ZERO).is_err());
+    }
+    wait("received messages are freed", || pinned() <= before + 8 * MIB);
+    // A message above the limit waits until it is the only one.
+    let large = || channel.try_send(Message::new().export(tensor(&ipc, 9 * MIB)));
+    assert!(matches!(large(), Err(TrySendError::Full(_))));
+    assert_eq!(peer.ask("receive-all 8"), "done");
+    wait("no other message is in flight", || large().is_ok());
+    assert!(matches!(channel.try_send(Message::new()), Err(TrySendError::Full(_))));
+}
+
+fn wait(what: &str, holds: impl Fn() -> bool) {
+    let until = Instant::now() + TIMEOUT;
+    while !holds() {
+        assert!(Instant::now() < until, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn senders_descriptor_is_readable_when_the_peer_made_room() {
+    let (_ipc, channel, mut peer) = connect("room", |builder| builder.max_messages_in_flight(2));
+    let (sender, receiver) = channel.split();
+    assert!(!is_readable_now(&sender));
+    for _ in 0..2 {
+        sender.try_send(Message::new()).expect("there is room");
+    }
+    for _ in 0..100 {
+        let full = sender.try_send(Message::new().bytes(b"kept".to_vec()));
+        let Err(TrySendError::Full(message)) = full else { panic!("{full:?}") };
+        assert!(!is_readable_now(&sender), "there is no room");
+        peer.send("receive");
+        assert!(is_readable(&sender, TIMEOUT), "the peer wakes the sender");
+        sender.try_send(message).expect("there is room");
+        peer.receive();
+    }
+    // A large message fills the socket before the limit.
+    assert!(!is_readable_now(&receiver));
+    drop(receiver);
+}
+
+#[test]
+fn full_socket_blocks_no_sender_longer_than_the_peer() {
+    let (_ipc, channel, mut peer) = connect("socket", |builder| builder.max_messages_in_flight(1000));
+    let large = vec![7_u8; 60_000];
+    let mut sent = 0;
+    while channel.try_send(Message::new().bytes(&large)).is_ok() {
+        sent += 1;
+    }
+    assert!(sent < 1000, "the kernel's buffer is smaller");
+    peer.send(&format!("receive-all {}", sent + 50));
+    for _ in 0..50 {
+        channel.send(Message::new().bytes(&large), TIMEOUT).expect("the peer receives");
+    }
+    assert_eq!(peer.receive(), "done");
+}
+
+#[test]
+fn both_full_directions_drain_when_either_process_receives() {
+    let (_ipc, channel, mut peer) = connect("both", |builder| builder.max_messages_in_flight(10));
+    assert_eq!(peer.ask("fill 128"), "done");
+    fill(&channel, 10);
+    assert!(channel.send(Message::new(), Duration::from_millis(10)).is_err(), "both wait");
+    for _ in 0..128 {
+        channel.receive(TIMEOUT).expect("a message");
+    }
+    assert_eq!(peer.ask("receive-all 10"), "done");
+    fill(&channel, 10);
+    assert_eq!(peer.ask("fill 128"), "done");
+}
+
+#[test]
+fn receivers_descriptor_is_readable_until_nothing_is_left() {
+    let (_ipc, channel, mut peer) = connect("readable", |builder| builder);
+    assert!(channel.try_receive().expect("it is open").is_none());
+    // The inbox has a message before the descriptor is used, and its sender makes no system call.
+    assert_eq!(peer.ask("send inbox"), "done");
+    assert_eq!(peer.ask("send socket"), "done");
+    assert!(is_readable(&channel, TIMEOUT) && is_readable_now(&channel));
+    let next = || channel.try_receive().expect("it is open").map(|received| received.bytes().to_vec());
+    assert_eq!(next().as_deref(), Some(&b"inbox"[..]));
+    assert!(is_readable_by_now(&channel));
+    assert_eq!(next().as_deref(), Some(&b"socket"[..]));
+    assert_eq!(next(), None);
+    assert!(!is_readable_now(&channel));
+    // After every wait, also one by a thread, each message makes the descriptor readable.
+    for round in 0..50 {
+        peer.send(&format!("send {round}"));
+        assert!(is_readable(&channel, TIMEOUT));
+        if round % 2 == 0 {
+            assert!(next().is_some());
+        } else {
+            channel.receive(TIMEOUT).expect("a message");
+        }
+        assert_eq!(peer.receive(), "done");
+        assert!(!is_readable_now(&channel));
+    }
+    assert_eq!(peer.ask("close"), "done");
+    assert!(is_readable(&channel, TIMEOUT));
+    assert!(matches!(channel.try_receive(), Err(Error::ChannelClosed { .. })));
+    assert!(is_readable_now(&channel), "the end stays");
+}
+
+#[test]
+fn message_in_the_inbox_makes_a_new_descriptor_readable() {
+    let (_ipc, channel, mut peer) = connect("inbox", |builder| builder);
+    assert_eq!(peer.ask("send one"), "done");
+    assert!(is_readable_by_now(&channel), "nothing else would announce it");
+    assert_eq!(channel.try_receive().expect("open").expect("a message").bytes(), b"one");
+    assert!(!is_readable_now(&channel));
+}
+
+#[test]
+fn cancelled_waits_lose_no_message() {
+    let (_ipc, channel, mut peer) = connect("cancel", |builder| builder);
+    const COUNT: u64 = 2000;
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(async {
+        let channel = watch(channel);
+        peer.send(&format!("send-numbers {COUNT}"));
+        let (mut next, mut cancelled) = (0, 0);
+        while next < COUNT {
+            let attempt = tokio::time::timeout(Duration::from_micros(next % 3 * 20), async {
+                loop {
+                    // Cancelled between the readiness and the receive, in some rounds.
+                    channel.readable().await.expect("it is watched").clear_ready();
+                    tokio::task::yield_now().await;
+                    if let Some(received) = channel.get_ref().try_receive().expect("it is open") {
+                        return received;
+                    }
+                }
+            });
+            match attempt.await {
+                Ok(received) => {
+                    assert_eq!(received.bytes(), next.to_string().as_bytes());
+                    next += 1;
+                }
+                Err(_) => {
+                    cancelled += 1;
+                    // A task whose wait was cancelled asks again before it waits.
+                    if let Some(received) = channel.get_ref().try_receive().expect("it is open") {
+                        assert_eq!(received.bytes(), next.to_string().as_bytes());
+                        next += 1;
+                    }
+                }
+            }
+        }
+        assert!(cancelled > 0, "no wait was cancelled");
+    });
+    assert_eq!(peer.receive(), "done");
+}
+
+#[test]
+fn event_loop_connects_without_waiting() {
+    let ipc = ipc();
+    if is_over_tcp() {
+        let refused = ipc.connect_tcp("127.0.0.1:1", &key()).try_start().map(drop);
+        assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+        return;
+    }
+    let name = format!("channels-{}-connecting", std::process::id());
+    let nobody = ipc.connect(&name).try_start().map(drop);
+    assert!(matches!(nobody, Err(Error::NoListener { after: Duration::ZERO, .. })), "{nobody:?}");
+    let listener = ipc.listen(&name).start().expect("the name is new");
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(async {
+        let connecting = ipc.connect(&name).try_start().expect("it listens");
+        let connecting = connecting.try_finish().expect("it listens").expect_err("it has not accepted yet");
+        assert!(!is_readable_now(&connecting));
+        let connecting = watch(connecting);
+        let accepted = tokio::task::spawn_blocking(move || listener.accept(TIMEOUT).expect("one connects"));
+        let mut ready = connecting.readable().await.expect("it is watched");
+        ready.clear_ready();
+        drop(ready);
+        let channel =
+            connecting.into_inner().try_finish().expect("it was accepted").expect("there is an answer");
+        let accepted = accepted.await.expect("no panic");
+        channel.send(Message::new().bytes(b"one"), TIMEOUT).expect("it is open");
+        assert_eq!(accepted.receive(TIMEOUT).expect("a message").bytes(), b"one");
+    });
+    // A listener that ends before it accepts.
+    let listener = ipc.listen(&name).start().expect("the name is free");
+    let connecting = ipc.connect(&name).try_start().expect("it listens");
+    drop(listener);
+    assert!(is_readable(&connecting, TIMEOUT));
+    let ended = connecting.try_finish().map(drop);
+    assert!(matches!(ended, Err(Error::NoListener { .. })), "{ended:?}");
+}
+
+#[allow(deprecated, reason = "the other functions are unsafe, and a channel keeps its descriptor")]
+fn watch<T: std::os::fd::AsRawFd>(inner: T) -> AsyncFd<T> {
+    AsyncFd::with_interest(inner, Interest::READABLE).expect("a runtime runs")
+}
+
+#[test]
+fn close_by_reference_wakes_every_wait() {
+    let (_ipc, channel, mut peer) = connect("close", |builder| builder);
+    fill(&channel, 128);
+    let (sender, receiver) = channel.split();
+    let begin = Instant::now();
+    let (received, sent) = std::thread::scope(|scope| {
+        let receiving = scope.spawn(|| receiver.receive(TIMEOUT).map(drop));
+        let sending = scope.spawn(|| sender.send(Message::new(), TIMEOUT));
+        std::thread::sleep(Duration::from_millis(100)); // both are asleep by then, or will see it
+        let closed = sender.close(Duration::ZERO);
+        assert!(matches!(closed, Err(Error::Timeout { .. })), "the peer has not received: {closed:?}");
+        (receiving.join().expect("no panic"), sending.join().expect("no panic"))
+    });
+    assert!(matches!(received, Err(Error::ChannelClosed { .. })), "{received:?}");
+    assert!(matches!(sent, Err(Error::ChannelClosed { .. })), "{sent:?}");
+    assert!(begin.elapsed() < Duration::from_secs(10), "they were woken");
+    assert!(is_readable_now(&receiver) && is_readable_now(&sender));
+    assert!(matches!(receiver.try_receive(), Err(Error::ChannelClosed { .. })));
+    assert!(sender.close(TIMEOUT).is_ok(), "it is closed");
+    // The peer receives the messages that were sent before, and then the end.
+    assert_eq!(peer.ask("receive-all 128"), "done");
+    assert_eq!(peer.ask("receive"), "ChannelClosed");
+    assert_eq!(peer.ask("send x"), "ChannelClosed");
+}
+
+#[test]
+fn close_wakes_a_peer_that_waits() {
+    let (_ipc, channel, mut peer) = connect("wakes", |builder| builder);
+    peer.send("receive");
+    channel.close(TIMEOUT).expect("nothing is in flight");
+    assert_eq!(peer.receive(), "ChannelClosed");
+    // The same for a peer that waits for room.
+    let (_ipc, channel, mut peer) = connect("wakes-sender", |builder| builder);
+    assert_eq!(peer.ask("fill 128"), "done");
+    peer.send("send x");
+    std::thread::sleep(Duration::from_millis(50));
+    drop(channel);
+    assert_eq!(peer.receive(), "ChannelClosed");
+}
+
+#[test]
+fn halves_close_their_own_direction() {
+    let (ipc, channel, mut peer) = connect("halves", |builder| builder);
+    let (sender, receiver) = channel.split();
+    let sending = std::thread::spawn(move || {
+        let other = sender.clone();
+        other.send(Message::new().bytes(b"one"), TIMEOUT).expect("it is open");
+        drop(other);
+        sender.send(Message::new().bytes(b"two").export(tensor(&ipc, MIB)), TIMEOUT).expect("it is open");
+    });
+    sending.join().expect("no panic");
+    assert_eq!([peer.ask("receive"), peer.ask("receive")], ["one", "two"]);
+    assert_eq!(peer.ask("receive"), "ChannelClosed", "a clean end");
+    // The other direction stays open, until the receiver is dropped too.
+    assert_eq!(peer.ask("send answer"), "done");
+    assert_eq!(receiver.receive(TIMEOUT).expect("a message").bytes(), b"answer");
+    drop(receiver);
+    assert_eq!(peer.ask("send x"), "ChannelClosed");
+}
+
+#[test]
+fn dropped_receiver_refuses_messages_and_keeps_the_sender() {
+    let (_ipc, channel, mut peer) = connect("deaf", |builder| builder);
+    let (sender, receiver) = channel.split();
+    drop(receiver);
+    assert_eq!(peer.ask("send x"), "ChannelClosed");
+    sender.send(Message::new().bytes(b"still"), TIMEOUT).expect("this direction is open");
+    assert_eq!(peer.ask("receive"), "still");
+}
+
+#[test]
+fn death_of_the_peer_wakes_threads_and_descriptors() {
+    let (_ipc, channel, mut peer) = connect("death", |builder| builder);
+    fill(&channel, 128);
+    let (sender, receiver) = channel.split();
+    assert!(matches!(sender.try_send(Message::new()), Err(TrySendError::Full(_))));
+    assert!(!is_readable_now(&sender) && !is_readable_now(&receiver));
+    let sent = std::thread::scope(|scope| {
+        let sending = scope.spawn(|| sender.send(Message::new(), TIMEOUT));
+        peer.kill();
+        sending.join().expect("no panic")
+    });
+    assert!(matches!(sent, Err(Error::PeerGone { .. })), "{sent:?}");
+    assert!(is_readable(&sender, TIMEOUT) && is_readable(&receiver, TIMEOUT));
+    wait("the receiver learns it", || matches!(receiver.try_receive(), Err(Error::PeerGone { .. })));
+}
+
+#[test]
+fn listeners_descriptor_is_readable_while_a_process_connects() {
+    let ipc = ipc();
+    let (listener, name) = listen(&ipc, "accept", |builder| builder);
+    assert!(listener.try_accept().expect("it listens").is_none() && !is_readable_now(&listener));
+    let _peers: Vec<_> = (0..2).map(|_| start(module_path!(), "peer", &[("NAME", &name)])).collect();
+    let mut channels = Vec::new();
+    while channels.len() < 2 {
+        assert!(is_readable(&listener, TIMEOUT));
+        channels.extend(listener.try_accept().expect("it listens"));
+    }
+    assert!(listener.try_accept().expect("it listens").is_none() && !is_readable_now(&listener));
+}
+
+#[test]
+fn exports_descriptor_is_readable_after_a_change_of_holders() {
+    let (ipc, _channel, mut peer) = connect("export", |builder| builder);
+    let export = tensor(&ipc, MIB);
+    assert!(is_readable_now(&export), "its state has not been read");
+    assert!(!export.try_wait_released().expect("it lives") && !is_readable_now(&export));
+    assert_eq!(peer.ask(&format!("open {}", export.descriptor())), "done");
+    assert!(is_readable(&export, TIMEOUT));
+    assert!(!export.try_wait_released().expect("it lives") && export.holders().iter().len() == 1);
+    assert!(!is_readable_now(&export));
+    assert_eq!(peer.ask("drop"), "done");
+    // The last change is the release.
+    while !export.try_wait_released().expect("it lives") {
+        assert!(is_readable(&export, TIMEOUT));
+    }
+    // The death of an importer too.
+    assert_eq!(peer.ask(&format!("open {}", export.descriptor())), "done");
+    wait("the lease is known", || !export.try_wait_released().expect("it lives"));
+    peer.kill();
+    loop {
+        match export.try_wait_released() {
+            Ok(released) => assert!(!released && is_readable(&export, TIMEOUT)),
+            Err(error) => break assert!(matches!(error, Error::HolderDied { .. }), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn changes_of_one_waiter_are_left_by_the_others() {
+    let (ipc, _channel, mut peer) = connect("changes", |builder| builder);
+    let export = tensor(&ipc, MIB);
+    let (first, second) = (export.changes(), export.changes());
+    first.clear();
+    second.clear();
+    assert!(!is_readable_now(&first) && !is_readable_now(&second));
+    assert_eq!(peer.ask(&format!("open {}", export.descriptor())), "done");
+    assert!(is_readable(&first, TIMEOUT));
+    first.clear();
+    assert_eq!(export.holders().iter().len(), 1);
+    assert!(!is_readable_now(&first) && is_readable_now(&second));
+    drop(second);
+    assert_eq!(peer.ask("drop"), "done");
+    while !export.try_wait_released().expect("it lives") {
+        assert!(is_readable(&first, TIMEOUT));
+        first.clear();
+    }
+    first.clear();
+    export.close(TIMEOUT).expect("no process holds it");
+    assert!(is_readable(&first, TIMEOUT), "the export has ended");
+}
+
+#[test]
+fn changes_of_a_ring_report_its_readers() {
+    let (ipc, _channel, _peer) = connect("changes-ring", |builder| builder);
+    let ring = ipc.ring(ipc.allocate(0, 512).expect("memory")).start().expect("a ring");
+    let changes = ring.changes();
+    changes.clear();
+    let reader = ipc.open_ring(ring.descriptor()).at_home().expect("a reader");
+    assert!(is_readable(&changes, TIMEOUT) && ring.readers() == 1);
+    drop(reader);
+}
+
+#[test]
+fn types_can_be_sent_between_threads_and_tasks() {
+    fn is_send_and_sync<T: Send + Sync + 'static>() {}
+    is_send_and_sync::<Channel>();
+    is_send_and_sync::<device_ipc::ChannelSender>();
+    is_send_and_sync::<device_ipc::ChannelReceiver>();
+    is_send_and_sync::<Listener>();
+    is_send_and_sync::<Export>();
+    is_send_and_sync::<Message<'static>>();
+    is_send_and_sync::<device_ipc::Received>();
+    is_send_and_sync::<Stream>();
+    // A message that owns its contents.
+    let (ipc, channel, mut peer) = connect("owned", |builder| builder);
+    let (export, bytes) = (Arc::new(tensor(&ipc, MIB)), b"owned".to_vec());
+    let message: Message<'static> =
+        Message::new().bytes(bytes).export(Arc::clone(&export)).descriptor(export.descriptor().clone());
+    std::thread::spawn(move || channel.send(message, TIMEOUT).map(|()| channel))
+        .join()
+        .expect("no panic")
+        .expect("it is open");
+    assert_eq!(peer.ask("receive"), "owned");
+}
