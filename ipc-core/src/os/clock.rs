@@ -107,19 +107,19 @@ mod advanced {
 
 #[cfg(any(test, feature = "test-clock"))]
 mod advanced {
+    use std::ops::Range;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::sync::{Mutex, PoisonError};
     use std::time::{Duration, Instant};
 
     /// The interval at which waits notice an advance.
     const SLICE: Duration = Duration::from_millis(1);
 
-    const NONE: u64 = u64::MAX;
-
     static IS_TAKEN: AtomicBool = AtomicBool::new(false);
     /// The difference to the system's clock, in ns.
     static AHEAD: AtomicU64 = AtomicU64::new(0);
-    /// The least duration of a wait that is to be skipped, in ns.
-    static SKIPPED: AtomicU64 = AtomicU64::new(NONE);
+    /// The wait that is to be skipped, by the time that is left.
+    static SKIPPED: Mutex<Option<Range<Duration>>> = Mutex::new(None);
 
     /// The clock of this process in the hands of a test. Only for processes that no other test shares.
     ///
@@ -139,15 +139,10 @@ mod advanced {
             AHEAD.fetch_add(nanoseconds(by), Ordering::SeqCst);
         }
 
-        /// Lets a wait of any thread pass at once, by advancing the clock to its end: the first one for which `least` or more is
-        /// left, from now on. Returns at once.
-        pub fn skip_wait(&self, least: Duration) {
-            SKIPPED.store(nanoseconds(least), Ordering::SeqCst);
-        }
-
-        /// Returns whether the wait that [`skip_wait`](Self::skip_wait) announced has taken place.
-        pub fn has_skipped(&self) -> bool {
-            SKIPPED.load(Ordering::SeqCst) == NONE
+        /// Lets a wait of any thread pass at once, by advancing the clock to its end: the first one, from now on, for which a time
+        /// in this range is left.
+        pub fn skip_wait(&self, left: Range<Duration>) {
+            *SKIPPED.lock().unwrap_or_else(PoisonError::into_inner) = Some(left);
         }
     }
 
@@ -167,11 +162,8 @@ mod advanced {
         if !is_taken() {
             return left;
         }
-        let least = SKIPPED.load(Ordering::SeqCst);
-        let skips = least != NONE
-            && nanoseconds(left) >= least
-            && SKIPPED.compare_exchange(least, NONE, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        if skips {
+        let mut skipped = SKIPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        if skipped.take_if(|range| range.contains(&left)).is_some() {
             AHEAD.fetch_add(nanoseconds(left), Ordering::SeqCst);
             return Duration::ZERO;
         }
@@ -183,7 +175,7 @@ mod advanced {
     }
 
     fn nanoseconds(time: Duration) -> u64 {
-        time.as_nanos().try_into().unwrap_or(NONE - 1)
+        time.as_nanos().try_into().unwrap_or(u64::MAX)
     }
 }
 
