@@ -54,7 +54,7 @@ pub use ipc::{Ipc, IpcBuilder};
 pub use model::access::Access;
 pub use model::address::{DevicePtr, DeviceRange};
 pub use model::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
-pub use model::error::{Error, Remedy, Result, VendorError, VendorStatus};
+pub use model::error::{BackendRemedy, Error, Remedy, Result, VendorError, VendorStatus};
 pub use model::lease::{Holder, Holders, LeaseId, LeaseState};
 pub use model::placement::{DeviceMap, DeviceName};
 pub use model::printable::printable;
