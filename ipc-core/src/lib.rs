@@ -59,9 +59,10 @@ pub use model::lease::{Holder, Holders, LeaseId, LeaseState};
 pub use model::placement::{DeviceMap, DeviceName};
 pub use model::printable::printable;
 pub use model::tensor::{Bool, Dtype, Element, LayoutError, TensorLayout, TensorTable};
-#[cfg(feature = "test-clock")]
+#[cfg(any(test, feature = "test-clock"))]
 #[doc(hidden)]
 pub use os::clock::TestClock;
+pub use os::clock::interruptible;
 #[cfg(feature = "kill-points")]
 #[doc(hidden)]
 pub use os::kill::KILL_POINTS;

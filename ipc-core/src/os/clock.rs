@@ -14,27 +14,41 @@ use rustix::io::Errno;
 
 #[cfg(any(test, feature = "test-clock"))]
 pub use advanced::TestClock;
+pub(crate) use advanced::to_system;
 use advanced::{advanced, is_taken};
-pub(crate) use advanced::{slice, to_system};
+pub use interrupt::interruptible;
+
+mod interrupt;
 
 /// Returns the time.
 pub(crate) fn now() -> Instant {
     advanced(Instant::now())
 }
 
-/// Returns the time that has passed since `begin`.
+/// Returns the time that has passed since `begin`; in an interrupted call, more than any limit.
 pub(crate) fn elapsed(begin: Instant) -> Duration {
-    now().saturating_duration_since(begin)
+    if interrupt::is_interrupted() { Duration::MAX } else { now().saturating_duration_since(begin) }
 }
 
-/// Returns the time that is left until `end`.
+/// Returns the time that is left until `end`; in an interrupted call, none.
 pub(crate) fn left(end: Instant) -> Duration {
-    end.saturating_duration_since(now())
+    if interrupt::is_interrupted() { Duration::ZERO } else { end.saturating_duration_since(now()) }
+}
+
+/// Returns the time for which the kernel may suspend a thread that waits for `left` at most. The thread then determines again
+/// what is left.
+pub(crate) fn slice(left: Duration) -> Duration {
+    interrupt::slice(advanced::slice(left))
+}
+
+/// Returns whether waits have to be sliced.
+fn is_sliced() -> bool {
+    is_taken() || interrupt::is_interruptible()
 }
 
 /// Suspends this thread.
 pub(crate) fn sleep(time: Duration) {
-    if !is_taken() {
+    if !is_sliced() {
         return thread::sleep(time);
     }
     let end = now() + time;
@@ -63,7 +77,7 @@ pub(crate) fn poll(files: &mut [PollFd<'_>], end: impl Into<Option<Instant>>) ->
 
 /// Waits for a message, no longer than `time`.
 pub(crate) fn receive<T>(messages: &Receiver<T>, time: Duration) -> Result<T, RecvTimeoutError> {
-    if !is_taken() {
+    if !is_sliced() {
         return messages.recv_timeout(time);
     }
     let begin = now();
@@ -98,9 +112,7 @@ mod advanced {
         false
     }
 
-    /// Returns the time for which the kernel may suspend a thread that waits for `left` at most. The thread then determines again
-    /// what is left.
-    pub(crate) const fn slice(left: Duration) -> Duration {
+    pub(super) const fn slice(left: Duration) -> Duration {
         left
     }
 }
@@ -158,7 +170,7 @@ mod advanced {
         IS_TAKEN.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn slice(left: Duration) -> Duration {
+    pub(super) fn slice(left: Duration) -> Duration {
         if !is_taken() {
             return left;
         }

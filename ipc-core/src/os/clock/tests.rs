@@ -109,3 +109,32 @@ fn not_advanced() {
     clock.advance(HOUR);
     assert!(!same(Instant::now()) && to_system(now()) <= Instant::now());
 }
+
+#[test]
+fn interrupted_call_ends_its_waits_early_and_only_those() {
+    for (name, wait) in waits() {
+        let begin = Instant::now();
+        // The receiver expects the message of a time limit that was reached; the poll a time that is over.
+        interruptible(|| true, wait);
+        assert!(begin.elapsed() < Duration::from_secs(30), "{name}");
+        assert!(left(now() + HOUR) > Duration::ZERO, "{name}");
+    }
+}
+
+#[test]
+fn interrupt_is_checked_while_the_thread_waits() {
+    let checks = std::rc::Rc::new(std::cell::Cell::new(0));
+    let counted = std::rc::Rc::clone(&checks);
+    let check = move || {
+        counted.set(counted.get() + 1);
+        counted.get() == 3
+    };
+    interruptible(check, || {
+        assert_eq!(elapsed(now()).as_secs(), 0);
+        sleep(HOUR);
+        assert!(left(now() + HOUR).is_zero() && elapsed(now()) > HOUR);
+        // Nothing is checked after the interrupt.
+        sleep(HOUR);
+    });
+    assert_eq!(checks.get(), 3);
+}
