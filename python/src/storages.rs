@@ -263,23 +263,21 @@ impl Storages {
         make: &Bound<'_, PyAny>,
     ) -> PyResult<Py<PyAny>> {
         let descriptor = Descriptor::from_bytes(handle.as_bytes()).map_err(Error::from).or_raise(py)?;
-        let grant =
-            if is_grant(grant.as_bytes()) { Some(grant::parse(py, grant.as_any())?) } else { None };
+        let grant = if is_grant(grant.as_bytes()) { Some(grant::parse(py, grant.as_any())?) } else { None };
         let ipc = ipc(py, Some(descriptor.backend()))?;
         let backend = ipc.backend().info().name;
         let stream = current_stream(py, &ipc, device)?.map(Arc::new);
-        let (opened_on, used) = (stream.clone(), grant.clone());
-        let call = move || {
+        let call = || {
             let mut builder = ipc.open(&descriptor);
-            if let Some(grant) = &used {
+            if let Some(grant) = &grant {
                 builder = builder.grant(grant)?;
             }
-            match &opened_on {
+            match &stream {
                 Some(stream) => builder.on(&**stream),
                 None => builder.on_device(device),
             }
         };
-        let mapping = wait::aside(py, call)?.map_err(|error| {
+        let mapping = wait::interruptible(py, call)?.map_err(|error| {
             if let Some(grant) = &grant {
                 grant.give_back();
             }
@@ -291,9 +289,7 @@ impl Storages {
         let region = inner.mapping.regions().next().filter(|region| region.len >= nbytes);
         let Some(region) = region else {
             let found = inner.mapping.len();
-            return Err(StaleError::new_err(format!(
-                "the payload names {nbytes} B of memory of {found} B"
-            )));
+            return Err(StaleError::new_err(format!("the payload names {nbytes} B of memory of {found} B")));
         };
         let is_writable = inner.mapping.access() == Access::ReadWrite;
         let data = TensorData::bytes(backend, region, is_writable, Keeper::Mapping(Use::only(&inner)));
