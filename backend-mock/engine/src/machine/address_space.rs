@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use super::blocks::BlockInfo;
 use super::state::Machine;
 use crate::memory::{
-    AddressSource, BlockMapping, DeviceAccess, MappedObject, MappedPart, Mapping, Reservation, ReservedRange,
+    AddressSource, BlockMapping, DeviceAccess, Lease, MappedObject, MappedPart, Mapping, Reservation,
+    ReservedRange,
 };
 use crate::model::{Access, Address, BlockId, EngineError, Operation};
 use crate::shared::Page;
-use crate::system::{lock, page_size, whole_pages};
+use crate::system::{duplicate, lock, page_size, whole_pages};
 
 /// How long a new mapping waits for queued work that uses the previous mapping at its addresses.
 const RETIRED_MAPPING_TIMEOUT: Duration = Duration::from_secs(1);
@@ -80,8 +81,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Maps `size` bytes of a block from `offset` on at an address of a reserved range, all in whole pages. No
-    /// device has access to the mapping yet.
+    /// Maps `size` bytes of a block from `offset` on at an address of a reserved range, all in whole pages; of an imported
+    /// allocation all its bytes. No device has access to the mapping yet.
     ///
     /// # Errors
     /// `InvalidBlock`; `UnknownAddress` outside of reserved ranges; `InvalidValue` for bytes beyond the block,
@@ -98,14 +99,17 @@ impl Machine {
         let mut memory = lock(&self.memory);
         let found = memory.blocks.block(block)?;
         let (file, identity, imported) = (found.file.clone(), found.identity, found.imported);
+        let (writable, exporter) = (found.writable, found.exporter.clone());
         let inside = offset.checked_add(size).is_some_and(|end| end <= identity.size);
         let whole = |bytes| whole_pages(bytes) == Some(bytes);
-        if !inside || !whole(offset) || !whole(size) || !whole(address.get()) {
+        let is_all = offset == 0 && size == identity.size;
+        if !inside || !whole(offset) || !(whole(size) || is_all) || !whole(address.get()) {
             return Err(EngineError::invalid_value("a mapping that is not whole pages of the block"));
         }
+        let bytes = whole_pages(size).ok_or_else(|| EngineError::invalid_value("a mapping this large"))?;
         let device = self.describe(block.get(), found).device.unwrap_or(0);
-        let range = memory.blocks.range_mut(address, size)?;
-        let overlaps = range.mapped.range(..address.get() + size).next_back();
+        let range = memory.blocks.range_mut(address, bytes)?;
+        let overlaps = range.mapped.range(..address.get() + bytes).next_back();
         if overlaps.is_some_and(|(base, placed)| base + placed.mapping.size() > address.get()) {
             return Err(EngineError::invalid_value("addresses at which a block is mapped"));
         }
@@ -113,9 +117,14 @@ impl Machine {
         let slice =
             MappedPart { start: offset, size, grants: Some(DeviceAccess::new(self.devices.len(), None)) };
         let page = Page::map(&*file, false)?;
-        let content = MappedObject { file: &file, page, identity, device, writable: true, imported };
+        let content = MappedObject { file: &file, page, identity, device, writable, imported };
         let place = AddressSource::Window(range.space.clone());
-        let mapping = Arc::new(Mapping::of_slice(place, at, size as usize, slice, content)?);
+        let lease = match exporter {
+            Some((exporter, epoch)) => Some(Lease::new(duplicate(&*file)?, duplicate(&*exporter)?, epoch)),
+            None => None,
+        };
+        let mapping = Mapping::of_slice(place, at, bytes as usize, slice, content)?.with_lease(lease);
+        let mapping = Arc::new(mapping);
         let placed = BlockMapping { mapping: mapping.clone(), block: block.get(), offset };
         range.mapped.insert(address.get(), placed);
         memory.blocks.blocks.entry(block.get()).and_modify(|found| found.mappings += 1);

@@ -3,9 +3,10 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use super::sharing::Part;
 use super::state::Machine;
 use crate::memory::{Block, MemoryTable};
-use crate::model::{Address, BlockId, EngineError, Lifetime, Operation};
+use crate::model::{Access, Address, BlockId, EngineError, Lifetime, Operation};
 use crate::shared::{ExportEpoch, Handle, HandleKind, Identity, Object, ObjectKind, refuse_own};
 use crate::system::{ProcessId, duplicate, lock, whole_pages};
 
@@ -22,7 +23,7 @@ pub struct BlockInfo {
     pub block: BlockId,
     /// Ordinal of the home device; `None` if the device is not visible to this process.
     pub device: Option<usize>,
-    /// Size in bytes, whole pages.
+    /// Size in bytes: whole pages, except for imported allocations.
     pub size: u64,
     /// A number that no other memory of the creating process has had.
     pub generation: u64,
@@ -90,7 +91,17 @@ impl Machine {
         counted: Option<(usize, u64)>,
     ) -> BlockId {
         let id = self.next_id();
-        let block = Block { file: Arc::new(file), identity, imported, handles: 1, mappings: 0, counted };
+        let (writable, exporter) = (true, None);
+        let block = Block {
+            file: Arc::new(file),
+            identity,
+            imported,
+            writable,
+            exporter,
+            handles: 1,
+            mappings: 0,
+            counted,
+        };
         memory.blocks.blocks.insert(id, block);
         BlockId::new(id)
     }
@@ -196,6 +207,29 @@ impl Machine {
             return Err(EngineError::InvalidHandle { reason: "the exporter has released the block" });
         }
         Ok(self.add_block(&mut lock(&self.memory), file, identity, true, None))
+    }
+
+    /// Imports an allocation of another process as a block: without an address, to be mapped as a whole in a reserved range of
+    /// `device`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn import_memory(
+        &self,
+        part: Part<'_>,
+        device: usize,
+        access: Access,
+    ) -> Result<BlockId, EngineError> {
+        self.enter(Operation::ImportMemory)?;
+        let imported = self.import_for(part, device, access)?;
+        let Object { file, identity, .. } = imported.object;
+        let mut memory = lock(&self.memory);
+        let block = self.add_block(&mut memory, file, identity, true, None);
+        memory.blocks.blocks.entry(block.get()).and_modify(|found| {
+            found.writable = access == Access::ReadWrite;
+            found.exporter = imported.exporter.map(|(exporter, epoch)| (Arc::new(exporter), epoch));
+        });
+        Ok(block)
     }
 
     /// Returns the pid of the exporter in a number of [`export_block_number`](Self::export_block_number).

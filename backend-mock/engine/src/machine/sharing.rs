@@ -30,12 +30,12 @@ pub struct Part<'a> {
 }
 
 /// An object that another process exported.
-struct ImportedObject {
-    object: Object,
+pub(super) struct ImportedObject {
+    pub(super) object: Object,
     /// Number of the memory file's descriptor in the exporter.
     slot: u32,
     /// The pidfd of an exporter that can revoke the memory, and the epoch of the export.
-    exporter: Option<(OwnedFd, ExportEpoch)>,
+    pub(super) exporter: Option<(OwnedFd, ExportEpoch)>,
 }
 
 impl Machine {
@@ -156,16 +156,9 @@ impl Machine {
         access: Access,
     ) -> Result<Address, EngineError> {
         self.enter(Operation::Open)?;
-        let physical = self.device(device)?.physical;
-        let mut imported = Vec::with_capacity(parts.len());
-        for part in parts {
-            let part = self.import(part, access)?;
-            let home = part.object.identity.physical as usize;
-            if !self.config.peers.allows(physical, home) {
-                return Err(EngineError::NoPeerAccess { from: physical, to: home });
-            }
-            imported.push(part);
-        }
+        self.device(device)?;
+        let imported = parts.into_iter().map(|part| self.import_for(part, device, access));
+        let imported = imported.collect::<Result<Vec<_>, _>>()?;
         let key = match &imported[..] {
             [only] => Some(ImportKey {
                 owner: only.object.identity.owner,
@@ -259,6 +252,22 @@ impl Machine {
             }
         }
         Ok(())
+    }
+
+    /// Opens the object that a handle names, for a device that must have access to its home.
+    pub(super) fn import_for(
+        &self,
+        part: Part<'_>,
+        device: usize,
+        access: Access,
+    ) -> Result<ImportedObject, EngineError> {
+        let physical = self.device(device)?.physical;
+        let imported = self.import(part, access)?;
+        let home = imported.object.identity.physical as usize;
+        if !self.config.peers.allows(physical, home) {
+            return Err(EngineError::NoPeerAccess { from: physical, to: home });
+        }
+        Ok(imported)
     }
 
     /// Opens the object that a handle names, after checking that it may be opened.

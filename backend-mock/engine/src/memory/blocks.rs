@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use super::arena::Reservation;
 use super::mapping::Mapping;
 use crate::model::{Address, BlockId, EngineError};
-use crate::shared::Identity;
+use crate::shared::{ExportEpoch, Identity};
 
 /// A block of physical memory.
 #[derive(Debug)]
@@ -15,6 +15,10 @@ pub(crate) struct Block {
     pub(crate) file: Arc<OwnedFd>,
     pub(crate) identity: Identity,
     pub(crate) imported: bool,
+    /// Whether the file was opened for writing.
+    pub(crate) writable: bool,
+    /// The pidfd of an exporter that can revoke the memory, and the epoch of the export.
+    pub(crate) exporter: Option<(Arc<OwnedFd>, ExportEpoch)>,
     /// Handles of the block that callers hold.
     pub(crate) handles: u32,
     /// Mappings of the block. It exists until it has neither handles nor mappings.

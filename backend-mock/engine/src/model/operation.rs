@@ -89,6 +89,8 @@ operations! {
     ExportBlock = "export_block",
     /// `import_block_fd` and `import_block_number`
     ImportBlock = "import_block",
+    /// `import_memory`
+    ImportMemory = "import_memory",
     /// `reserve`
     Reserve = "reserve",
     /// `unreserve`
