@@ -6,15 +6,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use device_ipc_core::backend::engine::MemorySpace;
 use device_ipc_core::backend::{
-    BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceTimelines, Exported, Extent,
-    Generation, HandleBytes, HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle, Registration,
-    TestKernels, environment,
+    BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceReservations, DeviceTimelines,
+    Exported, Extent, Generation, HandleBytes, HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle,
+    Registration, TestKernels, environment,
 };
 use device_ipc_core::{
     Access, DeviceIdentity, DeviceInfo, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result, Unavailable,
 };
 use device_ipc_mock_engine::{
-    self as engine_crate, Address, EngineError, Machine, MachineConfig, NODE_VARIABLE, Part,
+    self as engine_crate, Address, EngineError, Machine, MachineConfig, NODE_VARIABLE,
 };
 
 use crate::errors::{engine, unknown_kind, unsupported};
@@ -22,19 +22,17 @@ use crate::event::MockEvent;
 use crate::host_pages::HostPages;
 use crate::kinds::NAME;
 use crate::memory::MockMemory;
-use crate::profile::{Form, HiddenHome, Kinds, MemoryKind, Reach};
+use crate::profile::{Form, Kinds, MemoryKind, Reach};
+use crate::received::{engine_access, open_error};
+use crate::reservations::MockReservations;
 use crate::spec::{self, HandleForm, MACHINE_VARIABLE};
 use crate::timelines::MockTimelines;
-
-/// `kDLCPU` of `dlpack.h`: to frameworks the memory is that of the host.
-const DLPACK_HOST: i32 = 1;
 
 /// The registration for [`Backends::with`](device_ipc_core::Backends::with). `DEVICE_IPC_MOCK` describes the machine.
 pub const REGISTRATION: Registration = Registration::new(NAME, Rank::SIMULATED, || {
     let spec = environment::variable(MACHINE_VARIABLE).unwrap_or_default();
     Ok(MockBackend::from_spec(&spec.to_string_lossy())?)
-})
-.with_dlpack_device_type(DLPACK_HOST);
+});
 
 /// A backend whose devices are simulated in shared memory.
 pub struct MockBackend {
@@ -42,6 +40,7 @@ pub struct MockBackend {
     memory: MockMemory,
     /// `None` with `timelines=off`.
     timelines: Option<MockTimelines>,
+    reservations: MockReservations,
     kinds: Arc<Kinds>,
     /// The numbers of the separate exports, by the bytes of their handles.
     separate: Mutex<HashMap<Vec<u8>, u32>>,
@@ -85,6 +84,7 @@ impl MockBackend {
                 kinds: Arc::clone(&kinds),
                 pinned: pinned.then_some(pages),
             },
+            reservations: MockReservations::new(Arc::clone(&machine), Arc::clone(&kinds)),
             machine,
             timelines,
             kinds,
@@ -273,41 +273,10 @@ impl DeviceIpc for MockBackend {
     fn open(&self, handles: Vec<ReceivedHandle>, on: DeviceOrdinal, access: Access) -> Result<Opened> {
         self.check_device(on)?;
         let mut handles = handles;
-        // Of memory with a whitelist, as Ascend's, the driver's error does not tell this reason from others.
-        let is_listed =
-            |handle: &ReceivedHandle| self.kind(handle.kind).is_ok_and(|kind| kind.info.whitelist);
-        let first = handles.first().filter(|handle| handle.home != Some(on) && !is_listed(handle));
-        let elsewhere = first.and_then(|handle| handle.home_identity);
-        let mut parts = Vec::with_capacity(handles.len());
-        for handle in &mut handles {
-            let kind = self.kind(handle.kind)?;
-            let expected = usize::from(kind.info.carries_fds);
-            if handle.fds.len() != expected {
-                let found = handle.fds.len();
-                return Err(Error::Protocol(format!(
-                    "a handle has {found} file descriptors instead of {expected}"
-                )));
-            }
-            if access == Access::ReadOnly && !kind.info.read_only {
-                return Err(unsupported(
-                    "open this memory read-only",
-                    format!("memory of its kind ({}) is always mapped read-write", kind.info.name),
-                ));
-            }
-            if handle.home.is_none() {
-                check_hidden_home(kind, handle, on)?;
-            }
-            parts.push(Part { handle: handle.bytes.as_slice(), fd: handle.fds.pop() });
-        }
-        let access = match access {
-            Access::ReadOnly => engine_crate::Access::ReadOnly,
-            Access::ReadWrite => engine_crate::Access::ReadWrite,
-        };
-        let opened = self.machine.open_contiguous(parts, on.index(), access);
-        let base = opened.map_err(|error| match (&error, elsewhere) {
-            (EngineError::NoPeerAccess { .. }, Some(to)) => Error::NoPeerAccess { from: on, to },
-            _ => engine("open")(error),
-        })?;
+        let elsewhere = self.kinds.other_home(&handles, on);
+        let parts = self.kinds.parts(&mut handles, on, access)?;
+        let opened = self.machine.open_contiguous(parts, on.index(), engine_access(access));
+        let base = opened.map_err(|error| open_error("open", error, on, elsewhere))?;
         let mut len = 0;
         for _ in &handles {
             // The parts are contiguous, each rounded up to whole pages except for the last.
@@ -351,27 +320,16 @@ impl DeviceIpc for MockBackend {
         &self.memory
     }
 
+    fn reservations(&self) -> Option<&dyn DeviceReservations> {
+        Some(&self.reservations)
+    }
+
     fn timelines(&self) -> Option<&dyn DeviceTimelines> {
         self.timelines.as_ref().map(|timelines| timelines as &dyn DeviceTimelines)
     }
 
     fn test_kernels(&self) -> Option<&dyn TestKernels> {
         Some(&self.memory)
-    }
-}
-
-/// Checks that memory of this kind can be opened in a process that does not see its home device.
-fn check_hidden_home(kind: &MemoryKind, handle: &ReceivedHandle, on: DeviceOrdinal) -> Result<()> {
-    match kind.hidden_home {
-        HiddenHome::Opens => Ok(()),
-        HiddenHome::Unsupported => Err(unsupported(
-            format!("open a {} whose home device is hidden from this process", kind.info.name),
-            "make the home device visible, or receive a copy",
-        )),
-        HiddenHome::Fails => Err(match handle.home_identity {
-            Some(to) => Error::NoPeerAccess { from: on, to },
-            None => unsupported("open memory of an unknown home device", "make the home device visible"),
-        }),
     }
 }
 

@@ -26,6 +26,8 @@ mod host_pages;
 mod kinds;
 mod memory;
 mod profile;
+mod received;
+mod reservations;
 mod spec;
 mod stream;
 mod timelines;

@@ -121,6 +121,7 @@ impl Kinds {
             HandleForm::Fds => MemoryKind::new(FD, "file descriptor", Form::Fds),
         };
         kind.info.read_only = true;
+        kind.info.remappable = true;
         kind.info.across_pid_namespaces = form == HandleForm::Fds;
         if revokes && form == HandleForm::Bytes {
             kind.info.lifetime = Lifetime::Revokes;

@@ -348,6 +348,23 @@ fn staging(stream: Stream, descriptor: Descriptor) -> Result<()> {
 }
 
 #[rustfmt::skip]
+fn reservation(stream: Stream, version_1: Descriptor, version_2: Descriptor, version_3: Descriptor) -> Result<()> {
+    // begin docs/guide/reservation.md
+    use device_ipc::Ipc;
+
+    let ipc = Ipc::auto()?;
+    let mut weights = ipc.open(&version_1).reserved().on(&stream)?;
+    // … capture graphs over the tensors of `weights` …
+
+    weights.replace_on(&version_2, &stream)?; // the same addresses, another export: the graphs read version 2
+
+    weights.suspend()?; // nothing is mapped, the lease has ended: the exporter may free the memory
+    weights.resume(&version_3)?; // the same export as before, or another one
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
 fn remote(stream: Stream, descriptor: Descriptor) -> Result<()> {
     // begin docs/guide/remote.md
     use device_ipc::nixl::NixlEngine;
@@ -595,6 +612,7 @@ const PAGES: &[(&str, &str)] = &[
     ("docs/guide/bundle.md", include_str!("../../docs/guide/bundle.md")),
     ("docs/guide/channel.md", include_str!("../../docs/guide/channel.md")),
     ("docs/guide/ring.md", include_str!("../../docs/guide/ring.md")),
+    ("docs/guide/reservation.md", include_str!("../../docs/guide/reservation.md")),
     ("docs/guide/staging.md", include_str!("../../docs/guide/staging.md")),
     ("docs/guide/remote.md", include_str!("../../docs/guide/remote.md")),
     ("docs/guide/cuda.md", include_str!("../../docs/guide/cuda.md")),

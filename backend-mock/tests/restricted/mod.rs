@@ -85,6 +85,8 @@ impl DeviceIpc for Restricted {
             kind.one_open_per_process = true;
             kind.whitelist = true;
             kind.isolated = false;
+            // It passes on no reservations of the mock.
+            kind.remappable = false;
             kind.across_pid_namespaces = false;
             kind
         };

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::output::line;
+use device_ipc_cli::output::line;
 
 /// A message from the receiver to the sender.
 #[derive(Debug, Serialize, Deserialize)]

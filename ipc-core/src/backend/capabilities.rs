@@ -31,6 +31,9 @@ pub struct HandleKindInfo {
     pub isolated: bool,
     /// Whether the handle can be opened in another pid namespace, also if both processes have the same pid value.
     pub across_pid_namespaces: bool,
+    /// Whether importers can map the memory at addresses that they have reserved, and unmap it while the addresses stay
+    /// ([`DeviceReservations`](super::DeviceReservations)).
+    pub remappable: bool,
 }
 
 impl HandleKindInfo {
@@ -46,6 +49,7 @@ impl HandleKindInfo {
             whitelist: false,
             isolated: false,
             across_pid_namespaces: false,
+            remappable: false,
         }
     }
 }

@@ -30,6 +30,7 @@ pub struct MemoryUse {
     isolated: bool,
     across_pid_namespaces: bool,
     outlives_exporter: bool,
+    remappable: bool,
 }
 
 impl MemoryUse {
@@ -41,6 +42,7 @@ impl MemoryUse {
             isolated: false,
             across_pid_namespaces: false,
             outlives_exporter: false,
+            remappable: false,
         }
     }
 
@@ -74,6 +76,12 @@ impl MemoryUse {
         self
     }
 
+    /// Requires that importers can map the memory at addresses that they keep ([`OpenBuilder::reserved`](crate::OpenBuilder::reserved)).
+    pub const fn remappable(mut self) -> Self {
+        self.remappable = true;
+        self
+    }
+
     /// Returns whether any memory fits.
     pub(crate) fn is_any(self) -> bool {
         self == Self::new()
@@ -97,6 +105,7 @@ impl MemoryUse {
                 !self.outlives_exporter || info.lifetime == Lifetime::Pins,
                 "its mappings end with the exporter",
             ),
+            (!self.remappable || info.remappable, "importers cannot map it at addresses that they keep"),
         ];
         requirements.into_iter().find(|(is_met, _)| !is_met).map(|(_, unmet)| unmet)
     }
@@ -110,6 +119,7 @@ impl fmt::Display for MemoryUse {
             (self.isolated, "that is isolated"),
             (self.across_pid_namespaces, "that other pid namespaces can open"),
             (self.outlives_exporter, "whose mappings outlive the exporter"),
+            (self.remappable, "that importers can map at addresses that they keep"),
         ];
         let mut separator = "";
         if let Some(HandleKind(kind)) = self.kind {

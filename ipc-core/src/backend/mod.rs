@@ -1,9 +1,10 @@
-//! The interface between the library and a vendor: the traits [`DeviceIpc`], [`DeviceMemory`], [`DeviceEvent`] and
-//! [`DeviceTimelines`], and their common contract.
+//! The interface between the library and a vendor: the traits [`DeviceIpc`], [`DeviceMemory`], [`DeviceEvent`],
+//! [`DeviceTimelines`] and [`DeviceReservations`], and their common contract.
 //!
 //! [`DeviceIpc`] exports and opens memory. [`DeviceMemory`] provides plain memory and streams for the examples, the command
 //! line, the benchmarks, the conformance suite and staged copies; programs usually bring their own allocator.
-//! [`DeviceEvent`] and [`DeviceTimelines`] order the streams of two processes. [`TestKernels`] are not part of the contract;
+//! [`DeviceEvent`] and [`DeviceTimelines`] order the streams of two processes. [`DeviceReservations`] maps memory at addresses
+//! that this process keeps. [`TestKernels`] are not part of the contract;
 //! only the conformance suite, the command line and the benchmarks need them.
 //!
 //! This page and the documentation of the methods are the complete contract of a backend. "The library" is this crate, the
@@ -79,7 +80,8 @@
 //!   makes another handle then), among other handles of one range, and by another instance of the backend. Each is a separate
 //!   mapping and is closed separately. An instance opens the same handles, in the same order, with the same access and device,
 //!   only once.
-//! - The library passes each [`Opened`] to [`close`](DeviceIpc::close) once, after all device work of this process that uses
+//! - The library passes each [`Opened`] to [`close`](DeviceIpc::close), and each [`Imported`] to
+//!   [`release`](DeviceReservations::release), once, after all device work of this process that uses
 //!   the range has finished.
 //! - The library may call [`free`](DeviceMemory::free) while submitted work still uses the memory; the backend waits or defers.
 //! - Ranges, [`Extent`]s and [`BorrowedStream`](crate::BorrowedStream)s are plain values and keep nothing alive.
@@ -100,7 +102,7 @@
 //!
 //! # Growth of the types
 //!
-//! [`Exported`], [`ReceivedHandle`], [`Opened`], [`Extent`] and [`MemoryInfo`] are exhaustive on purpose: a new field is a new
+//! [`Exported`], [`ReceivedHandle`], [`Opened`], [`Imported`], [`Extent`] and [`MemoryInfo`] are exhaustive on purpose: a new field is a new
 //! question that every backend has to answer, so it comes with a new major version. All other structures that may grow, such
 //! as [`HandleKindInfo`] and [`Capabilities`], are non-exhaustive, and have constructors.
 //!
@@ -124,7 +126,6 @@ mod bound;
 pub(crate) mod buffer;
 mod capabilities;
 mod check;
-mod diagnosis;
 pub mod engine;
 mod event;
 mod host_copy;
@@ -132,6 +133,7 @@ pub(crate) mod interop;
 pub mod library;
 mod memory;
 pub(crate) mod memory_use;
+mod reservations;
 pub(crate) mod select;
 pub(crate) mod stream;
 mod test_kernels;
@@ -149,11 +151,11 @@ pub(crate) use buffer::{Buffer, Stream, check_whole_elements};
 pub use capabilities::{Capabilities, HandleKind, HandleKindInfo, Lifetime};
 pub(crate) use check::check_stream_of;
 pub use check::{check_backend, check_copy_lengths, check_stream_device};
-pub use diagnosis::{Diagnosis, Finding, Machine, Symptom, Verdict};
 pub use event::DeviceEvent;
 pub(crate) use host_copy::{read_elements, read_tensor};
 pub use memory::{DeviceMemory, DeviceStream, MemoryInfo};
 pub(crate) use memory_use::MemoryUse;
+pub use reservations::{DeviceReservations, Imported};
 pub use select::{Rank, Registration};
 pub use test_kernels::TestKernels;
 pub use timeline::DeviceTimelines;
@@ -361,6 +363,12 @@ pub trait DeviceIpc: fmt::Debug + Send + Sync {
     /// Returns the stream operations on shared words, if the vendor has them; [`Capabilities::timelines`] says for which
     /// devices.
     fn timelines(&self) -> Option<&dyn DeviceTimelines> {
+        None
+    }
+
+    /// Returns the operations on reserved address ranges, if the vendor has them.
+    /// [`HandleKindInfo::remappable`] says for which kinds.
+    fn reservations(&self) -> Option<&dyn DeviceReservations> {
         None
     }
 

@@ -15,43 +15,27 @@ macro_rules! remedies {
         #[expect(clippy::exhaustive_enums, reason = "a front end has a text for each")]
         pub enum Remedy {
             $($(#[doc = $doc])+ $name,)+
-            /// An action that only the backend knows, which brings the texts.
-            OfBackend(&'static BackendRemedy),
         }
 
         impl Remedy {
-            /// All remedies, except for those of the backends.
+            /// All remedies.
             pub const ALL: &[Self] = &[$(Self::$name),+];
 
             /// Returns the text for users of Rust.
             pub const fn in_rust(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)+
-                    Self::OfBackend(remedy) => remedy.rust,
                 }
             }
         }
     };
 }
 
-/// The texts of a remedy for one vendor's devices, by the language of the user.
-#[derive(Debug, PartialEq, Eq, Hash)]
-#[expect(
-    clippy::exhaustive_structs,
-    reason = "a front end is a new question that every backend has to answer"
-)]
-pub struct BackendRemedy {
-    /// The text for users of Rust.
-    pub rust: &'static str,
-    /// The text for users of Python.
-    pub python: &'static str,
-}
-
 remedies! {
     /// Make a backend of the requested name available.
     EnableBackend => "enable the feature of that name, or register the backend",
     /// Make any backend available.
-    EnableAnyBackend => "enable the feature of one, or register one",
+    EnableAnyBackend => "enable a feature (cuda, ascend, mock) or register one",
     /// Select a simulated backend in another way than by the environment.
     AllowSimulated => "or allow them (Ipc::builder().allow_simulated(true))",
     /// Use the backend that the object belongs to.
@@ -82,6 +66,9 @@ remedies! {
     JoinRing => "open the ring again (Ipc::open_ring)",
     /// Request a timeline in the importer.
     RequestTimeline => "importers request theirs by Mapping::timeline",
+    /// Pass a stream of the primary context.
+    PassPrimaryStream => "pass a stream of cudaStreamCreate, of cudarc's CudaContext::new, or of cuStreamCreate with the context of \
+                          cuDevicePrimaryCtxRetain current",
     /// Open memory that is not a ring.
     OpenMemory => "open it by Ipc::open",
     /// Open a ring.
@@ -114,6 +101,8 @@ remedies! {
     AllowUserHere => "allow that user with IpcBuilder::allow",
     /// Allocate memory that importers can open read-only.
     AllocateReadOnly => "Ipc::allocate_for with MemoryUse::read_only_importers",
+    /// Allocate memory that importers can map at addresses that they keep.
+    AllocateRemappable => "have the exporter allocate it with Ipc::allocate_for and MemoryUse::remappable",
     /// Open the memory as a copy.
     OpenStaged => "take a copy (OpenBuilder::or_staged)",
     /// Allocate memory with a handle of another kind.
@@ -126,6 +115,12 @@ remedies! {
     TakeBytes => "take Mapping::view, or have the exporter call ShareBuilder::dtype",
     /// Take the only region, which has no name.
     TakeUnnamed => "take it by Mapping::tensor",
+    /// Allocate CUDA memory that can be shared.
+    AllocateFromShareablePool => "call device_ipc::cuda::make_pool_shareable(device) once before the first allocation, or allocate this with \
+                          device_ipc::cuda::alloc_zeros(&stream, len) or device_ipc::cuda::clone_htod(&stream, &data), or share a \
+                          copy (Ipc::share_copy)",
+    /// Allocate CUDA memory outside of pools.
+    AllocateOutsidePools => "allocate with device_ipc::cuda::alloc_zeros or device_ipc::cuda::clone_htod instead",
     /// Share a copy of memory that cannot be shared itself.
     ShareCopyOfMemory => "share a copy (Ipc::share_copy)",
 }

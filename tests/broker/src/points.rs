@@ -3,7 +3,7 @@
 use device_ipc_core::KILL_POINTS;
 
 /// Prefixes of the names of related kill points, after the role. Each family has a test file of its own.
-const FAMILIES: [&str; 4] = ["ring-", "staging-", "channel-", "remote-"];
+const FAMILIES: [&str; 5] = ["ring-", "staging-", "channel-", "remote-", "replace-"];
 
 /// The points of a side, or of all where it is `""`, that are of this family, or of none where that is `""`.
 pub fn kill_points(side: &str, family: &str) -> Vec<&'static str> {

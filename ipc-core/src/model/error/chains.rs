@@ -76,6 +76,7 @@ samples!(layout_errors: LayoutError {
     Named => LayoutError::Named(3),
     NoTensor => LayoutError::NoTensor,
     Repeated => LayoutError::Repeated { bytes: 1 << 40, memory: 80, shape: vec![1 << 36, 4], strides: vec![0, 1] },
+    Differs => LayoutError::Differs { what: text("the shape of \"w\""), expected: text("[4]"), found: text("[5]") },
     OtherTensor => LayoutError::OtherTensor { exporter: text("float32 [4]"), destination: text("float32 [5]") },
 });
 
@@ -104,12 +105,12 @@ samples!(descriptor_errors: DescriptorError {
 samples!(errors: Error {
     NoBackend => Error::NoBackend(Vec::new()),
     BackendUnavailable => Error::BackendUnavailable {
-        backend: Some(text("acme")),
-        reason: Unavailable::NoDevice { detail: text("ACME_VISIBLE_DEVICES is empty") },
+        backend: Some(text("cuda")),
+        reason: Unavailable::NoDevice { detail: text("CUDA_VISIBLE_DEVICES is empty") },
     },
-    UnknownBackend => Error::UnknownBackend { name: text("acne"), known: vec![text("acme"), text("mock")] },
+    UnknownBackend => Error::UnknownBackend { name: text("rocm"), known: vec![text("cuda"), text("mock")] },
     WrongBackend => {
-        Error::WrongBackend { what: "the stream", found: text("acme"), expected: text("mock") }
+        Error::WrongBackend { what: "the stream", found: text("cuda"), expected: text("mock") }
     },
     Vendor => Error::Vendor(Box::new(vendor())),
     Unsupported => Error::Unsupported { backend: "mock", what: text("do this"), why: text("it is off") },
@@ -121,7 +122,7 @@ samples!(errors: Error {
     },
     SharedOn => Error::SharedOn { ptr: PTR },
     NoSuchDevice => Error::NoSuchDevice { backend: "mock", ordinal: device(3), count: 2 },
-    HomeNotVisible => Error::HomeNotVisible { home: HOME, variable: "ACME_VISIBLE_DEVICES" },
+    HomeNotVisible => Error::HomeNotVisible { home: HOME, variable: "CUDA_VISIBLE_DEVICES" },
     NotInDeviceMap => Error::NotInDeviceMap { home: HOME, peer: None },
     InvalidDeviceMap => Error::InvalidDeviceMap(text("two devices lead to device 1")),
     NoPeerAccess => Error::NoPeerAccess { from: device(1), to: HOME },
@@ -132,6 +133,7 @@ samples!(errors: Error {
     OutOfMemory => Error::OutOfMemory { device: device(0), bytes: 4096, detail: text("0 bytes are free") },
     Layout => Error::Layout(LayoutError::Overflow),
     AccessDenied => Error::AccessDenied { wanted: Access::ReadWrite, granted: Access::ReadOnly },
+    Suspended => Error::Suspended,
     OverlapsInUse => Error::OverlapsInUse { detail: text("address in use") },
     ExporterGone => Error::ExporterGone { pid: PID },
     ImporterGone => Error::ImporterGone { pid: PID },

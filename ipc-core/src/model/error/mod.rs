@@ -17,7 +17,7 @@ use super::device::{DeviceIdentity, DeviceOrdinal};
 use super::layout::LayoutError;
 use super::lease::Holders;
 
-pub use super::remedy::{BackendRemedy, Remedy};
+pub use super::remedy::Remedy;
 pub use descriptor::{DescriptorError, FormatVersion};
 pub use vendor::{VendorError, VendorStatus};
 
@@ -252,6 +252,10 @@ pub enum Error {
         /// The vendor's message.
         detail: String,
     },
+
+    /// The mapping is suspended: its addresses hold no memory.
+    #[error("the mapping is suspended, so that its addresses hold no memory; resume it first")]
+    Suspended,
 
     /// The exporting process has terminated, or another process has its process id now.
     #[error("the exporting process {pid} has terminated; its exports have ended")]

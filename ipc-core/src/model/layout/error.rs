@@ -120,6 +120,19 @@ pub enum LayoutError {
         /// Element type and shape of the destination.
         destination: String,
     },
+    /// The export has another layout than the memory that a reserved mapping was opened with.
+    #[error(
+        "the export has another layout than the mapping: {what} is {found}, expected {expected}; export the same names, element \
+         types, shapes, strides and offsets in regions of the same size, or open it as another mapping"
+    )]
+    Differs {
+        /// The first difference.
+        what: String,
+        /// The value of the mapping.
+        expected: String,
+        /// The value of the export.
+        found: String,
+    },
     /// An unnamed tensor was requested from a mapping of named tensors.
     #[error("the mapping has {0} named tensors; {remedy}", remedy = Remedy::TakeByName)]
     Named(usize),

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::open_part::{MappingSource, OpenPart};
+use super::reserved::ReservedOpen;
 use super::tensor::{Tensor, elements_of};
 use super::view_owner::ViewOwner;
 use crate::backend::interop::{ViewStream, ViewTypes};
@@ -42,11 +43,13 @@ use crate::wire::descriptor::{DescribedRegion, Descriptor};
 /// # }
 /// ```
 pub struct Mapping {
-    descriptor: Descriptor,
+    pub(super) descriptor: Descriptor,
     /// One part for each home device.
-    parts: OneOrMany<OpenPart>,
+    pub(super) parts: OneOrMany<OpenPart>,
     /// The unnamed region; empty for named tensors.
-    range: DeviceRange,
+    pub(super) range: DeviceRange,
+    /// Present if the addresses are reserved.
+    pub(super) reserved: Option<Box<ReservedOpen>>,
 }
 
 /// Without the lease and the vendor's objects, whose handles are not for logs.
@@ -63,13 +66,13 @@ impl Mapping {
     /// Creates the mapping of an unnamed region.
     #[inline]
     pub(super) fn of_region(part: OpenPart, descriptor: &Descriptor, range: DeviceRange) -> Self {
-        Self { descriptor: descriptor.clone(), parts: OneOrMany::One(part), range }
+        Self { descriptor: descriptor.clone(), parts: OneOrMany::One(part), range, reserved: None }
     }
 
     /// Creates the mapping of named tensors.
     pub(super) fn of_tensors(parts: OneOrMany<OpenPart>, descriptor: &Descriptor) -> Self {
         let range = DeviceRange::new(parts[0].device(), DevicePtr::NULL, 0);
-        Self { descriptor: descriptor.clone(), parts, range }
+        Self { descriptor: descriptor.clone(), parts, range, reserved: None }
     }
 
     pub(crate) fn first_part(&self) -> &OpenPart {
@@ -215,7 +218,7 @@ impl Mapping {
         self.parts.iter().filter(move |part| part.device() == stream.device())
     }
 
-    fn check_stream(&self, stream: BorrowedStream<'_>) -> Result<()> {
+    pub(super) fn check_stream(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.on_device_of(stream).next().unwrap_or(self.first_part()).check_stream(stream)
     }
 

@@ -14,6 +14,8 @@ mod open_export;
 mod open_part;
 mod own;
 mod pull_into;
+mod reserved;
+mod same_layout;
 mod staged;
 mod table;
 mod tensor;

@@ -9,6 +9,7 @@ use super::grant::UnusedGrant;
 use super::mapping::{Mapping, region_of};
 use super::open_export::{OpenExport, Patience, is_elsewhere, is_out_of_reach};
 use super::open_part::{MappingSource, OpenPart};
+use super::table::ReservedTarget;
 use crate::backend::Access;
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
@@ -57,6 +58,7 @@ pub struct OpenBuilder<'a> {
     grants: Grants<'a>,
     /// Whether the memory is a ring's.
     is_ring: bool,
+    is_reserved: bool,
     staging: CopyPolicy,
     pulling: CopyPolicy,
     pub(super) progress: ProgressReport<'a>,
@@ -147,7 +149,7 @@ enum CopyPolicy {
 
 impl<'a> OpenBuilder<'a> {
     pub(crate) const fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
-        let (access, grants, is_ring) = (None, Grants::Borrowed(&[]), false);
+        let (access, grants, is_ring, is_reserved) = (None, Grants::Borrowed(&[]), false, false);
         let (staging, pulling, progress) = (CopyPolicy::Never, CopyPolicy::Never, ProgressReport::NONE);
         let (delivery, replicate) = (None, None);
         Self {
@@ -157,6 +159,7 @@ impl<'a> OpenBuilder<'a> {
             timeout,
             grants,
             is_ring,
+            is_reserved,
             staging,
             pulling,
             progress,
@@ -199,6 +202,23 @@ impl<'a> OpenBuilder<'a> {
     /// Opens the slots of a ring, by a lease, and so a timeline, that no other mapping shares.
     pub(crate) const fn of_ring(mut self) -> Self {
         self.is_ring = true;
+        self
+    }
+
+    /// Maps the memory in an address range that the mapping keeps: it can be [suspended](Mapping::suspend),
+    /// [resumed](Mapping::resume) and [replaced](Mapping::replace) by another export of equal layout, and all addresses stay,
+    /// also those in captured graphs.
+    ///
+    /// The mapping has a lease and addresses of its own: it shares neither with other mappings of the export, and the import
+    /// cache does not keep it. The memory must be of a kind that can be mapped at any address
+    /// ([`MemoryUse::remappable`](crate::MemoryUse::remappable)): CUDA's and Ascend's virtual memory.
+    ///
+    /// # Errors
+    ///
+    /// The method that opens returns [`Error::Unsupported`] for memory of another kind, for memory of the same process, for a
+    /// copy ([`or_staged`](Self::or_staged), [`or_pulled`](Self::or_pulled)), and by backends without reserved ranges.
+    pub const fn reserved(mut self) -> Self {
+        self.is_reserved = true;
         self
     }
 
@@ -350,6 +370,19 @@ impl<'a> OpenBuilder<'a> {
         Err(DescriptorError::Kind { expected: "other memory", found: "a ring", remedy }.into())
     }
 
+    /// Fails for a copy at reserved addresses.
+    #[inline]
+    fn check_reserved(&self) -> Result<()> {
+        if !self.is_reserved || self.staging.max(self.pulling) == CopyPolicy::Never {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            backend: self.session.backend().info().name,
+            what: "map a copy at addresses that the importer keeps".into(),
+            why: "a copy is private memory of this process; copy the next version into it instead".into(),
+        })
+    }
+
     /// Opens each part on the device that `place` returns for its home, which has the given ordinal if it is visible.
     #[inline]
     fn open(
@@ -357,9 +390,20 @@ impl<'a> OpenBuilder<'a> {
         stream: Option<BorrowedStream<'_>>,
         place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
     ) -> Result<Mapping> {
+        let mapping = self.open_placed(stream, place)?;
+        Ok(if self.is_reserved { mapping.reserved_by(self.session, self.timeout) } else { mapping })
+    }
+
+    #[inline]
+    fn open_placed(
+        &self,
+        stream: Option<BorrowedStream<'_>>,
+        place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
+    ) -> Result<Mapping> {
         let patience = Patience::new(self.timeout);
         let contents = self.descriptor.contents();
         self.check_kind()?;
+        self.check_reserved()?;
         match &contents.memory {
             Memory::Region(region) => {
                 let opening = self.opening(0, &place, stream, &patience)?;
@@ -480,7 +524,9 @@ impl<'a> OpenBuilder<'a> {
             delivery.check_device(named.part.home, device, stream)?;
         }
         let access = self.access.unwrap_or(named.contents.access);
-        let (session, grant, alone) = (self.session, self.grants.get(index), self.is_ring);
+        let (session, grant, alone) =
+            (self.session, self.grants.get(index), self.is_ring || self.is_reserved);
+        let reserved = self.is_reserved.then_some(ReservedTarget::New);
         let replicate = self.replicate;
         Ok(OpenExport {
             runtime: Runtime::get()?,
@@ -492,6 +538,7 @@ impl<'a> OpenBuilder<'a> {
             patience,
             grant,
             alone,
+            reserved,
             replicate,
         })
     }
@@ -584,7 +631,7 @@ fn check_mapped(part: &OpenPart, regions: Regions<'_>) -> Result<(), (usize, Err
 }
 
 /// Adds the name of the first tensor of that region or part to an error.
-fn blame(contents: &Contents, part: usize, region: Option<usize>, error: Error) -> Error {
+pub(super) fn blame(contents: &Contents, part: usize, region: Option<usize>, error: Error) -> Error {
     match contents.first_tensor(part, region) {
         Some(tensor) => error.of_tensor(tensor.name),
         None => error,

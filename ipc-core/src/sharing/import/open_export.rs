@@ -9,7 +9,7 @@ use super::grant::UnusedGrant;
 use super::open::{ProgressReport, Replicate};
 use super::open_part::{Copied, LocalLease, MappingSource, OpenPart, Terms};
 use super::staged::{Incoming, copy_in};
-use super::table::{LeaseRef, OpenTarget};
+use super::table::{LeaseRef, OpenTarget, ReservedTarget, operations};
 use crate::backend::Access;
 use crate::backend::stream::BorrowedStream;
 use crate::model::device::DeviceOrdinal;
@@ -36,6 +36,7 @@ pub(super) struct OpenExport<'a> {
     pub(super) patience: &'a Patience,
     pub(super) grant: Option<&'a UnusedGrant>,
     pub(super) alone: bool,
+    pub(super) reserved: Option<ReservedTarget<'a>>,
     pub(super) replicate: Option<&'a dyn Replicate>,
 }
 
@@ -79,7 +80,8 @@ impl OpenExport<'_> {
 
     /// Opens a part that has no such lease.
     pub(super) fn open(&self, blame: &dyn Fn(usize, Error) -> Error) -> Result<MappingSource> {
-        let Self { runtime, session, named, device, home, access, patience, grant, alone, .. } = *self;
+        let Self { runtime, session, named, device, home, access, patience, grant, alone, reserved, .. } =
+            *self;
         let backend = session.backend();
         if !self.is_permitted() {
             return Err(Error::AccessDenied { wanted: access, granted: named.contents.access });
@@ -89,7 +91,17 @@ impl OpenExport<'_> {
             return Err(patience.deadline().passed("the answer of the exporting process", ""));
         }
         self.check()?;
+        if reserved.is_some() {
+            operations(&**backend)?;
+        }
         let source = if self.is_local()? {
+            if reserved.is_some() {
+                return Err(Error::Unsupported {
+                    backend: backend.info().name,
+                    what: "map memory of the same process at other addresses".into(),
+                    why: Remedy::UseSharedAddress.to_string(),
+                });
+            }
             // Before the grant is used.
             self.check_at_home()?;
             self.local_source(self.granted_locally()?)
@@ -112,9 +124,17 @@ impl OpenExport<'_> {
                 deadline,
                 grant,
                 alone,
+                reserved,
                 blame,
             };
-            MappingSource::Remote(runtime.imports.acquire(&wanted)?)
+            let lease = runtime.imports.acquire(&wanted)?;
+            if let Some(ReservedTarget::New) = reserved
+                && let Err(error) = lease.map_reserved()
+            {
+                runtime.imports.release(lease);
+                return Err(error);
+            }
+            MappingSource::Remote(lease)
         };
         kill_point!("importer:mapped");
         Ok(source)

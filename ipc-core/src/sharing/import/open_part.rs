@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::link::GoneCallback;
-use super::table::{KnownLease, LeaseRef};
+use super::table::{KnownLease, LeaseRef, Reservation};
 use super::tensor::named_elements_of;
 use crate::backend::Buffer;
 use crate::backend::stream::BorrowedStream;
@@ -74,6 +74,16 @@ pub(super) enum MappingSource {
     Local(Box<LocalLease>),
     /// A copy of the memory, in a buffer of this process.
     Copy(Box<Copied>),
+    /// Reserved addresses without memory.
+    Suspended(Box<Suspended>),
+}
+
+/// Reserved addresses without memory.
+#[derive(Debug)]
+pub(super) struct Suspended {
+    backend: Arc<dyn DeviceIpc>,
+    pub(super) reservations: Vec<Arc<Reservation>>,
+    regions: Box<[DeviceRange]>,
 }
 
 /// A copy through host memory, or from another host.
@@ -99,6 +109,7 @@ impl MappingSource {
             Self::Remote(lease) => lease.backend(),
             Self::Local(local) => &local.backend,
             Self::Copy(copy) => copy.buffer.backend(),
+            Self::Suspended(suspended) => &suspended.backend,
         }
     }
 
@@ -110,6 +121,7 @@ impl MappingSource {
             Self::Remote(lease) => lease.mapped(),
             Self::Local(local) => &local.shared.regions,
             Self::Copy(copy) => copy.buffer.as_region(),
+            Self::Suspended(suspended) => &suspended.regions,
         }
     }
 
@@ -123,7 +135,7 @@ impl MappingSource {
         match self {
             Self::Remote(lease) => lease.ready.is_none() || lease.seen_ready.load(Ordering::Acquire),
             Self::Local(local) => local.shared.ready.is_none(),
-            Self::Copy(_) => true,
+            Self::Copy(_) | Self::Suspended(_) => true,
         }
     }
 
@@ -134,6 +146,7 @@ impl MappingSource {
                 local.shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.wait_on(stream))
             }
             Self::Copy(_) => Ok(()),
+            Self::Suspended(_) => Err(Error::Suspended),
         }
     }
 
@@ -141,9 +154,10 @@ impl MappingSource {
         match self {
             Self::Remote(lease) => lease.ready.as_ref().map_or(Ok(()), |ready| ready.synchronize(timeout)),
             Self::Local(local) => {
-                local.shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.wait(timeout))
+                local.shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.synchronize(timeout))
             }
             Self::Copy(_) => Ok(()),
+            Self::Suspended(_) => Err(Error::Suspended),
         }
     }
 }
@@ -200,7 +214,7 @@ impl OpenPart {
     pub(super) fn lease(&self) -> Option<&LeaseRef> {
         match self.source() {
             MappingSource::Remote(lease) => Some(lease),
-            MappingSource::Local(_) | MappingSource::Copy(_) => None,
+            MappingSource::Local(_) | MappingSource::Copy(_) | MappingSource::Suspended(_) => None,
         }
     }
 
@@ -230,6 +244,7 @@ impl OpenPart {
 
     pub(crate) fn wait_ready_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.check_stream(stream)?;
+        self.check_mapped()?;
         if self.seen_ready.load(Ordering::Acquire) || self.source().is_ready_by_itself() {
             return Ok(());
         }
@@ -245,7 +260,7 @@ impl OpenPart {
         self.source().wait_ready(left())?;
         self.seen_ready.store(true, Ordering::Release);
         if let Some(lease) = self.lease() {
-            lease.seen_ready.store(true, Ordering::Release);
+            lease.note_ready();
         }
         Ok(())
     }
@@ -253,6 +268,7 @@ impl OpenPart {
     /// Checks that the exporter has written the bytes, or still may.
     pub(crate) fn check(&self) -> Result<()> {
         self.owner.check()?;
+        self.check_mapped()?;
         match self.lease() {
             Some(lease) if !self.seen_ready.load(Ordering::Acquire) => lease.check_ready(),
             Some(lease) => lease.check(),
@@ -271,6 +287,7 @@ impl OpenPart {
         self.owner.check()?;
         self.note_use();
         match self.source() {
+            MappingSource::Suspended(_) => Err(Error::Suspended),
             MappingSource::Remote(lease) => lease.timeline(Deadline::after(self.terms.timeout)),
             MappingSource::Local(local) => {
                 let mut own = self.extras().local_timeline.lock().unwrap_or_else(PoisonError::into_inner);
@@ -292,6 +309,7 @@ impl OpenPart {
     pub(crate) fn grant(&self, limit: Duration) -> Result<Token> {
         self.owner.check()?;
         match self.source() {
+            MappingSource::Suspended(_) => Err(Error::Suspended),
             MappingSource::Remote(lease) => {
                 lease.check()?;
                 lease.link.grant(lease.id(), limit, Deadline::after(self.terms.timeout))
@@ -310,10 +328,29 @@ impl OpenPart {
     /// Checks that work on this stream may use the memory now.
     pub(crate) fn check_usable_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.owner.check()?;
+        self.check_mapped()?;
         if let Some(lease) = self.lease() {
             lease.check()?;
         }
         self.check_stream(stream)
+    }
+
+    /// Checks that the addresses hold memory.
+    fn check_mapped(&self) -> Result<()> {
+        if self.suspended().is_some() { Err(Error::Suspended) } else { Ok(()) }
+    }
+
+    /// Returns the reserved addresses, if they hold no memory.
+    pub(super) fn suspended(&self) -> Option<&Suspended> {
+        match self.source() {
+            MappingSource::Suspended(suspended) => Some(suspended),
+            _ => None,
+        }
+    }
+
+    /// Returns whether device work may use the addresses.
+    pub(super) fn is_used(&self) -> bool {
+        self.is_used.load(Ordering::Acquire)
     }
 
     pub(crate) fn check_stream(&self, stream: BorrowedStream<'_>) -> Result<()> {
@@ -420,14 +457,38 @@ impl OpenPart {
             std::mem::forget(source);
             return None;
         };
-        if let (MappingSource::Remote(lease), Some(extras)) = (&source, self.extras.get_mut()) {
+        self.forget_callbacks(&source);
+        Some((runtime, source))
+    }
+
+    /// Exchanges the memory at reserved addresses, whose readiness the host has seen. Returns the source whose lease ends.
+    pub(super) fn exchange(&mut self, new: MappingSource, at_home: bool) -> MappingSource {
+        let old = self.source.replace(new).expect("taken when the mapping ends");
+        self.forget_callbacks(&old);
+        self.extras = OnceLock::new();
+        self.terms.at_home = at_home;
+        *self.seen_ready.get_mut() = true;
+        old
+    }
+
+    /// Takes the memory from reserved addresses. Returns the source whose lease ends.
+    pub(super) fn suspend(&mut self) -> MappingSource {
+        let source = self.source();
+        let (backend, regions) = (Arc::clone(source.backend()), source.regions().into());
+        let reservations = self.lease().map(|lease| lease.reservations()).unwrap_or_default();
+        let suspended = MappingSource::Suspended(Box::new(Suspended { backend, reservations, regions }));
+        self.exchange(suspended, self.terms.at_home)
+    }
+
+    /// Forgets the callbacks for notices of the source's lease.
+    fn forget_callbacks(&mut self, source: &MappingSource) {
+        if let (MappingSource::Remote(lease), Some(extras)) = (source, self.extras.get_mut()) {
             for id in std::mem::take(extras.callbacks.get_mut().unwrap_or_else(PoisonError::into_inner)) {
                 lease.link.forget_callback(id);
             }
             let dropped = extras.drop_callbacks.get_mut().unwrap_or_else(PoisonError::into_inner);
             std::mem::take(dropped).into_iter().for_each(|id| lease.notices.forget_callback(id));
         }
-        Some((runtime, source))
     }
 }
 
@@ -443,7 +504,7 @@ impl MappingSource {
     fn far_timeline(&self, runtime: &Runtime) -> Option<Timeline> {
         match self {
             Self::Local(local) => runtime.exports.known_timeline(local.export, local.lease),
-            Self::Remote(_) | Self::Copy(_) => None,
+            Self::Remote(_) | Self::Copy(_) | Self::Suspended(_) => None,
         }
     }
 
@@ -456,7 +517,7 @@ impl MappingSource {
         None
     }
 
-    fn end(self, runtime: &'static Runtime) {
+    pub(super) fn end(self, runtime: &'static Runtime) {
         kill_point!("importer:releasing");
         match self {
             Self::Remote(lease) => runtime.imports.release(lease),
@@ -466,6 +527,7 @@ impl MappingSource {
                 runtime.exports.release(export, lease, Termination::Released);
             }
             Self::Copy(copy) => drop(copy),
+            Self::Suspended(suspended) => drop(suspended),
         }
     }
 }

@@ -13,6 +13,7 @@ mod lease;
 mod links;
 mod range;
 mod regions;
+mod reserved;
 mod reusable;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -21,6 +22,7 @@ use std::sync::{Arc, Mutex};
 pub(super) use begin::OpenTarget;
 pub(crate) use lease::KnownLease;
 pub(super) use lease::LeaseRef;
+pub(super) use reserved::{Reservation, ReservedTarget, operations};
 
 use keys::{LeaseKey, OnDevice, RangeKey};
 use lease::Lease;

@@ -61,9 +61,12 @@ fn try_everything(mut server: Server) {
         report("close", export.close(TIME).map_err(Into::into));
     }
     let stream = server.streams.remove(&0);
-    for (index, (_, mapping)) in std::mem::take(&mut server.mappings).into_iter().enumerate() {
+    for (index, (_, mut mapping)) in std::mem::take(&mut server.mappings).into_iter().enumerate() {
         if let Some(stream) = &stream {
             report("view", mapping.view::<f32, _>(stream).map(drop));
+            report("suspend", mapping.suspend());
+            let descriptor = mapping.descriptor().clone();
+            report("replace", mapping.replace(&descriptor));
             if index == 0 {
                 report("release", mapping.release(stream).map_err(Error::from));
             }

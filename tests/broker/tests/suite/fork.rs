@@ -63,6 +63,8 @@ const OF_IMPORTER: &[&str] = &[
     "child close-unused Forked",
     "child cache Forked",
     "child view Forked",
+    "child suspend Forked",
+    "child replace Forked",
     "child release Forked",
     "child done",
 ];
@@ -110,7 +112,7 @@ fn forked_importer_child_is_inert_and_parent_death_ends_leases() {
         let mut exporter = agent!(machine);
         let mut importer = agent!(machine);
         let descriptor = exporter.share("x 4096");
-        importer.ok(&format!("open x {descriptor}"));
+        importer.ok(&format!("open x {descriptor} reserved=1"));
         importer.ok("touch x");
         let before = importer.census();
         assert_eq!(stray.forked_by(&mut importer), OF_IMPORTER, "{machine}");

@@ -19,6 +19,7 @@ mod namespaces;
 mod observe;
 mod one_model;
 mod recycling;
+mod reserved;
 mod rings;
 mod security_page;
 mod slow_export;

@@ -61,13 +61,23 @@ pub struct Opening {
     pub timeout: Option<Duration>,
     /// Whether the mapping is a copy.
     pub copying: Copying,
+    /// Whether the mapping keeps its addresses.
+    pub reserved: bool,
 }
 
 impl Opening {
     /// Returns the arguments for an open with the library's defaults.
     pub fn new(descriptor: &Descriptor, place: Place) -> Self {
         let (name, descriptor) = (String::new(), descriptor.to_string());
-        Self { name, descriptor, place, access: None, timeout: None, copying: Copying::Never }
+        Self {
+            name,
+            descriptor,
+            place,
+            access: None,
+            timeout: None,
+            copying: Copying::Never,
+            reserved: false,
+        }
     }
 
     /// Requests an access.
@@ -79,6 +89,12 @@ impl Opening {
     /// Requests a copy.
     pub const fn copying(mut self, copying: Copying) -> Self {
         self.copying = copying;
+        self
+    }
+
+    /// Requests addresses that the mapping keeps.
+    pub const fn reserved(mut self) -> Self {
+        self.reserved = true;
         self
     }
 
@@ -219,6 +235,12 @@ pub enum Command {
 
     /// Opens an export.
     Open(Box<Opening>),
+    /// Suspends a mapping with reserved addresses.
+    Suspend { name: String },
+    /// Maps an export in a suspended mapping.
+    Resume { name: String, descriptor: String },
+    /// Replaces the memory of a mapping, in the order of the stream of `device` if one is given.
+    Replace { name: String, descriptor: String, device: Option<u32> },
     /// Releases a mapping on the stream of its first device or of `device`.
     Release { name: String, device: Option<u32> },
     /// Reports the event `gone NAME VARIANT` when the exporter of a mapping, or the peer of a channel, has gone.

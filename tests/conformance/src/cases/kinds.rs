@@ -178,10 +178,11 @@ pub fn memory_for_a_use(context: &Context) -> Outcome {
     type Fits = fn(&HandleKindInfo) -> bool;
     let ipc = context.ipc();
     let usable = context.usable_kinds()?;
-    let uses: [(&str, MemoryUse, Fits); 5] = [
+    let uses: [(&str, MemoryUse, Fits); 6] = [
         ("read-only", MemoryUse::new().read_only_importers(), |kind| kind.read_only),
         ("isolated", MemoryUse::new().isolated(), |kind| kind.isolated),
         ("pid namespaces", MemoryUse::new().across_pid_namespaces(), |kind| kind.across_pid_namespaces),
+        ("addresses that they keep", MemoryUse::new().remappable(), |kind| kind.remappable),
         ("outlive", MemoryUse::new().outlives_exporter(), |kind| kind.lifetime == Lifetime::Pins),
         ("read-only", MemoryUse::new().isolated().read_only_importers(), |kind| kind.read_only && kind.isolated),
     ];

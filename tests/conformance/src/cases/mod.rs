@@ -177,6 +177,22 @@ themes! {
         importer_killed,
         exporter_killed_under_those_who_pin,
         memory_is_free_again;
+    reserved:
+        suspended_and_resumed,
+        replaced_by_another_version,
+        named_tensors_keep_their_addresses,
+        replace_follows_the_stream,
+        replace_waits_for_ready,
+        another_layout_is_refused,
+        failed_replace_keeps_the_old_version,
+        exporter_killed_in_every_state,
+        closed_by_force_and_replaced,
+        read_only_is_kept,
+        suspended_addresses_hold_nothing,
+        device_that_is_not_the_home,
+        not_shared_with_other_mappings,
+        nothing_is_left_behind,
+        refused_where_addresses_cannot_be_kept;
     exposure:
         whole_allocation_is_all_that_is_reached,
         part_of_an_allocation_exposes_the_rest,

@@ -1,5 +1,4 @@
 use super::*;
-use crate::backend::Rank;
 
 fn absent() -> Result<Arc<dyn DeviceIpc>, Unavailable> {
     Err(Unavailable::NoDevice { detail: "nothing is plugged in".into() })

@@ -50,6 +50,11 @@ impl<'a> LeasesAhead<'a> {
         if expected.is_empty() {
             return;
         }
+        if wanted.alone {
+            // No open would find them, and no other lease shares addresses that are reserved.
+            self.expected = expected;
+            return;
+        }
         let ready = expected.into_iter().filter_map(|one| match self.lease(wanted, &one, opened, epoch) {
             Some(lease) => Some((one, lease)),
             None => {

@@ -10,6 +10,7 @@ use super::ahead::LeasesAhead;
 use super::keys::LeaseKey;
 use super::lease::{KnownLease, Lease, LeaseRef, NO_EPOCH, Ready};
 use super::regions::UnclaimedRegions;
+use super::reserved::ReservedTarget;
 use super::reusable::{self, ReusableLease};
 use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes, with_device_context};
 use crate::model::device::DeviceOrdinal;
@@ -38,6 +39,8 @@ pub(in crate::sharing::import) struct OpenTarget<'a> {
     pub(in crate::sharing::import) deadline: Deadline,
     /// Whether no other mapping may share the lease, and so its timeline.
     pub(in crate::sharing::import) alone: bool,
+    /// The addresses, if they are reserved; then `alone` is set.
+    pub(in crate::sharing::import) reserved: Option<ReservedTarget<'a>>,
     /// The grant of a message, which opens the export also after its drop.
     pub(in crate::sharing::import) grant: Option<&'a UnusedGrant>,
     /// Adds the region concerned to an error.

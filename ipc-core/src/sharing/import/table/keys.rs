@@ -58,6 +58,8 @@ pub(super) struct RangeKey {
     pub(super) exporter: Arc<ProcessIdentity>,
     pub(super) allocations: Box<[AllocationId]>,
     pub(super) on: OnDevice,
+    /// 0 for a mapping that leases share; otherwise the number of the lease's key.
+    pub(super) alone: u64,
 }
 
 /// Hashes the field that usually differs: named tensors hash one key for each allocation.

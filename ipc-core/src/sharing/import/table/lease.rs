@@ -112,7 +112,7 @@ impl Ready {
 
     pub(in crate::sharing::import) fn synchronize(&self, timeout: Duration) -> Result<()> {
         match self {
-            Self::Event(event, _) => event.wait(timeout),
+            Self::Event(event, _) => event.synchronize(timeout),
             Self::Word(timeline) => timeline.wait_ready(timeout),
         }
     }
@@ -122,6 +122,11 @@ impl Lease {
     /// Checks that the mappings of this lease may still be used.
     pub(in crate::sharing::import) fn check(&self) -> Result<()> {
         if self.is_revoked() { Err(self.link.error_gone()) } else { Ok(()) }
+    }
+
+    /// Notes that the host has seen that the bytes are ready.
+    pub(in crate::sharing::import) fn note_ready(&self) {
+        self.seen_ready.store(true, Ordering::Release);
     }
 
     /// Checks that the exporter has written the bytes, or still may.

@@ -7,6 +7,7 @@ use super::ImportTable;
 use super::begin::{OpenTarget, check_opened};
 use super::keys::{LeaseKey, OnDevice, RangeKey};
 use super::regions::Regions;
+use super::reserved::{Reservation, ReservedImport};
 use crate::backend::{DeviceIpc, Opened, ReceivedHandle};
 use crate::model::address::{DevicePtr, DeviceRange};
 use crate::model::error::{Error, Result};
@@ -24,8 +25,21 @@ pub(super) type RangeRef = Arc<CacheEntry<RangeKey, OpenRange>>;
 #[derive(Debug)]
 pub(super) struct OpenRange {
     pub(super) backend: Arc<dyn DeviceIpc>,
-    opened: Mutex<Option<Opened>>,
+    pub(super) content: Mutex<Content>,
     pub(super) range: DeviceRange,
+    /// The reserved addresses, if the mapping has an import.
+    pub(super) reservation: Option<Arc<Reservation>>,
+}
+
+/// The vendor's object that a driver mapping closes.
+#[derive(Debug)]
+pub(super) enum Content {
+    /// None: it has been closed, or the memory is of this process.
+    None,
+    /// A range at addresses of the driver's choice.
+    Opened(Opened),
+    /// An import for reserved addresses.
+    Imported(ReservedImport),
 }
 
 impl Cached for OpenRange {
@@ -53,16 +67,20 @@ impl ImportTable {
         let (mut handles, mut fds) = (handles.into_iter(), fds.into_iter());
         let (regions, place) = (wanted.descriptor.regions(), (&lease_key.exporter, lease_key.on));
         let mut opened = Opening { table: self, ranges: Vec::with_capacity(regions.len()) };
+        // No other mapping shares an import, as each has its own addresses.
+        let alone = if wanted.reserved.is_some() { lease_key.alone } else { 0 };
         for (index, region) in regions.iter().enumerate() {
             let handles = handles.by_ref().take(region.len());
             let range =
-                self.open_region(wanted, place, link, handles, &mut fds).map_err(|error| match error {
-                    // The driver's errors for an exporter that has terminated meanwhile, or has dropped the export, differ; the
-                    // answer of its broker decides.
-                    Error::Vendor(_) | Error::NoPeerAccess { .. } => {
-                        link.confirm(id, wanted.deadline).err().unwrap_or(error)
+                self.open_region(wanted, place, link, (index, alone), handles, &mut fds).map_err(|error| {
+                    match error {
+                        // The driver's errors for an exporter that has terminated meanwhile, or has dropped the export, differ; the
+                        // answer of its broker decides.
+                        Error::Vendor(_) | Error::NoPeerAccess { .. } => {
+                            link.confirm(id, wanted.deadline).err().unwrap_or(error)
+                        }
+                        error => error,
                     }
-                    error => error,
                 });
             let range = range.map_err(|error| (wanted.blame)(index, error))?;
             opened.ranges.push(range);
@@ -76,6 +94,7 @@ impl ImportTable {
         wanted: &OpenTarget<'_>,
         (exporter, on): (&Arc<ProcessIdentity>, OnDevice),
         link: &Link,
+        (region, alone): (usize, u64),
         handles: impl Iterator<Item = WireHandle>,
         fds: &mut impl Iterator<Item = OwnedFd>,
     ) -> Result<RangeRef> {
@@ -94,8 +113,11 @@ impl ImportTable {
             }
         });
         let received: Vec<_> = received.collect();
-        let key = RangeKey { exporter: Arc::clone(exporter), allocations: allocations.into(), on };
+        let key = RangeKey { exporter: Arc::clone(exporter), allocations: allocations.into(), on, alone };
         let open = |_: &RangeRef| {
+            if let Some(target) = wanted.reserved {
+                return OpenRange::import(wanted, target, region, received);
+            }
             if received.iter().any(|handle| handle.kind == WireHandle::OWN_ADDRESS) {
                 return OpenRange::of_own_process(wanted, link, &received);
             }
@@ -105,8 +127,7 @@ impl ImportTable {
                 runtime.metrics.mapped_bytes.add(opened.range.len);
             }
             self.addresses.add(opened.range);
-            let (backend, range) = (Arc::clone(wanted.backend), opened.range);
-            Ok(OpenRange { backend, range, opened: Mutex::new(Some(opened)) })
+            Ok(OpenRange::new(wanted.backend, opened.range, Content::Opened(opened), None))
         };
         let (range, _) = self.ranges.acquire(key, wanted.deadline, open, |range| range.close())?;
         Ok(range)
@@ -120,6 +141,15 @@ impl ImportTable {
 }
 
 impl OpenRange {
+    pub(super) fn new(
+        backend: &Arc<dyn DeviceIpc>,
+        range: DeviceRange,
+        content: Content,
+        reservation: Option<Arc<Reservation>>,
+    ) -> Self {
+        Self { backend: Arc::clone(backend), content: Mutex::new(content), range, reservation }
+    }
+
     /// Returns memory that another copy of the library shares in this process: there is one address, which the lease keeps valid.
     fn of_own_process(wanted: &OpenTarget<'_>, link: &Link, received: &[ReceivedHandle]) -> Result<Self> {
         let invalid = || Error::Protocol("it sent an address that is not of this process or region".into());
@@ -135,19 +165,29 @@ impl OpenRange {
             let len = len.checked_add(handle.size).filter(|_| is_next).ok_or_else(invalid)?;
             range = Some(DeviceRange::new(wanted.device, start, len));
         }
-        let (backend, range) = (Arc::clone(wanted.backend), range.ok_or_else(invalid)?);
-        Ok(Self { backend, range, opened: Mutex::new(None) })
+        Ok(Self::new(wanted.backend, range.ok_or_else(invalid)?, Content::None, None))
     }
 
     fn close(&self) {
-        let Some(opened) = self.opened.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
-        if let Some(runtime) = Runtime::existing() {
+        let mut content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
+        let content = std::mem::replace(&mut *content, Content::None);
+        let runtime = Runtime::existing().filter(|_| !matches!(content, Content::None));
+        if let Some(runtime) = runtime {
             runtime.metrics.driver_closes_total.add(1);
-            runtime.metrics.mapped_bytes.subtract(self.range.len);
-            // Before the driver may assign the addresses again.
-            runtime.imports.addresses.remove(self.range);
         }
-        if let Err(error) = self.backend.close(opened) {
+        let closed = match content {
+            Content::None => Ok(()),
+            Content::Opened(opened) => {
+                if let Some(runtime) = runtime {
+                    runtime.metrics.mapped_bytes.subtract(self.range.len);
+                    // Before the driver may assign the addresses again.
+                    runtime.imports.addresses.remove(self.range);
+                }
+                self.backend.close(opened)
+            }
+            Content::Imported(import) => self.close_import(import),
+        };
+        if let Err(error) = closed {
             tracing::warn!(target: crate::os::log::IMPORT, %error, "a mapping could not be closed");
         }
     }

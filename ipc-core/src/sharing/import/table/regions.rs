@@ -43,6 +43,14 @@ impl Regions {
         }
     }
 
+    /// Returns all mappings, one for each region.
+    pub(super) fn ranges(&self) -> &[RangeRef] {
+        match self {
+            Self::One(range) => slice::from_ref(range),
+            Self::Many(many) => &many.ranges,
+        }
+    }
+
     /// Returns the addresses at which the driver mapped the allocations of each region.
     pub(super) fn mapped(&self) -> &[DeviceRange] {
         match self {

@@ -16,6 +16,22 @@ impl Server {
         let done = |()| Answer::Done;
         match command {
             Command::Open(opening) => self.open(*opening),
+            Command::Suspend { name } => {
+                self.mappings.get_mut(&name).expect("the name of a mapping").suspend().map(done)
+            }
+            Command::Resume { name, descriptor } => {
+                let descriptor = descriptor.parse()?;
+                self.mappings.get_mut(&name).expect("the name of a mapping").resume(&descriptor).map(done)
+            }
+            Command::Replace { name, descriptor, device } => {
+                let descriptor = descriptor.parse()?;
+                let stream = device.map(|device| self.stream(device)).transpose()?;
+                let mapping = self.mappings.get_mut(&name).expect("the name of a mapping");
+                match stream {
+                    Some(stream) => mapping.replace_on(&descriptor, &stream).map(done),
+                    None => mapping.replace(&descriptor).map(done),
+                }
+            }
             Command::Release { name, device } => {
                 let device = device.unwrap_or_else(|| named(&self.mappings, &name).device().get());
                 let stream = self.stream(device)?;
@@ -96,6 +112,9 @@ impl Server {
         }
         if let Some(timeout) = opening.timeout {
             builder = builder.timeout(timeout);
+        }
+        if opening.reserved {
+            builder = builder.reserved();
         }
         builder = match opening.copying {
             Copying::Never => builder,

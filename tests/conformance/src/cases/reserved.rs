@@ -1,0 +1,512 @@
+//! Mappings at addresses that they keep: suspended, resumed, and replaced by other exports. The case's own process opens the
+//! memory; agents export it.
+
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use device_ipc_core::backend::{HandleKind, HandleKindInfo, Lifetime};
+use device_ipc_core::{Access, Descriptor, DevicePtr, Error, Mapping, Stream, counters};
+
+use crate::agent::{Agent, Command, Opening, Place, SharedTensor, Sharing, TensorSharing};
+use crate::check::{equal, refused, same, that};
+use crate::flows::{Memory, OLD, SOON, bytes_of, float_bytes, memory_stays_free, pattern, until};
+use crate::usage::Usage;
+use crate::{Context, Outcome, Stop, skip, unchecked};
+
+const LEN: usize = 100_003;
+
+/// Runs a case for each usable kind whose memory can be mapped at any address; skips if there is none.
+fn for_each_remappable(context: &Context, mut case: impl FnMut(&HandleKindInfo) -> Outcome) -> Outcome {
+    let kinds: Vec<_> = context.usable_kinds()?.into_iter().filter(|kind| kind.remappable).collect();
+    if kinds.is_empty() {
+        return skip("no kind of handle can be mapped at addresses that the importer keeps");
+    }
+    kinds.iter().try_for_each(|kind| {
+        case(kind).map_err(|stop| match stop {
+            Stop::Failed(what) => Stop::Failed(format!("{} handles: {what}", kind.name)),
+            skipped => skipped,
+        })
+    })
+}
+
+/// Exports bytes of which every kind's allocation holds more than they are.
+fn version(exporter: &mut Agent, kind: HandleKind, name: &str, seed: usize) -> Result<(Descriptor, Vec<u8>), Stop> {
+    let bytes = pattern(LEN + seed)[seed..].to_vec();
+    Ok((exporter.export_as(kind, name, &bytes)?, bytes))
+}
+
+fn open(context: &Context, descriptor: &Descriptor) -> Result<(Mapping, Stream), Stop> {
+    let ipc = context.ipc();
+    let stream = ipc.create_stream(0)?;
+    Ok((ipc.open(descriptor).reserved().on(&stream)?, stream))
+}
+
+#[track_caller]
+fn is_at(mapping: &Mapping, address: DevicePtr, when: &str) -> Outcome {
+    equal(mapping.range().ptr, address, format!("the address {when}"))
+}
+
+#[track_caller]
+fn is_released(exporter: &mut Agent, name: &str) -> Outcome {
+    exporter.must(&Command::WaitReleased { name: name.into(), timeout: SOON }).map(drop)
+}
+
+/// A suspended mapping has no lease and no bytes, and keeps its address; it takes the same export or another one.
+pub fn suspended_and_resumed(context: &Context) -> Outcome {
+    let mut exporter = context.agent()?;
+    for_each_remappable(context, |kind| {
+        let (first, old) = version(&mut exporter, kind.kind, "first", 0)?;
+        let (second, new) = version(&mut exporter, kind.kind, "second", 1)?;
+        let (mut mapping, stream) = open(context, &first)?;
+        let address = mapping.range().ptr;
+        that(!mapping.is_suspended(), "a mapping begins with its memory")?;
+        same(&bytes_of(&mapping, &stream)?, &old, "the bytes of a reserved mapping")?;
+        refused(mapping.resume(&second), "resuming what is not suspended", "Unsupported", &["not suspended"])?;
+
+        mapping.suspend()?;
+        mapping.suspend()?;
+        that(mapping.is_suspended(), "it is suspended")?;
+        is_released(&mut exporter, "first")?;
+        is_at(&mapping, address, "of a suspended mapping")?;
+        refused(mapping.view::<u8, _>(&stream).map(drop), "a view while suspended", "Suspended", &["resume it"])?;
+        refused(mapping.check(), "a check while suspended", "Suspended", &[])?;
+        refused(mapping.replace(&second), "a replacement while suspended", "Suspended", &[])?;
+
+        mapping.resume(&first)?;
+        is_at(&mapping, address, "after the same export was mapped")?;
+        same(&bytes_of(&mapping, &stream)?, &old, "the bytes of the same export")?;
+
+        mapping.suspend()?;
+        // The exporter frees the memory meanwhile.
+        exporter.must(&Command::Close { name: "first".into(), timeout: SOON, free_anyway: false })?;
+        exporter.must(&Command::Free { name: "first".into() })?;
+        refused(mapping.resume(&first), "resuming a dropped export", "ExportDropped", &[])?;
+        that(mapping.is_suspended(), "it is suspended after an error")?;
+        mapping.resume(&second)?;
+        is_at(&mapping, address, "after another export was mapped")?;
+        same(&bytes_of(&mapping, &stream)?, &new, "the bytes of the other export")?;
+        equal(mapping.descriptor().export(), second.export(), "the export of the mapping")?;
+        mapping.release(&stream)?;
+        is_released(&mut exporter, "second")?;
+        exporter.must(&Command::Drop { names: vec!["second".into()] }).map(drop)
+    })
+}
+
+/// The memory is exchanged at the same address, and the old export is released when the call returns.
+pub fn replaced_by_another_version(context: &Context) -> Outcome {
+    let mut exporter = context.agent()?;
+    for_each_remappable(context, |kind| {
+        let versions = [version(&mut exporter, kind.kind, "a", 0)?, version(&mut exporter, kind.kind, "b", 7)?];
+        let (mut mapping, stream) = open(context, &versions[0].0)?;
+        let address = mapping.range().ptr;
+        for round in 1..6_usize {
+            let (descriptor, bytes) = &versions[round % 2];
+            if round % 3 == 0 { mapping.replace_on(descriptor, &stream)? } else { mapping.replace(descriptor)? }
+            is_released(&mut exporter, if round % 2 == 0 { "b" } else { "a" })?;
+            is_at(&mapping, address, "after a replacement")?;
+            same(&bytes_of(&mapping, &stream)?, bytes, format!("the bytes after replacement {round}"))?;
+        }
+        // Writes reach the present version alone.
+        mapping.view_mut::<u8, _>(&stream)?.fill_bytes(0xee)?;
+        stream.synchronize()?;
+        same(&exporter.bytes("b")?, &vec![0xee; LEN], "the exporter's bytes of the present version")?;
+        same(&exporter.bytes("a")?, &versions[0].1, "the exporter's bytes of the version before")?;
+        drop(mapping);
+        is_released(&mut exporter, "b")?;
+        exporter.must(&Command::Drop { names: vec!["a".into(), "b".into()] }).map(drop)
+    })
+}
+
+fn bundle(exporter: &mut Agent, kind: HandleKind, name: &str, seed: usize) -> Result<(Descriptor, Vec<Vec<u8>>), Stop> {
+    let mut contents = Vec::new();
+    for memory in 0..3 {
+        let bytes = pattern(4096 + seed + memory)[seed + memory..].to_vec();
+        let (of, len) = (format!("{name}{memory}"), bytes.len() as u64);
+        exporter.must(&Command::Allocate { name: of, len, device: 0, kind: Some(kind.0), bytes: Some(bytes.clone()) })?;
+        contents.push(bytes);
+    }
+    // Two tensors in the last memory.
+    let places = [(0, 0, 4096), (1, 0, 4096), (2, 0, 1024), (2, 1024, 3072)];
+    let tensors = places.iter().enumerate().map(|(index, (memory, offset, len))| SharedTensor {
+        name: format!("t{index}"),
+        memory: *memory,
+        offset: *offset,
+        dtype: "uint8".into(),
+        shape: vec![*len],
+    });
+    let memories = (0..3).map(|memory| (format!("{name}{memory}"), None)).collect();
+    let sharing = TensorSharing { memories, tensors: tensors.collect(), ..Default::default() };
+    Ok((exporter.get(&Command::ShareTensors { name: name.into(), sharing })?, contents))
+}
+
+/// All tensors of several allocations are exchanged, and each keeps its address.
+pub fn named_tensors_keep_their_addresses(context: &Context) -> Outcome {
+    let mut exporter = context.agent()?;
+    for_each_remappable(context, |kind| {
+        let (first, _) = bundle(&mut exporter, kind.kind, "a", 0)?;
+        let (second, new) = bundle(&mut exporter, kind.kind, "b", 9)?;
+        let (mut mapping, stream) = open(context, &first)?;
+        let addresses = |mapping: &Mapping| mapping.tensors().map(|(_, tensor)| tensor.range().ptr).collect::<Vec<_>>();
+        let before = addresses(&mapping);
+        mapping.replace_on(&second, &stream)?;
+        same(&addresses(&mapping), &before, "the addresses of the tensors")?;
+        let last = mapping.get("t3")?.view::<u8, _>(&stream)?.to_vec()?;
+        same(&last, &new[2][1024..], "the bytes of the last tensor")?;
+        same(&mapping.get("t1")?.view::<u8, _>(&stream)?.to_vec()?, &new[1], "the bytes of another tensor")?;
+        mapping.suspend()?;
+        same(&addresses(&mapping), &before, "the addresses while suspended")?;
+        refused(mapping.get("t0")?.view::<u8, _>(&stream).map(drop), "a view while suspended", "Suspended", &[])?;
+        mapping.resume(&first)?;
+        same(&addresses(&mapping), &before, "the addresses after a resume")?;
+        drop(mapping);
+        is_released(&mut exporter, "a")?;
+        is_released(&mut exporter, "b")?;
+        exporter.must(&Command::Drop { names: vec!["a".into(), "b".into()] }).map(drop)
+    })
+}
+
+/// Work that was submitted before a replacement uses the old version, and work after it the new one.
+pub fn replace_follows_the_stream(context: &Context) -> Outcome {
+    let mut exporter = context.agent()?;
+    for_each_remappable(context, |kind| {
+        let old = exporter.export_as(kind.kind, "old", &float_bytes(&[OLD; 1024]))?;
+        let new = exporter.export_as(kind.kind, "new", &float_bytes(&[OLD; 1024]))?;
+        let (mut mapping, stream) = open(context, &old)?;
+        mapping.view_mut::<f32, _>(&stream)?.add(0.0)?;
+        stream.synchronize()?;
+        for by_stream in [true, false] {
+            let descriptor = if by_stream { &new } else { &old };
+            stream.delay(Duration::from_millis(100))?;
+            mapping.view_mut::<f32, _>(&stream)?.add(1.0)?;
+            if by_stream { mapping.replace_on(descriptor, &stream)? } else { mapping.replace(descriptor)? }
+            mapping.view_mut::<f32, _>(&stream)?.add(10.0)?;
+            stream.synchronize()?;
+        }
+        same(&exporter.floats("old")?, &[OLD + 11.0; 1024], "the first version")?;
+        same(&exporter.floats("new")?, &[OLD + 11.0; 1024], "the second version")?;
+        drop(mapping);
+        is_released(&mut exporter, "old")?;
+        exporter.must(&Command::Drop { names: vec!["old".into(), "new".into()] }).map(drop)
+    })
+}
+
+/// A version that is not written yet is waited for; one that is not written in time changes nothing.
+pub fn replace_waits_for_ready(context: &Context) -> Outcome {
+    context.needs_events()?;
+    let mut exporter = context.agent()?;
+    exporter.prepare(0)?;
+    for_each_remappable(context, |kind| {
+        let (first, old) = version(&mut exporter, kind.kind, "first", 0)?;
+        let late = |exporter: &mut Agent, time| {
+            let (name, len, kind) = ("late".into(), LEN as u64, Some(kind.kind.0));
+            exporter.must(&Command::Allocate { name, len, device: 0, kind, bytes: Some(vec![0; LEN]) })?;
+            exporter.share("late", Sharing { ready_in: Some(time), ..Sharing::default() })
+        };
+        let mut stuck = context.agent()?;
+        stuck.prepare(0)?;
+        let never = late(&mut stuck, Duration::from_secs(20))?;
+        let ipc = context.ipc();
+        let stream = ipc.create_stream(0)?;
+        let mut hasty = ipc.open(&first).reserved().timeout(Duration::from_secs(1)).on(&stream)?;
+        refused(hasty.replace(&never), "a version that is not written", "Timeout", &[])?;
+        same(&bytes_of(&hasty, &stream)?, &old, "the bytes after a replacement that timed out")?;
+        stuck.kill()?;
+
+        let (mut mapping, stream) = open(context, &first)?;
+        let soon = late(&mut exporter, Duration::from_millis(50))?;
+        mapping.replace_on(&soon, &stream)?;
+        let read = bytes_of(&mapping, &stream)?;
+        exporter.synchronize(0)?;
+        same(&read, &exporter.bytes("late")?, "the bytes that the exporter's stream wrote")?;
+        drop((mapping, hasty));
+        is_released(&mut exporter, "late")?;
+        is_released(&mut exporter, "first")?;
+        exporter.must(&Command::Drop { names: vec!["first".into(), "late".into()] }).map(drop)
+    })
+}
+
+/// An export of another layout is refused before anything is opened, and the error names the first difference.
+pub fn another_layout_is_refused(context: &Context) -> Outcome {
+    let mut exporter = context.agent()?;
+    for_each_remappable(context, |kind| {
+        let (first, old) = version(&mut exporter, kind.kind, "first", 0)?;
+        let (mut mapping, stream) = open(context, &first)?;
+        let shorter = exporter.share_as("shorter", "first", Sharing { len: Some(64), ..Sharing::default() })?;
+        let (named, _) = bundle(&mut exporter, kind.kind, "named", 0)?;
+        for suspended in [false, true] {
+            if suspended {
+                mapping.suspend()?;
+            }
+            let mut attempt = |descriptor| {
+                if suspended { mapping.resume(descriptor) } else { mapping.replace(descriptor) }
+            };
+            let phrases = ["the length of the region in bytes is 64, expected 100003"];
+            refused(attempt(&shorter), "a shorter region", "Layout", &phrases)?;
+            refused(attempt(&named), "named tensors", "Layout", &["the presence of names is true, expected false"])?;
+        }
+        mapping.resume(&first)?;
+        same(&bytes_of(&mapping, &stream)?, &old, "the bytes after refused layouts")?;
+        for name in ["shorter", "named"] {
+            let holders: String = match exporter.must(&Command::Holders { name: name.into() })? {
+                crate::agent::Answer::Text(text) => text,
+                other => other.to_string(),
+            };
+            that(!holders.contains(&std::process::id().to_string()), format!("an export of another layout was opened: {holders}"))?;
+        }
+        drop(mapping);
+        is_released(&mut exporter, "first")?;
+        let names = ["shorter", "first", "named"].map(String::from).to_vec();
+        exporter.must(&Command::Drop { names }).map(drop)
+    })
+}
+
+/// A replacement by a dropped export, by a dead exporter's, or by one that permits less leaves the old version mapped.
+pub fn failed_replace_keeps_the_old_version(context: &Context) -> Outcome {
+    let mut exporter = context.agent()?;
+    for_each_remappable(context, |kind| {
+        let (first, old) = version(&mut exporter, kind.kind, "first", 0)?;
+        let (dropped, _) = version(&mut exporter, kind.kind, "dropped", 1)?;
+        exporter.must(&Command::Drop { names: vec!["dropped".into()] })?;
+        let mut other = context.agent()?;
+        let (gone, _) = version(&mut other, kind.kind, "gone", 2)?;
+        other.kill()?;
+        exporter.must(&Command::Allocate {
+            name: "read".into(),
+            len: LEN as u64,
+            device: 0,
+            kind: Some(kind.kind.0),
+            bytes: None,
+        })?;
+        let reading = Sharing { access: Some(Access::ReadOnly), ..Sharing::default() };
+        let (mut mapping, stream) = open(context, &first)?;
+        let address = mapping.range().ptr;
+        let opens = counters().driver_opens_total;
+        refused(mapping.replace(&dropped), "a dropped export", "ExportDropped", &[])?;
+        refused(mapping.replace(&gone), "a dead exporter's export", "ExporterGone", &[])?;
+        if kind.read_only {
+            let reading = exporter.share("read", reading)?;
+            refused(mapping.replace(&reading), "a read-only export", "AccessDenied", &[])?;
+            exporter.must(&Command::Drop { names: vec!["read".into()] })?;
+        }
+        equal(counters().driver_opens_total, opens, "the driver's opens by refused replacements")?;
+        is_at(&mapping, address, "after failed replacements")?;
+        same(&bytes_of(&mapping, &stream)?, &old, "the bytes after failed replacements")?;
+        drop(mapping);
+        is_released(&mut exporter, "first")?;
+        exporter.must(&Command::Free { name: "read".into() })?;
+        exporter.must(&Command::Drop { names: vec!["first".into()] }).map(drop)
+    })
+}
+
+/// The death of the exporter of the mapped version, or of a suspended one, hinders no replacement by another exporter's.
+pub fn exporter_killed_in_every_state(context: &Context) -> Outcome {
+    let mut survivor = context.agent()?;
+    for_each_remappable(context, |kind| {
+        let (last, bytes) = version(&mut survivor, kind.kind, "last", 3)?;
+        // Mapped.
+        let mut exporter = context.agent()?;
+        let (first, old) = version(&mut exporter, kind.kind, "first", 0)?;
+        let (mut mapping, stream) = open(context, &first)?;
+        let address = mapping.range().ptr;
+        let (sender, gone) = channel();
+        mapping.on_gone(move |error| drop(sender.send(error.to_string())));
+        exporter.kill()?;
+        that(gone.recv_timeout(SOON).is_ok(), "on_gone of the present version should run")?;
+        if kind.lifetime == Lifetime::Pins {
+            same(&bytes_of(&mapping, &stream)?, &old, "the bytes of a dead exporter")?;
+        }
+        mapping.replace(&last)?;
+        is_at(&mapping, address, "after the death of the first exporter")?;
+        same(&bytes_of(&mapping, &stream)?, &bytes, "the bytes of another exporter")?;
+
+        // Suspended.
+        let mut exporter = context.agent()?;
+        let (second, _) = version(&mut exporter, kind.kind, "second", 1)?;
+        mapping.replace(&second)?;
+        mapping.suspend()?;
+        is_released(&mut exporter, "second")?;
+        exporter.kill()?;
+        refused(mapping.resume(&second), "resuming a dead exporter's export", "ExporterGone", &[])?;
+        that(mapping.is_suspended(), "it is suspended after an error")?;
+        mapping.resume(&last)?;
+        is_at(&mapping, address, "after the death of the second exporter")?;
+        same(&bytes_of(&mapping, &stream)?, &bytes, "the bytes after a resume")?;
+        drop(mapping);
+        is_released(&mut survivor, "last")?;
+        survivor.must(&Command::Drop { names: vec!["last".into()] }).map(drop)
+    })
+}
+
+/// A version that was closed by force leaves the addresses reserved, for another version.
+pub fn closed_by_force_and_replaced(context: &Context) -> Outcome {
+    let mut survivor = context.agent()?;
+    for_each_remappable(context, |kind| {
+        let (last, bytes) = version(&mut survivor, kind.kind, "last", 3)?;
+        let mut exporter = context.agent()?;
+        let (first, _) = version(&mut exporter, kind.kind, "first", 0)?;
+        let (mut mapping, stream) = open(context, &first)?;
+        let address = mapping.range().ptr;
+        exporter.kill()?;
+        equal(unchecked::close_mappings_of(first.exporter())?, 1, "the mappings closed by force")?;
+        refused(mapping.view::<u8, _>(&stream).map(drop), "a view of what was closed", "ExporterGone", &[])?;
+        mapping.replace(&last)?;
+        is_at(&mapping, address, "after a close by force")?;
+        same(&bytes_of(&mapping, &stream)?, &bytes, "the bytes after a close by force")?;
+        drop(mapping);
+        is_released(&mut survivor, "last")?;
+        survivor.must(&Command::Drop { names: vec!["last".into()] }).map(drop)
+    })
+}
+
+/// A read-only mapping is read-only in every version.
+pub fn read_only_is_kept(context: &Context) -> Outcome {
+    let fits = |kind: &HandleKindInfo| kind.read_only && kind.remappable;
+    let kind = context.kind_that(fits, "no kind of handle can be mapped read-only at addresses that the importer keeps")?;
+    let mut exporter = context.agent()?;
+    let (first, _) = version(&mut exporter, kind.kind, "first", 0)?;
+    let (second, bytes) = version(&mut exporter, kind.kind, "second", 1)?;
+    let mut importer = context.agent()?;
+    let opening = Opening::new(&first, Place::Home).access(Access::ReadOnly).reserved();
+    importer.try_open("m", opening)?.map_err(|refusal| Stop::failed(refusal.text))?;
+    importer.must(&Command::Replace { name: "m".into(), descriptor: second.to_string(), device: None })?;
+    same(&importer.bytes("m")?, &bytes, "the bytes of the second version")?;
+    let fill = importer.request(&Command::FillUnchecked { name: "m".into(), byte: 0xee })?;
+    that(fill.result.is_err(), "a write to a read-only mapping should be an error of the device")?;
+    same(&exporter.bytes("second")?, &bytes, "the bytes after a write to a read-only mapping")
+}
+
+/// Device work on suspended addresses fails, and reaches no memory.
+pub fn suspended_addresses_hold_nothing(context: &Context) -> Outcome {
+    for_each_remappable(context, |kind| {
+        let mut exporter = context.agent()?;
+        let (first, bytes) = version(&mut exporter, kind.kind, "first", 0)?;
+        // The device may be of no use to it afterwards.
+        let mut importer = context.agent()?;
+        let opening = Opening::new(&first, Place::Home).reserved();
+        importer.try_open("m", opening)?.map_err(|refusal| Stop::failed(refusal.text))?;
+        importer.must(&Command::Suspend { name: "m".into() })?;
+        is_released(&mut exporter, "first")?;
+        let fill = importer.request(&Command::FillUnchecked { name: "m".into(), byte: 0xee })?;
+        that(fill.result.is_err(), "a write to suspended addresses should be an error of the device")?;
+        same(&exporter.bytes("first")?, &bytes, "the exporter's bytes")
+    })
+}
+
+/// Memory is mapped on another device than its home, and replaced by memory of another home.
+pub fn device_that_is_not_the_home(context: &Context) -> Outcome {
+    let [first, second] = context.two_peers()?;
+    for_each_remappable(context, |kind| {
+        let mut exporter = context.agent()?;
+        let mut exports = Vec::new();
+        for device in [first.ordinal, second.ordinal] {
+            let bytes = pattern(4096 + device.index())[device.index()..].to_vec();
+            let (name, len) = (format!("m{device}"), bytes.len() as u64);
+            let kind = Some(kind.kind.0);
+            exporter.must(&Command::Allocate { name: name.clone(), len, device: device.get(), kind, bytes: Some(bytes.clone()) })?;
+            exports.push((exporter.share(&name, Sharing::default())?, bytes));
+        }
+        let ipc = context.ipc();
+        let stream = ipc.create_stream(second.ordinal)?;
+        let mut mapping = ipc.open(&exports[0].0).reserved().on(&stream)?;
+        let address = mapping.range().ptr;
+        equal((mapping.is_at_home(), mapping.device()), (false, second.ordinal), "the place of the mapping")?;
+        same(&bytes_of(&mapping, &stream)?, &exports[0].1, "the bytes of the other device")?;
+        let wrong = ipc.create_stream(first.ordinal)?;
+        refused(mapping.replace_on(&exports[1].0, &wrong), "a stream of another device", "WrongStream", &[])?;
+        mapping.replace_on(&exports[1].0, &stream)?;
+        equal((mapping.is_at_home(), mapping.device()), (true, second.ordinal), "the place of the next version")?;
+        is_at(&mapping, address, "after a replacement by memory of another home")?;
+        same(&bytes_of(&mapping, &stream)?, &exports[1].1, "the bytes of the second home")
+    })
+}
+
+/// A reserved mapping and a plain one of the same export are two leases at two addresses; the cache keeps only the plain one.
+pub fn not_shared_with_other_mappings(context: &Context) -> Outcome {
+    let mut exporter = context.agent()?;
+    for_each_remappable(context, |kind| {
+        let (first, bytes) = version(&mut exporter, kind.kind, "first", 0)?;
+        let ipc = context.ipc();
+        let (mut reserved, stream) = open(context, &first)?;
+        let plain = ipc.open(&first).on(&stream)?;
+        let (other, _) = open(context, &first)?;
+        let addresses = [&reserved, &plain, &other].map(|mapping| mapping.range().ptr);
+        that(addresses[0] != addresses[1] && addresses[0] != addresses[2], format!("addresses are shared: {addresses:?}"))?;
+        reserved.suspend()?;
+        same(&bytes_of(&plain, &stream)?, &bytes, "the bytes of the plain mapping")?;
+        same(&bytes_of(&other, &stream)?, &bytes, "the bytes of the other reserved mapping")?;
+        drop(plain);
+        drop(other);
+        drop(reserved);
+        device_ipc_core::close_unused(SOON)?;
+        is_released(&mut exporter, "first")?;
+        exporter.must(&Command::Drop { names: vec!["first".into()] }).map(drop)
+    })
+}
+
+/// Replacements, suspensions and drops leave no memory, mapping, descriptor or lease behind.
+pub fn nothing_is_left_behind(context: &Context) -> Outcome {
+    const BYTES: usize = 4 << 20;
+    let mut exporter = context.agent()?;
+    let stream = context.ipc().create_stream(0)?;
+    let mut descriptors = None;
+    for_each_remappable(context, |kind| {
+        let free = || Ok::<_, Stop>(context.backend().memory().memory_info(stream.device())?.free_bytes);
+        let round = || {
+            let mut versions = Vec::new();
+            for name in ["one", "two"] {
+                let (len, kind) = (BYTES as u64, Some(kind.kind.0));
+                exporter.must(&Command::Allocate { name: name.into(), len, device: 0, kind, bytes: None })?;
+                versions.push(exporter.share(name, Sharing::default())?);
+            }
+            let (mut mapping, _) = open(context, &versions[0])?;
+            for _ in 0..3 {
+                mapping.replace(&versions[1])?;
+                mapping.replace(&versions[0])?;
+            }
+            mapping.suspend()?;
+            mapping.resume(&versions[1])?;
+            mapping.suspend()?;
+            for name in ["one", "two"] {
+                exporter.must(&Command::Close { name: name.into(), timeout: SOON, free_anyway: false })?;
+                exporter.must(&Command::Free { name: name.into() })?;
+            }
+            drop(mapping);
+            Ok(())
+        };
+        memory_stays_free(BYTES, free, round)?;
+        until("the close of all imports", |seen| {
+            seen.driver_closes_total == seen.driver_opens_total && seen.mapped_bytes == 0
+        })?;
+        let before = *descriptors.get_or_insert(Usage::of_this_process()?.descriptors);
+        // A second kind may use descriptors that the first one does not.
+        let now = Usage::of_this_process()?.descriptors;
+        that(now <= before + 16, format!("{before} descriptors have become {now}"))
+    })
+}
+
+/// Memory of other kinds, memory of the same process, and copies are refused, with what to do instead.
+pub fn refused_where_addresses_cannot_be_kept(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
+    let share = memory.share()?;
+    let plain = memory.ipc.open(share.descriptor());
+    refused(plain.reserved().at_home(), "memory of the same process", "Unsupported", &[])?;
+    let mut mapping = memory.ipc.open(share.descriptor()).at_home()?;
+    refused(mapping.suspend(), "suspending a plain mapping", "Unsupported", &["not reserved"])?;
+    refused(mapping.replace(share.descriptor()), "replacing a plain mapping", "Unsupported", &["not reserved"])?;
+    let copy = memory.ipc.open(share.descriptor()).staged().reserved();
+    refused(copy.at_home(), "a copy", "Unsupported", &["a copy is private memory"])?;
+    let mut exporter = context.agent()?;
+    for kind in context.usable_kinds()?.into_iter().filter(|kind| !kind.remappable) {
+        let (descriptor, _) = version(&mut exporter, kind.kind, "first", 0)?;
+        match memory.ipc.open(&descriptor).reserved().at_home() {
+            Err(Error::Unsupported { why, .. }) => that(
+                context.backend().reservations().is_none() || why.contains("MemoryUse::remappable"),
+                format!("the refusal should name the remedy: {why}"),
+            )?,
+            other => return crate::fail(format!("memory of kind {} at reserved addresses: {other:?}", kind.name)),
+        }
+        exporter.must(&Command::Drop { names: vec!["first".into()] })?;
+        exporter.must(&Command::Free { name: "first".into() })?;
+    }
+    Ok(())
+}
