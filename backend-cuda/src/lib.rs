@@ -61,6 +61,7 @@ mod library;
 mod memory;
 mod objects;
 pub mod raw;
+mod remedy;
 
 pub use backend::{CudaBackend, REGISTRATION, make_pool_shareable};
 pub use interop::{alloc_zeros, clone_htod};

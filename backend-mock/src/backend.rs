@@ -28,11 +28,15 @@ use crate::reservations::MockReservations;
 use crate::spec::{self, HandleForm, MACHINE_VARIABLE};
 use crate::timelines::MockTimelines;
 
+/// `kDLCPU` of `dlpack.h`: to frameworks the memory is that of the host.
+const DLPACK_HOST: i32 = 1;
+
 /// The registration for [`Backends::with`](device_ipc_core::Backends::with). `DEVICE_IPC_MOCK` describes the machine.
 pub const REGISTRATION: Registration = Registration::new(NAME, Rank::SIMULATED, || {
     let spec = environment::variable(MACHINE_VARIABLE).unwrap_or_default();
     Ok(MockBackend::from_spec(&spec.to_string_lossy())?)
-});
+})
+.with_dlpack_device_type(DLPACK_HOST);
 
 /// A backend whose devices are simulated in shared memory.
 pub struct MockBackend {

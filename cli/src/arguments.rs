@@ -7,11 +7,12 @@ use std::time::Duration;
 use anstream::ColorChoice;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, ValueEnum};
+use device_ipc::backend::Registration;
 use device_ipc::{AllowList, Backends, Dtype};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::memory::dtype_of_name;
-use device_ipc_cli::output;
+use crate::output;
 
 /// The longest duration that an option takes. The sum of a point in time and a longer one may overflow.
 const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -94,7 +95,7 @@ pub(crate) fn color_of_help<'a>(arguments: impl IntoIterator<Item = &'a OsStr>) 
 
 /// Returns the parser of the name of a backend, which suggests the known names.
 pub(crate) fn backend() -> PossibleValuesParser {
-    PossibleValuesParser::new(Backends::registered().names())
+    PossibleValuesParser::new(Backends::registered().registrations().iter().map(Registration::name))
 }
 
 /// The short names of the element types: `f32` for `float32`.

@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use crate::arguments::{byte, number};
 use crate::exporter::{self, ExporterState};
 use crate::memory::{OpenArguments, OpenTensor};
+use crate::output::{self, UsageError};
 use crate::recv::write_out;
 use crate::transcript::Transcript;
 use crate::transport::descriptor::{AnyDescriptor, RING_IS_NOT_READABLE};
 use crate::transport::{descriptor_argument, printable};
-use device_ipc_cli::output::{self, UsageError};
 
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]

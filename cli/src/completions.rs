@@ -7,7 +7,7 @@ use clap::Command;
 use clap_complete::Shell;
 use clap_mangen::Man;
 
-use device_ipc_cli::output::{RawOutput, line};
+use crate::output::{RawOutput, line};
 
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]

@@ -5,7 +5,7 @@ use comfy_table::{Table, presets};
 use device_ipc::{Backends, DeviceInfo, Ipc};
 use serde::Serialize;
 
-use device_ipc_cli::output::line;
+use crate::output::line;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {

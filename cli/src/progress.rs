@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
+use crate::output::{is_quiet, notice};
 use device_ipc::CopyProgress;
-use device_ipc_cli::output::{is_quiet, notice};
 
 /// Interval between lines where standard error is not a terminal.
 const INTERVAL: Duration = Duration::from_secs(5);

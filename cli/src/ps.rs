@@ -10,7 +10,7 @@ use device_ipc::{ListedExport, ListedProcess, list_exports};
 use serde::Serialize;
 
 use crate::arguments::{AllowArguments, positive_duration};
-use device_ipc_cli::output::{escaped, json, line, warning, write_line};
+use crate::output::{escaped, json, line, warning, write_line};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {

@@ -11,12 +11,12 @@ use serde_json::json;
 
 use crate::arguments::{self, address, duration, number};
 use crate::memory::{OpenArguments, OpenTensor};
+use crate::output::{RawOutput, UsageError, notice};
 use crate::transcript::Transcript;
 use crate::transport::descriptor::AnyDescriptor;
 use crate::transport::key::{KEY_ID, KEY_VARIABLE, KeyArguments};
 use crate::transport::message::{self, FromReceiver, FromSender};
 use crate::transport::{DESCRIPTOR_VARIABLE, connect, descriptor_argument, descriptor_of, file};
-use device_ipc_cli::output::{RawOutput, UsageError, notice};
 
 /// Timeout of each message to the sender after it has sent the descriptor.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);

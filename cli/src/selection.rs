@@ -1,18 +1,26 @@
 //! Selection of the backend that a command runs on.
 
 use anyhow::{Result, bail};
-use device_ipc::{AllowList, DeviceOrdinal, Error, Ipc, IpcBuilder};
+use device_ipc::{AllowList, Backends, DeviceOrdinal, Error, Ipc, IpcBuilder};
 
 /// A selected backend.
 pub struct Selection {
     /// The entry point of the library on this backend.
     pub ipc: Ipc,
-    /// Why each other backend is unavailable, one line each; `None` unless the mock was selected for lack of hardware.
+    /// Why each other backend is unavailable, one line each; `None` unless a simulated one was selected for lack of hardware.
     pub fallback: Option<String>,
 }
 
-/// Selects the backend of this name; without a name the first backend that has a device, and the mock where no backend has
-/// one. The list contains the users to share with and to open from.
+impl Selection {
+    /// Returns whether the backend only simulates devices.
+    pub fn is_simulated(&self) -> bool {
+        let name = self.ipc.backend().info().name;
+        Backends::registered().registrations().iter().any(|one| one.name() == name && one.is_simulated())
+    }
+}
+
+/// Selects the backend of this name; without a name the first backend that has a device, and a simulated one where no backend
+/// has one. The list contains the users to share with and to open from.
 ///
 /// # Errors
 ///

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use anyhow::Result;
 use serde_json::Value;
 
-use device_ipc_cli::output::{self, line};
+use crate::output::{self, line};
 
 /// Where the results go.
 #[derive(Clone, Copy, Debug)]

@@ -380,7 +380,7 @@ fn regions() -> Vec<(&'static str, Descriptor)> {
         (
             "host-and-physical-id",
             plain.with(|contents| {
-                contents.backend = BackendName::new("ascend").expect("it is short");
+                contents.backend = BackendName::new("acme").expect("it is short");
                 contents.parts[0].home = DeviceIdentity::HostPhysical { host: SOMEBODY.host, physical: 3 };
             }),
         ),

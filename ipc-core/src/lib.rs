@@ -54,14 +54,15 @@ pub use ipc::{Ipc, IpcBuilder};
 pub use model::access::Access;
 pub use model::address::{DevicePtr, DeviceRange};
 pub use model::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
-pub use model::error::{Error, Remedy, Result, VendorError, VendorStatus};
+pub use model::error::{BackendRemedy, Error, Remedy, Result, VendorError, VendorStatus};
 pub use model::lease::{Holder, Holders, LeaseId, LeaseState};
 pub use model::placement::{DeviceMap, DeviceName};
 pub use model::printable::printable;
 pub use model::tensor::{Bool, Dtype, Element, LayoutError, TensorLayout, TensorTable};
-#[cfg(feature = "test-clock")]
+#[cfg(any(test, feature = "test-clock"))]
 #[doc(hidden)]
 pub use os::clock::TestClock;
+pub use os::clock::interruptible;
 #[cfg(feature = "kill-points")]
 #[doc(hidden)]
 pub use os::kill::KILL_POINTS;

@@ -230,8 +230,7 @@ impl Channel {
         if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        let sender = self.sender.clone();
-        wait::aside(py, move || sender.close(limit))?.or_raise(py)
+        wait::interruptible(py, || self.sender.close(limit))?.or_raise(py)
     }
 
     /// The process id of the peer, in its own pid namespace.
@@ -414,10 +413,10 @@ impl ReceivedExport {
             _ => Place::parse(py, &self.ipc, device, self.export().descriptor())?,
         };
         let stream = place.stream(py, stream, &self.ipc)?.map(Arc::new);
-        let (opened_on, received, index) = (stream.clone(), Arc::clone(&self.received), self.index);
         let is_mapped = device.is_none() && mapped.is_some();
-        let call = move |timeout: Duration| {
-            let mut builder = received.exports()[index].open().timeout(timeout);
+        let limit = wait::limit(timeout)?;
+        let call = || {
+            let mut builder = self.export().open().timeout(limit);
             if let Some(access) = access {
                 builder = builder.access(access);
             }
@@ -431,21 +430,15 @@ impl ReceivedExport {
                 Some(true) => builder.pulled(),
                 Some(false) => builder,
             };
-            match (&opened_on, &place) {
+            match (&stream, &place) {
                 (_, Place::Mapped(map)) => builder.on_mapped_devices(map),
                 (Some(stream), _) => builder.on(&**stream),
-                (None, _) if is_mapped => builder.on_mapped_devices(&received.exports()[index].device_map()),
+                (None, _) if is_mapped => builder.on_mapped_devices(&self.export().device_map()),
                 (None, Place::Home) => builder.at_home(),
                 (None, Place::On(device)) => builder.on_device(*device),
             }
         };
-        let limit = wait::limit(timeout)?;
-        // As in `open`. Without a stream, an attempt that uses the grant up may have to wait for the bytes.
-        let mapping = if stream.is_some() && staged == Some(false) && pulled == Some(false) {
-            wait::at_once_or_aside(py, limit, call)?
-        } else {
-            wait::aside(py, move || call(limit))?.or_raise(py)?
-        };
+        let mapping = wait::interruptible(py, call)?.or_raise(py)?;
         let backend = self.ipc.backend().info().name;
         Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only, uses: Uses::default() }))
     }
@@ -524,16 +517,16 @@ pub(crate) fn connect(
 ) -> PyResult<Channel> {
     let ipc = ipc_for_users(py, backend, &allow_users.unwrap_or_default())?;
     let map = device_map.map(|pairs| self::device_map(py, &ipc, pairs, std::iter::empty())).transpose()?;
-    let (session, limit, key) = (ipc.clone(), wait::limit(timeout)?, key.map(checked_key).transpose()?);
+    let (limit, key) = (wait::limit(timeout)?, key.map(checked_key).transpose()?);
     // One attempt: a listener that has just accepted a connection that was given up would have a channel without a peer.
-    let call = move || {
+    let call = || {
         let builder = match &key {
-            None => session.connect(&name),
-            Some(key) => session.connect_tcp(&name, key),
+            None => ipc.connect(&name),
+            Some(key) => ipc.connect_tcp(&name, key),
         };
         let builder = builder.timeout(limit);
         map.into_iter().fold(builder, device_ipc::ConnectBuilder::device_map).start()
     };
-    let channel = wait::aside(py, call)?.or_raise(py)?;
+    let channel = wait::interruptible(py, call)?.or_raise(py)?;
     Ok(Channel::new(channel, &ipc))
 }

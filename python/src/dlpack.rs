@@ -17,7 +17,7 @@ use crate::tensor::{Keeper, TensorData};
 /// `DLDeviceType` of host memory, which the mock's memory is for frameworks.
 const CPU: i32 = 1;
 /// `DLDeviceType` of CUDA memory.
-const CUDA: i32 = 2;
+pub(crate) const CUDA: i32 = 2;
 /// `DLDeviceType` that torch_npu uses for Ascend memory: `kDLExtDev`.
 const EXTENSION: i32 = 12;
 

@@ -7,6 +7,7 @@ use crate::export::Holder;
 
 pyo3::import_exception!(device_ipc._errors, LayoutError);
 pyo3::import_exception!(device_ipc._errors, PlacementError);
+pyo3::import_exception!(device_ipc._errors, StaleError);
 
 /// Converts results of the library into Python's.
 pub(crate) trait OrRaise<T> {

@@ -6,12 +6,13 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
+use device_ipc::DeviceOrdinal;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use pyo3::{ffi, intern};
 
-use crate::dlpack::{DlTensor, DlVersioned, Foreign, foreign, versioned};
+use crate::dlpack::{self, DlTensor, DlVersioned, Foreign, foreign, versioned};
 use crate::dtype::is_part_of_complex;
 use crate::tensor::TensorData;
 
@@ -25,7 +26,7 @@ struct ExchangeApi {
     managed_from_object: *const c_void,
     make: Option<Make>,
     read: Option<Read>,
-    current_stream: *const c_void,
+    current_stream: Option<CurrentStream>,
 }
 
 /// `dltensor_from_py_object_no_sync`: describes a tensor, whose object keeps what the description points to. On failure it returns
@@ -36,12 +37,17 @@ type Read = unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int;
 /// and sets an exception.
 type Make = unsafe extern "C" fn(*mut DlVersioned, *mut *mut c_void) -> c_int;
 
+/// `current_work_stream`: writes the handle of the stream that the framework submits its work to. On failure it returns another value than 0
+/// and sets an exception.
+type CurrentStream = unsafe extern "C" fn(c_int, i32, *mut *mut c_void) -> c_int;
+
 /// The functions of PyTorch.
 pub(crate) struct Exchange {
     /// The types whose tensors are plain memory.
     types: [Py<PyType>; 2],
     read: Read,
     make: Make,
+    current_stream: Option<CurrentStream>,
 }
 
 static KNOWN: PyOnceLock<Option<Exchange>> = PyOnceLock::new();
@@ -102,6 +108,19 @@ impl Exchange {
     }
 }
 
+impl Exchange {
+    /// Returns the handle of PyTorch's current stream of a CUDA device, whose use PyTorch has begun.
+    pub(crate) fn current_stream(&self, py: Python<'_>, device: DeviceOrdinal) -> PyResult<Option<u64>> {
+        let Some(current_stream) = self.current_stream else { return Ok(None) };
+        let mut stream = ptr::null_mut();
+        // SAFETY: the function writes one handle.
+        if unsafe { current_stream(dlpack::CUDA, device.get() as i32, &raw mut stream) } != 0 {
+            return Err(PyErr::fetch(py));
+        }
+        Ok(Some(stream as u64))
+    }
+}
+
 fn find(py: Python<'_>) -> PyResult<Option<Exchange>> {
     let torch = py.import("torch")?;
     let tensor = torch.getattr("Tensor")?.cast_into::<PyType>()?;
@@ -115,15 +134,15 @@ fn find(py: Python<'_>) -> PyResult<Option<Exchange>> {
     let mut api: *const ExchangeApi = found.cast_const().cast();
     // SAFETY: a capsule of this name points to such a table, which lives as long as the process and may name one of an older version.
     // Every version begins with its number and that pointer.
-    let (read, make) = unsafe {
+    let (read, make, current_stream) = unsafe {
         while let Some(newer) = api.as_ref()
             && newer.major != 1
         {
             api = newer.previous;
         }
         let Some(api) = api.as_ref() else { return Ok(None) };
-        (api.read, api.make)
+        (api.read, api.make, api.current_stream)
     };
     let types = [tensor.unbind(), parameter.unbind()];
-    Ok(read.zip(make).map(|(read, make)| Exchange { types, read, make }))
+    Ok(read.zip(make).map(|(read, make)| Exchange { types, read, make, current_stream }))
 }

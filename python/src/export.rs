@@ -222,12 +222,6 @@ impl Export {
         }
     }
 
-    /// Ends the export without waiting.
-    pub(crate) fn end(&self, py: Python<'_>) {
-        let export = self.lock().take();
-        py.detach(|| drop(export));
-    }
-
     fn lock(&self) -> MutexGuard<'_, Option<Arc<device_ipc::Export>>> {
         self.export.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -6,7 +6,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
 use crate::error::OrRaise as _;
-use crate::export::Export;
 
 /// A right to open an export once, by `open(descriptor, grant=grant)`. `str(grant)` and `bytes(grant)` travel beside the descriptor.
 ///
@@ -78,19 +77,4 @@ pub(crate) fn parse(py: Python<'_>, grant: &Bound<'_, PyAny>) -> PyResult<CoreGr
         ))
     })?;
     CoreGrant::from_bytes(&bytes).or_raise(py)
-}
-
-/// Ends an export that no process uses, and returns true; otherwise takes idle leases back and returns false.
-#[pyfunction]
-pub(crate) fn end_unless_used(py: Python<'_>, export: &Export) -> PyResult<bool> {
-    let Ok(shared) = export.get() else { return Ok(true) };
-    let is_used = py.detach(|| {
-        shared.recall();
-        shared.holders().iter().len() > 0
-    });
-    drop(shared);
-    if !is_used {
-        export.end(py);
-    }
-    Ok(!is_used)
 }

@@ -26,7 +26,7 @@ mod remedy;
 mod ring;
 mod session;
 mod share;
-mod storage;
+mod storages;
 mod stream;
 mod tensor;
 mod timeline;
@@ -59,7 +59,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ring::RingReader>()?;
     module.add_class::<ring::RingReaders>()?;
     module.add_class::<ring::RingWriteSlot>()?;
-    module.add_class::<storage::WeakMapping>()?;
+    module.add_class::<storages::Storages>()?;
     module.add_class::<stream::Stream>()?;
     module.add_class::<tensor::Tensor>()?;
     module.add_class::<timeline::Timeline>()?;
@@ -71,7 +71,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(counters::shutdown, module)?)?;
     module.add_function(wrap_pyfunction!(devices::available, module)?)?;
     module.add_function(wrap_pyfunction!(devices::devices, module)?)?;
-    module.add_function(wrap_pyfunction!(grant::end_unless_used, module)?)?;
     module.add_function(wrap_pyfunction!(keeper::keep, module)?)?;
     module.add_function(wrap_pyfunction!(log::_log_level, module)?)?;
     module.add_function(wrap_pyfunction!(log::_log_start, module)?)?;
@@ -87,7 +86,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(share::share, module)?)?;
     module.add_function(wrap_pyfunction!(torch_pool::_pool_blocks, module)?)?;
     module.add_function(wrap_pyfunction!(torch_pool::_pool_prepare, module)?)?;
-    module.add_function(wrap_pyfunction!(storage::share_storage, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     Ok(())
 }

@@ -223,7 +223,7 @@ impl Mapping {
         let ipc = crate::session::ipc(py, Some(inner.backend))?;
         let device = inner.mapping.device();
         // A request to the exporter.
-        let timeline = wait::aside(py, move || inner.mapping.timeline())?.or_raise(py)?;
+        let timeline = wait::interruptible(py, || inner.mapping.timeline())?.or_raise(py)?;
         Ok(Timeline::new(timeline, ipc, device))
     }
 

@@ -174,11 +174,9 @@ pub(crate) fn open(
     let stream = place.stream(py, stream, &ipc)?;
     let backend = ipc.backend().info().name;
     let stream = stream.map(Arc::new);
-    let opened_on = stream.clone();
     let report = progress.map(pull::report);
-    let may_be_known = grant.is_none() && matches!(source, Source::Descriptor(_));
-    let call = move |timeout| {
-        let mut builder = options(source.open(&ipc), access, staged, timeout);
+    let call = || {
+        let mut builder = options(source.open(&ipc), access, staged, limit);
         if let Some(report) = &report {
             builder = builder.on_progress(report);
         }
@@ -190,20 +188,14 @@ pub(crate) fn open(
         if let Some(grant) = &grant {
             builder = builder.grant(grant)?;
         }
-        match (&opened_on, &place) {
+        match (&stream, &place) {
             (_, Place::Mapped(map)) => builder.on_mapped_devices(map),
             (Some(stream), _) => builder.on(&**stream),
             (None, Place::Home) => builder.at_home(),
             (None, Place::On(device)) => builder.on_device(*device),
         }
     };
-    // One attempt that makes a request: it uses a grant up, and the exporter takes the lease of an attempt that is given up for an importer
-    // that has finished. Memory that is open already takes none, and no other thread.
-    let mapping = if may_be_known && staged == Some(false) && pulled == Some(false) {
-        wait::at_once_or_aside(py, limit, call)?
-    } else {
-        wait::aside(py, move || call(limit))?.or_raise(py)?
-    };
+    let mapping = wait::interruptible(py, call)?.or_raise(py)?;
     Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only, uses: Uses::default() }))
 }
 

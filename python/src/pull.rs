@@ -58,7 +58,7 @@ pub(crate) fn pull_into(
         builder.pull_into(set)?;
         Ok(())
     };
-    wait::aside(py, call)?.or_raise(py)
+    wait::interruptible(py, call)?.or_raise(py)
 }
 
 /// Returns a function that calls one of Python. Exceptions of the callback are printed.

@@ -8,7 +8,7 @@ pub(crate) fn install() {
     Remedy::set_texts(in_python);
 }
 
-/// Returns each remedy's name with its text, for the tests.
+/// Returns each remedy's name with its text, for the tests; not those of backends.
 #[pyfunction]
 pub(crate) fn _remedies() -> Vec<(String, &'static str)> {
     Remedy::ALL.iter().map(|remedy| (format!("{remedy:?}"), in_python(*remedy))).collect()
@@ -42,7 +42,6 @@ const fn in_python(remedy: Remedy) -> &'static str {
         Remedy::ReleaseOldestSlot => "release the oldest first (RingReadSlot.release)",
         Remedy::JoinRing => "open the ring again (device_ipc.join)",
         Remedy::RequestTimeline => "importers open the export and request theirs",
-        Remedy::PassPrimaryStream => "pass a stream of the framework, or of cudaStreamCreate",
         Remedy::OpenMemory => "open it by device_ipc.open",
         Remedy::OpenRing => "open it by device_ipc.join",
         Remedy::WaitWritable => "wait with Ring.write",
@@ -64,16 +63,11 @@ const fn in_python(remedy: Remedy) -> &'static str {
         Remedy::AllocateReadOnly => "device_ipc.empty with read_only=True",
         Remedy::OpenStaged => "take a copy (staged=None)",
         Remedy::AllocateAs => "allocate it with device_ipc.empty",
-        Remedy::StateAllocation => "update CANN",
+        Remedy::StateAllocation => "update the vendor's library",
         Remedy::TakeByName => "take one by its name (mapping[name]), or all by Mapping.items",
         Remedy::TakeBytes => "take Mapping.regions, or have the exporter share a tensor with an element type",
         Remedy::TakeUnnamed => "take it by Mapping.tensor",
-        Remedy::AllocateFromShareablePool => {
-            "allocate it inside of device_ipc.torch.pool(), or with device_ipc.empty, or share a copy (clone it there)"
-        }
-        Remedy::AllocateOutsidePools => {
-            "allocate with the default allocator of the framework instead of cudaMallocAsync"
-        }
         Remedy::ShareCopyOfMemory => "share a copy in memory of device_ipc.empty or device_ipc.torch.pool()",
+        Remedy::OfBackend(remedy) => remedy.python,
     }
 }

@@ -9,7 +9,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::error::{OrRaise as _, exception};
-use crate::wait;
 
 /// A device as the caller names it: `"cuda:1"`, `"npu:0"`, `"mock"`, or an ordinal.
 #[derive(Clone, Copy, Debug)]
@@ -138,7 +137,7 @@ fn select(py: Python<'_>, backend: Option<&str>, allow: AllowList) -> PyResult<I
 /// Raises `UnsupportedError` without NIXL, and `Error` if the address cannot be bound.
 #[pyfunction]
 pub(crate) fn enable_remote(py: Python<'_>, address: String) -> PyResult<String> {
-    let listening = wait::aside(py, move || nixl::listen(&address))?.or_raise(py)?;
+    let listening = py.detach(|| nixl::listen(&address)).or_raise(py)?;
     KNOWN.write().unwrap_or_else(PoisonError::into_inner).clear();
     Ok(listening.address().map_or_else(String::new, |address| address.to_string()))
 }

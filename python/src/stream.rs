@@ -138,8 +138,12 @@ impl StreamArg {
         if found.is_none() {
             return Ok(None);
         }
-        let raw = found.extract::<u64>()?;
-        Ok(Some(Self { backend, device, raw, ipc: ipc.clone(), _owner: None }))
+        Ok(Some(Self::of_framework(ipc, device, found.extract::<u64>()?)))
+    }
+
+    /// A stream that a framework names as its current one.
+    pub(crate) fn of_framework(ipc: &Ipc, device: DeviceOrdinal, raw: u64) -> Self {
+        Self { backend: ipc.backend().info().name, device, raw, ipc: ipc.clone(), _owner: None }
     }
 
     /// Returns the stream that the caller passed, or that of the framework in use.

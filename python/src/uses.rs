@@ -42,6 +42,8 @@ enum Used {
     Name(String),
     /// The position of the tensor whose view it is.
     View(usize),
+    /// In a mapping that only its tensor has.
+    Only,
 }
 
 impl Use {
@@ -58,11 +60,17 @@ impl Use {
         inner.uses.views.get_or_init(none)[position].fetch_add(1, Ordering::Relaxed);
         Arc::new(Self { inner: Arc::clone(inner), tensor: Used::View(position) })
     }
+
+    /// A use by the one tensor that has the mapping, which is not counted.
+    pub(crate) fn only(inner: &Arc<MappingInner>) -> Arc<Self> {
+        Arc::new(Self { inner: Arc::clone(inner), tensor: Used::Only })
+    }
 }
 
 impl Drop for Use {
     fn drop(&mut self) {
         match &self.tensor {
+            Used::Only => {}
             Used::View(position) => {
                 let views = self.inner.uses.views.get().expect("the view was counted");
                 views[*position].fetch_sub(1, Ordering::Relaxed);

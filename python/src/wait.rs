@@ -1,9 +1,10 @@
 //! Waits that release the interpreter lock and that Ctrl-C ends.
 
-use std::io;
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::thread::{self, ThreadId};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use device_ipc::{Error, Result};
@@ -167,21 +168,27 @@ pub(crate) fn wake_tasks_of(py: Python<'_>, object: usize) -> PyResult<()> {
     Ok(())
 }
 
-/// Makes an attempt on this thread, which a time limit of zero keeps from waiting, and after that another one as [`aside`] does. The
-/// first one must have no effect where it fails.
-pub(crate) fn at_once_or_aside<T: Send + 'static>(
-    py: Python<'_>,
-    limit: Duration,
-    call: impl Fn(Duration) -> Result<T> + Send + Sync + 'static,
-) -> PyResult<T> {
-    match py.detach(|| call(Duration::ZERO)) {
-        Err(error) if error.is_timeout() && !limit.is_zero() => aside(py, move || call(limit))?.or_raise(py),
-        done => done.or_raise(py),
-    }
+/// Makes a call that must not be repeated. Ctrl-C ends its waits as if its time limit were over.
+pub(crate) fn interruptible<T: Send>(py: Python<'_>, call: impl FnOnce() -> T + Send) -> PyResult<T> {
+    let (result, raised) = py.detach(|| {
+        let raised = Rc::new(RefCell::new(None));
+        let seen = Rc::clone(&raised);
+        // Does nothing on a thread that receives no signals.
+        let check = move || match Python::attach(|py| py.check_signals()) {
+            Ok(()) => false,
+            Err(error) => {
+                *seen.borrow_mut() = Some(error);
+                true
+            }
+        };
+        let result = device_ipc::interruptible(check, call);
+        (result, raised.take())
+    });
+    raised.map_or(Ok(result), Err)
 }
 
-/// Runs a call that must not be repeated on another thread, and returns its result. The call continues there if Ctrl-C ends
-/// this wait. A thread that receives no signals runs it itself.
+/// Runs a call that waits in the driver on another thread, and returns its result. The call continues there if Ctrl-C ends this
+/// wait. A thread that receives no signals runs it itself.
 pub(crate) fn aside<T: Send + 'static>(
     py: Python<'_>,
     call: impl FnOnce() -> T + Send + 'static,
@@ -191,7 +198,8 @@ pub(crate) fn aside<T: Send + 'static>(
     }
     let (sender, receiver) = mpsc::channel();
     let receiver = Mutex::new(receiver);
-    let started = on_thread(Box::new(move || drop(sender.send(call()))));
+    let thread = thread::Builder::new().name("device-ipc-wait".to_owned());
+    let started = thread.spawn(move || drop(sender.send(call())));
     started.map_err(|error| Error::io("starting a thread", error)).or_raise(py)?;
     loop {
         match py.detach(|| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(SLICE)) {
@@ -209,72 +217,6 @@ fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
     let threading = py.import(intern!(py, "threading"))?;
     let this = threading.call_method0(intern!(py, "get_ident"))?;
     threading.call_method0(intern!(py, "main_thread"))?.getattr(intern!(py, "ident"))?.eq(this)
-}
-
-/// A call for a thread.
-type Job = Box<dyn FnOnce() + Send>;
-
-/// A thread that has run a call, and waits a moment for the next one.
-struct Idle {
-    thread: ThreadId,
-    process: u32,
-    jobs: mpsc::Sender<Job>,
-}
-
-/// Starting a thread takes longer than most calls.
-static IDLE: Mutex<Option<Idle>> = Mutex::new(None);
-
-/// The time for which a thread waits for the next call.
-const IDLE_TIME: Duration = Duration::from_secs(1);
-
-/// Runs a call on the thread that is idle, or on a new one.
-fn on_thread(job: Job) -> io::Result<()> {
-    // A child of fork does not have the thread, and may find the lock taken for ever.
-    let idle = IDLE.try_lock().ok().and_then(|mut idle| idle.take());
-    let job = match idle {
-        Some(Idle { process, jobs, .. }) if process == std::process::id() => match jobs.send(job) {
-            Ok(()) => return Ok(()),
-            Err(mpsc::SendError(job)) => job,
-        },
-        Some(Idle { jobs, .. }) => {
-            std::mem::forget(jobs);
-            job
-        }
-        None => job,
-    };
-    let thread = thread::Builder::new().name("device-ipc-wait".to_owned());
-    thread.spawn(move || {
-        let mut next = Some(job);
-        while let Some(job) = next {
-            job();
-            next = next_job();
-        }
-    })?;
-    Ok(())
-}
-
-/// Waits for another call for this thread; `None` if there is none for a while, or another thread is idle already.
-fn next_job() -> Option<Job> {
-    let idle = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
-    let this = thread::current().id();
-    let (jobs, receiver) = mpsc::channel();
-    {
-        let mut idle = idle();
-        if idle.is_some() {
-            return None;
-        }
-        *idle = Some(Idle { thread: this, process: std::process::id(), jobs });
-    }
-    receiver.recv_timeout(IDLE_TIME).ok().or_else(|| {
-        let mut idle = idle();
-        if idle.as_ref().is_some_and(|idle| idle.thread == this) {
-            *idle = None;
-            return None;
-        }
-        drop(idle);
-        // A caller has taken the sender just now.
-        receiver.recv().ok()
-    })
 }
 
 /// Returns the error with the time limit of the whole wait.

@@ -43,15 +43,23 @@ def test_no_text_of_the_library_names_rust_outside_of_a_remedy() -> None:
     assert not found, f"make the advice a Remedy (ipc-core/src/model/error/remedy.rs): {sorted(found)}"
 
 
+def remedies_of_python() -> "list[tuple[str, str]]":
+    """Returns the texts for users of Python, with their names: of the library, and of the backends."""
+    files = ROOT.glob("backend-*/src/remedy.rs")
+    constants = [each for file in files for each in re.findall(r'const (\w+):.*?python: "([^"]*)"', file.read_text(), re.S)]
+    assert len(constants) >= 3
+    return _native._remedies() + constants
+
+
 def test_remedies_have_texts_without_rust() -> None:
-    remedies = _native._remedies()
+    remedies = remedies_of_python()
     assert len(remedies) > 30
     for name, text in remedies:
         assert text and not re.search(r"::|\bIpc\b|Builder|feature|cudarc|candle", text), (name, text)
 
 
 def test_names_in_remedies_exist() -> None:
-    for name, text in _native._remedies():
+    for name, text in remedies_of_python():
         for path in re.findall(r"device_ipc((?:\.\w+)+)", text):
             owner: object = device_ipc
             for part in path.split(".")[1:]:

@@ -37,13 +37,13 @@ def installed() -> Iterator[None]:
     # Payloads that a test leaves unopened stay until the end of all tests.
     mock.enter(payload_lifetime=3600)
     storages = device_ipc._torch_install._storages
-    others = device_ipc.counters()["exports"] - len(storages._shared)
+    others = device_ipc.counters()["exports"] - len(storages)
     exports_before = device_ipc.counters()["exports"]
     yield
     gc.collect()
     torch.cuda.ipc_collect()
     mock.leave()
-    eventually("exports", others, lambda: device_ipc.counters()["exports"] - len(storages._shared))
+    eventually("exports", others, lambda: device_ipc.counters()["exports"] - len(storages))
 
 
 @pytest.fixture(scope="module")

@@ -146,7 +146,7 @@ class Commands:
     def devices(self) -> "list[str]":
         from device_ipc import _torch_install
 
-        return [str(one.mapping.device) for one in _torch_install._storages._received.values() if not one.reference.expired()]
+        return _torch_install._storages.devices()
 
     def pid(self) -> int:
         return os.getpid()

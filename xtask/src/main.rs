@@ -12,6 +12,8 @@ mod msrv;
 mod nixl;
 mod public_api;
 mod python;
+#[cfg(test)]
+mod vendors;
 mod verify_abi;
 mod workspace;
 

@@ -106,8 +106,14 @@ impl AscendBackend {
     }
 }
 
+/// `kDLExtDev` of `dlpack.h`, which torch_npu uses.
+const DLPACK_EXTENSION: i32 = 12;
+
 /// The registration of this backend, for [`Backends::with`](device_ipc_core::Backends::with).
-pub const REGISTRATION: Registration = Registration::new(NAME, Rank::ASCEND, load);
+pub const REGISTRATION: Registration = Registration::new(NAME, Rank(200), load)
+    .with_device_kind("npu")
+    .with_dlpack_device_type(DLPACK_EXTENSION)
+    .with_diagnosis(&super::diagnosis::AscendDiagnosis);
 
 device_ipc_core::register_backend!(REGISTRATION);
 

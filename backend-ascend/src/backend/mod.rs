@@ -1,6 +1,7 @@
 //! The backend: Ascend behind the traits of device-ipc.
 
 mod ascend;
+mod diagnosis;
 mod diagnostics;
 mod load;
 mod memory;

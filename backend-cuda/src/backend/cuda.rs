@@ -38,8 +38,13 @@ pub struct CudaBackend {
     open: OpenTable,
 }
 
+/// `kDLCUDA` of `dlpack.h`.
+const DLPACK_CUDA: i32 = 2;
+
 /// The registration of this backend, for [`Backends::with`](device_ipc_core::Backends::with).
-pub const REGISTRATION: Registration = Registration::new(NAME, Rank::CUDA, load);
+pub const REGISTRATION: Registration = Registration::new(NAME, Rank(100), load)
+    .with_dlpack_device_type(DLPACK_CUDA)
+    .with_diagnosis(&super::diagnosis::CudaDiagnosis);
 
 device_ipc_core::register_backend!(REGISTRATION);
 

@@ -1,6 +1,7 @@
 //! The backend: CUDA behind the traits of device-ipc.
 
 mod cuda;
+mod diagnosis;
 mod memory;
 mod shareable_pool;
 mod test_kernels;

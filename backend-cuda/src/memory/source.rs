@@ -9,6 +9,7 @@ use crate::bindings::api::{MEMORYTYPE_HOST, Pool};
 use crate::bindings::layout::{HANDLE_TYPE_FABRIC, HANDLE_TYPE_POSIX_FD};
 use crate::library::CudaLibrary;
 use crate::library::status::number;
+use crate::remedy;
 
 /// The source of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +107,7 @@ impl MemorySource {
             Self::Foreign | Self::Plain => return Error::SharedOn { ptr },
             Self::Pool(_, 0) => format!(
                 "its pool cannot be shared, like a device's default pool and pools of other processes; {}",
-                Remedy::AllocateFromShareablePool
+                remedy::ALLOCATE_FROM_SHAREABLE_POOL
             ),
             Self::Pool(..) => format!(
                 "its pool was created without file descriptors; create it with handleTypes = \

@@ -17,7 +17,7 @@ use std::ffi::{c_int, c_ulonglong};
 use std::marker::PhantomData;
 use std::sync::PoisonError;
 
-use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Remedy, Result};
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result};
 
 use crate::bindings::api::{Context, Stream};
 use crate::library::NAME;
@@ -25,6 +25,7 @@ use crate::library::status::number;
 use crate::objects::capture::RelaxedCapture;
 use crate::objects::device::{Device, PrimaryContext};
 use crate::objects::driver::Driver;
+use crate::remedy;
 
 thread_local! {
     /// The innermost context that a [`Current`] on this thread has pushed and not popped yet.
@@ -143,7 +144,7 @@ impl Driver {
             what: format!("use a stream outside the primary context of device {}", stream.device()),
             why: format!(
                 "memory is opened and events are recorded in the primary context; {}",
-                Remedy::PassPrimaryStream
+                remedy::PASS_PRIMARY_STREAM
             ),
         })
     }

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use device_ipc_cli::output::line;
+use crate::output::line;
 
 /// A message from the receiver to the sender.
 #[derive(Debug, Serialize, Deserialize)]

@@ -12,9 +12,9 @@ use anyhow::{Context, Result, bail, ensure};
 use device_ipc::{AllowList, Dtype, Stream, View};
 use serde::Serialize;
 
-use device_ipc_cli::child::ChildProcess;
-use device_ipc_cli::output::line;
-use device_ipc_cli::selection::{check_device, select_backend};
+use crate::child::ChildProcess;
+use crate::output::line;
+use crate::selection::{check_device, select_backend};
 use message::Message;
 
 const SHAPE: [u64; 2] = [4, 5];
@@ -114,7 +114,7 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<()> {
     let report = Report {
         backend: info.name.to_owned(),
         version: info.version.clone(),
-        simulated: selection.fallback.is_some() || info.name == "mock",
+        simulated: selection.is_simulated(),
         from,
         to,
         shape: SHAPE,

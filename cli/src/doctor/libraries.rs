@@ -4,16 +4,13 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::Result;
+use device_ipc::backend::{Diagnosis, Finding, Registration, Symptom};
 use device_ipc::{Backends, Error, Unavailable};
 use serde::{Deserialize, Serialize};
 
 use super::facts::Facts;
-use super::finding::Finding;
 use super::process;
-use device_ipc_cli::output::line;
-
-/// The name of the backend without hardware.
-const SIMULATED: &str = "mock";
+use crate::output::line;
 
 /// Arguments of the child process that loads a library and prints its state as JSON.
 #[derive(clap::Args)]
@@ -27,7 +24,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 /// A backend and the state of its library.
 pub(super) struct Library {
-    pub(super) name: &'static str,
+    registration: Registration,
     pub(super) state: Result<AvailableLibrary, UnavailableReason>,
 }
 
@@ -38,8 +35,10 @@ pub(super) struct AvailableLibrary {
     file: Option<String>,
     /// Row `i`, column `j`: whether device `i` can access memory of device `j`.
     pub(super) peers: Vec<Vec<bool>>,
-    /// The ordinals of the CUDA devices on which a fault of one process may affect others.
-    pub(super) without_fault_isolation: Vec<u32>,
+    /// The names of the kinds of memory whose handles identify a process by its process id.
+    pub(super) kinds_with_process_ids: Vec<String>,
+    /// The findings of the backend itself.
+    pub(super) findings: Vec<Finding>,
 }
 
 /// The reason why a backend is unavailable.
@@ -82,16 +81,32 @@ impl Library {
         self.state.as_ref().ok()
     }
 
+    pub(super) const fn name(&self) -> &'static str {
+        self.registration.name()
+    }
+
     pub(super) fn is_simulated(&self) -> bool {
-        self.name == SIMULATED
+        self.registration.is_simulated()
+    }
+
+    pub(super) const fn diagnosis(&self) -> Option<&'static dyn Diagnosis> {
+        self.registration.diagnosis()
+    }
+
+    /// Returns an action, with the vendor's own remedy for the symptom behind it.
+    pub(super) fn with_remedy(&self, action: &str, symptom: Symptom<'_>) -> String {
+        match self.diagnosis().and_then(|diagnosis| diagnosis.remedy(symptom)) {
+            Some(remedy) => format!("{action}; {remedy}"),
+            None => action.to_owned(),
+        }
     }
 }
 
 /// Probes all backends, or one. The timeout applies to each backend.
 pub(super) fn of_this_machine(only: Option<&str>, timeout: Duration) -> Vec<Library> {
     let backends = Backends::registered();
-    let selected = backends.names().filter(|name| only.is_none_or(|only| only == *name));
-    selected.map(|name| Library { name, state: probe_in_child(name, timeout) }).collect()
+    let selected = backends.registrations().iter().filter(|one| only.is_none_or(|only| only == one.name()));
+    selected.map(|one| Library { registration: *one, state: probe_in_child(one.name(), timeout) }).collect()
 }
 
 /// Loads the library in a child process.
@@ -120,16 +135,16 @@ fn probe(name: &str) -> Result<AvailableLibrary, UnavailableReason> {
     }
     let row = |from| devices.iter().map(|to| backend.peer_access(from, to.ordinal)).collect::<Result<_, _>>();
     let peers = devices.iter().map(|from| row(from.ordinal)).collect::<Result<_, _>>().map_err(other)?;
-    let mut without_fault_isolation = Vec::new();
-    // Other backends may have to create a context for their capabilities.
-    for device in devices.iter().filter(|_| name == "cuda") {
-        if !backend.capabilities(device.ordinal).map_err(other)?.fault_isolation {
-            without_fault_isolation.push(device.ordinal.get());
-        }
-    }
+    let kinds = backend.handle_kinds();
+    let kinds_with_process_ids =
+        kinds.iter().filter(|kind| !kind.across_pid_namespaces).map(|kind| kind.name.to_owned()).collect();
+    let registered = Backends::registered();
+    let diagnosis =
+        registered.registrations().iter().find(|one| one.name() == name).and_then(Registration::diagnosis);
+    let findings = diagnosis.map(|diagnosis| diagnosis.check_backend(&*backend)).unwrap_or_default();
     let info = backend.info();
     let (version, file) = (info.version.clone(), info.library.clone());
-    Ok(AvailableLibrary { version, file, peers, without_fault_isolation })
+    Ok(AvailableLibrary { version, file, peers, kinds_with_process_ids, findings })
 }
 
 pub(super) fn check(facts: &Facts, libraries: &[Library], selected: Option<&str>) -> Vec<Finding> {
@@ -140,7 +155,7 @@ pub(super) fn check(facts: &Facts, libraries: &[Library], selected: Option<&str>
     if selected.is_none() && !accelerated {
         findings.push(Finding::warning(
             "accelerator",
-            "no accelerator is available; only the mock can share memory",
+            "no accelerator is available; only simulated devices can share memory",
             "no action on a machine without an accelerator; otherwise see the reasons above",
         ));
     }
@@ -148,12 +163,9 @@ pub(super) fn check(facts: &Facts, libraries: &[Library], selected: Option<&str>
 }
 
 fn one(facts: &Facts, library: &Library, selected: bool) -> Finding {
-    let (check, present) = match library.name {
-        "cuda" => ("library of cuda", facts.has_nvidia_driver()),
-        "ascend" => ("library of ascend", facts.has_ascend_device()),
-        SIMULATED => ("mock", false),
-        _ => ("library of another backend", false),
-    };
+    let name = library.name();
+    let check = if library.is_simulated() { name.to_owned() } else { format!("library of {name}") };
+    let present = library.diagnosis().is_some_and(|diagnosis| diagnosis.has_devices(&facts.machine));
     let reason = match &library.state {
         Ok(available) => return in_use(check, available),
         Err(reason) => reason,
@@ -171,7 +183,10 @@ fn one(facts: &Facts, library: &Library, selected: bool) -> Finding {
         ReasonKind::Unhealthy => Finding::problem(
             check,
             text,
-            "check the errors of the driver (dmesg) and the vendor's tool (nvidia-smi, npu-smi info), then verify with: device-ipc devices",
+            format!(
+                "{}; then verify with: device-ipc devices",
+                library.with_remedy("check the errors of the driver: dmesg", Symptom::LibraryFails)
+            ),
         ),
         _ if present || selected => Finding::problem(check, text, change),
         ReasonKind::NotFound => Finding::ok(check, "not installed, and no card of this vendor was found"),
@@ -179,7 +194,7 @@ fn one(facts: &Facts, library: &Library, selected: bool) -> Finding {
     }
 }
 
-fn in_use(check: &'static str, library: &AvailableLibrary) -> Finding {
+fn in_use(check: String, library: &AvailableLibrary) -> Finding {
     let file = library.file.as_deref().map(|file| format!(", {file}")).unwrap_or_default();
     let found = format!("{}{file}, {} device(s)", library.version, library.peers.len());
     if library.file.as_deref().is_some_and(|file| file.contains("/stubs/") || file.contains("/devlib/")) {
@@ -191,19 +206,26 @@ fn in_use(check: &'static str, library: &AvailableLibrary) -> Finding {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::facts::tests::Machine;
-    use super::super::finding::Verdict;
+    use super::super::facts::tests::TestMachine;
     use super::*;
+    use device_ipc::backend::Verdict;
 
     /// Creates an available library with this peer access.
-    pub(in crate::doctor) fn with_peers(name: &'static str, peers: Vec<Vec<bool>>) -> Library {
-        let (version, without_fault_isolation) = ("1.0".into(), Vec::new());
-        Library { name, state: Ok(AvailableLibrary { version, file: None, peers, without_fault_isolation }) }
+    pub(in crate::doctor) fn with_peers(name: &str, peers: Vec<Vec<bool>>) -> Library {
+        let (kinds_with_process_ids, findings) = (Vec::new(), Vec::new());
+        let version = "1.0".into();
+        let state = Ok(AvailableLibrary { version, file: None, peers, kinds_with_process_ids, findings });
+        Library { registration: registered(name), state }
+    }
+
+    fn registered(name: &str) -> Registration {
+        let backends = Backends::registered();
+        *backends.registrations().iter().find(|one| one.name() == name).unwrap()
     }
 
     /// Creates an unavailable library.
-    pub(in crate::doctor) fn without(name: &'static str, reason: Unavailable) -> Library {
-        Library { name, state: Err(reason.into()) }
+    pub(in crate::doctor) fn without(name: &str, reason: Unavailable) -> Library {
+        Library { registration: registered(name), state: Err(reason.into()) }
     }
 
     fn not_found() -> Unavailable {
@@ -221,21 +243,21 @@ pub(super) mod tests {
     #[test]
     fn missing_library_is_a_problem_if_cards_exist_or_selected() {
         let library = without("cuda", not_found());
-        let bare = Machine::new();
+        let bare = TestMachine::new();
         assert_eq!(one(&bare.facts, &library, false).verdict, Verdict::Ok);
         assert_eq!(one(&bare.facts, &library, true).verdict, Verdict::Problem);
-        let machine = Machine::new().with("/dev/nvidiactl", "");
+        let machine = TestMachine::new().with("/dev/nvidiactl", "");
         let finding = one(&machine.facts, &library, false);
-        assert!(finding.verdict == Verdict::Problem && finding.found.contains("Install it"), "{finding}");
-        let machine = Machine::new().with("/dev/davinci_manager", "");
+        assert!(finding.verdict == Verdict::Problem && finding.found.contains("Install it"), "{finding:?}");
+        let machine = TestMachine::new().with("/dev/davinci_manager", "");
         assert_eq!(one(&machine.facts, &without("ascend", not_found()), false).verdict, Verdict::Problem);
     }
 
     #[test]
     fn unusable_library_is_reported() {
-        let bare = Machine::new();
+        let bare = TestMachine::new();
         let finding = one(&bare.facts, &without("ascend", stub()), false);
-        assert!(finding.verdict == Verdict::Problem && finding.found.contains("stub library"), "{finding}");
+        assert!(finding.verdict == Verdict::Problem && finding.found.contains("stub library"), "{finding:?}");
         let old = Unavailable::TooOld {
             library: "libcuda.so.1".into(),
             missing: "cuMemPoolCreate".into(),
@@ -243,7 +265,7 @@ pub(super) mod tests {
         };
         assert_eq!(one(&bare.facts, &without("cuda", old), false).verdict, Verdict::Problem);
         let hangs = UnavailableReason { kind: ReasonKind::Unhealthy, text: "timed out after 90 s".into() };
-        let hangs = Library { name: "cuda", state: Err(hangs) };
+        let hangs = Library { registration: registered("cuda"), state: Err(hangs) };
         assert_eq!(one(&bare.facts, &hangs, false).verdict, Verdict::Problem);
         let none = Unavailable::NoDevice { detail: "none".into() };
         assert_eq!(one(&bare.facts, &without("cuda", none), false).verdict, Verdict::Warning);
@@ -256,7 +278,7 @@ pub(super) mod tests {
 
     #[test]
     fn machine_with_only_the_mock_is_a_warning() {
-        let bare = Machine::new();
+        let bare = TestMachine::new();
         let mock = [with_peers("mock", vec![vec![true]])];
         let verdicts = |libraries: &[Library], selected| -> Vec<Verdict> {
             check(&bare.facts, libraries, selected).iter().map(|finding| finding.verdict).collect()

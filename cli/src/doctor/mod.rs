@@ -2,29 +2,29 @@
 //!
 //! Each check is a function of [`Facts`], which tests create in a temporary root directory, so that every verdict is tested.
 //! Properties that no file describes are probed: a child process opens a tensor on each device. Vendor libraries are loaded
-//! only in child processes, because a driver may crash or hang.
+//! only in child processes, because a driver may crash or hang. What concerns one vendor is checked by its backend
+//! ([`Diagnosis`](device_ipc::backend::Diagnosis)).
 
-mod ascend;
-pub(crate) mod ascend_card;
 mod devices;
 mod facts;
-mod finding;
 pub(crate) mod libraries;
-mod nvidia;
+pub(crate) mod probe;
 mod process;
 mod round_trip;
 mod system;
 
+use std::fmt;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
+use device_ipc::backend::{Finding, Verdict};
+use device_ipc::printable;
 use serde::Serialize;
 
 use crate::arguments::positive_duration;
-use device_ipc_cli::output::{line, notice};
+use crate::output::{GREEN, RED, YELLOW, line, notice};
 use facts::Facts;
-use finding::{Finding, Verdict};
 use libraries::Library;
 
 #[derive(clap::Args)]
@@ -48,8 +48,8 @@ that fixes it. The exit code is 1 if there is a problem, otherwise 0.
 
 Examples:
   device-ipc doctor
-  device-ipc doctor --backend cuda --json
-  device-ipc doctor --backend ascend      (also probes the cards)
+  device-ipc doctor --json
+  device-ipc doctor --backend mock        (also probes the devices of this backend)
   device-ipc doctor --quick";
 
 #[derive(Serialize)]
@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<ExitCode> {
     let report_finding = |report: &mut Report, finding: Finding| {
         report.problems += usize::from(finding.verdict == Verdict::Problem);
         report.warnings += usize::from(finding.verdict == Verdict::Warning);
-        let printed = if json { Ok(()) } else { line(&finding) };
+        let printed = if json { Ok(()) } else { line(Shown(&finding)) };
         report.checks.push(finding);
         printed
     };
@@ -82,13 +82,13 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<ExitCode> {
             }
             report_finding(&mut report, round_trip.run(timeout))?;
         }
-        let ascend =
-            libraries.iter().any(|library| library.name == "ascend" && library.available().is_some());
-        if ascend && selected == Some("ascend") {
+        // The user names a backend to learn more of it, and probes take long.
+        for library in libraries.iter().filter(|library| selected.is_some() && library.available().is_some())
+        {
             if !json {
-                notice("probing the Ascend cards");
+                notice(format_args!("probing the devices of {}", library.name()));
             }
-            for finding in ascend_card::findings(timeout) {
+            for finding in probe::findings(library, timeout) {
                 report_finding(&mut report, finding)?;
             }
         }
@@ -101,20 +101,39 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<ExitCode> {
     Ok(if report.problems > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Returns the findings of all checks except the round trips.
+/// Returns the findings of all checks except the round trips and probes.
 fn inspect(facts: &Facts, libraries: &[Library], selected: Option<&str>) -> Vec<Finding> {
-    let concerns = |name: &str| selected.is_none_or(|selected| selected == name);
     let mut findings = libraries::check(facts, libraries, selected);
     findings.push(devices::selection(facts, libraries));
     findings.extend(libraries.iter().filter_map(devices::peer_access));
-    findings.extend(devices::visible(facts, concerns));
-    if concerns("cuda") {
-        findings.extend(libraries.iter().filter(|library| library.name == "cuda").filter_map(nvidia::mps));
-        findings.extend(nvidia::check(facts));
+    for library in libraries {
+        let available = library.available();
+        findings.extend(available.iter().flat_map(|available| available.findings.iter().cloned()));
+        if let Some(diagnosis) = library.diagnosis() {
+            findings.extend(diagnosis.check_machine(&facts.machine, available.is_some()));
+        }
     }
-    if concerns("ascend") {
-        findings.extend(ascend::check(facts, libraries));
-    }
-    findings.extend(system::check(facts));
+    findings.extend(system::check(facts, libraries));
     findings
+}
+
+/// A finding as text, with a colored verdict.
+struct Shown<'a>(&'a Finding);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Finding { check, verdict, found, change, .. } = self.0;
+        let (verdict, style) = match verdict {
+            Verdict::Ok => ("ok", GREEN),
+            Verdict::Warning => ("warning", YELLOW),
+            Verdict::Problem => ("problem", RED),
+        };
+        // The output of a program may have several lines, and escape sequences.
+        let found = found.split('\n').map(printable).collect::<Vec<_>>().join("\n         ");
+        write!(f, "{style}{verdict:8}{style:#} {check}: {found}")?;
+        match change {
+            Some(change) => write!(f, "\n         -> {change}"),
+            None => Ok(()),
+        }
+    }
 }

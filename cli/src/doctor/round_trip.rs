@@ -5,26 +5,26 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::finding::Finding;
 use super::libraries::Library;
 use super::process;
+use device_ipc::backend::{Finding, Symptom};
 
 /// A round trip of one tensor between two devices.
-pub(super) struct RoundTrip {
-    backend: &'static str,
+pub(super) struct RoundTrip<'a> {
+    library: &'a Library,
     from: usize,
     to: usize,
 }
 
-impl fmt::Display for RoundTrip {
+impl fmt::Display for RoundTrip<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: device {} to device {}", self.backend, self.from, self.to)
+        write!(f, "{}: device {} to device {}", self.library.name(), self.from, self.to)
     }
 }
 
-/// Returns the round trips to make: on each device, and from each device to the next one that can access its memory. The mock
-/// is included if no other backend is available or it is selected.
-pub(super) fn round_trips(libraries: &[Library], selected: Option<&str>) -> Vec<RoundTrip> {
+/// Returns the round trips to make: on each device, and from each device to the next one that can access its memory. A simulated
+/// backend is included if no other backend is available or it is selected.
+pub(super) fn round_trips<'a>(libraries: &'a [Library], selected: Option<&str>) -> Vec<RoundTrip<'a>> {
     let accelerated =
         libraries.iter().any(|library| library.available().is_some() && !library.is_simulated());
     let mut trips = Vec::new();
@@ -33,20 +33,20 @@ pub(super) fn round_trips(libraries: &[Library], selected: Option<&str>) -> Vec<
         if library.is_simulated() && accelerated && selected.is_none() {
             continue;
         }
-        let (backend, count) = (library.name, available.peers.len());
+        let count = available.peers.len();
         for from in 0..count {
-            trips.push(RoundTrip { backend, from, to: from });
+            trips.push(RoundTrip { library, from, to: from });
             let to = (from + 1) % count;
             // The receiver's device must have access to the sender's.
             if to != from && available.peers[to][from] {
-                trips.push(RoundTrip { backend, from, to });
+                trips.push(RoundTrip { library, from, to });
             }
         }
     }
     trips
 }
 
-impl RoundTrip {
+impl RoundTrip<'_> {
     /// Makes the round trip.
     pub(super) fn run(&self, timeout: Duration) -> Finding {
         let check = "round trip";
@@ -55,13 +55,14 @@ impl RoundTrip {
             Err(why) => {
                 let command = format!(
                     "device-ipc demo --backend {} --from {} --to {}",
-                    self.backend, self.from, self.to
+                    self.library.name(),
+                    self.from,
+                    self.to
                 );
-                let change = if why.contains("DEVICE_UNAVAILABLE") {
-                    format!("if the compute mode is exclusive: nvidia-smi -c DEFAULT; then: {command}")
-                } else {
-                    format!("fix the reported cause; then: {command}")
-                };
+                let change = self
+                    .library
+                    .with_remedy("fix the reported cause", Symptom::RoundTripFails { error: &why });
+                let change = format!("{change}; then: {command}");
                 Finding::problem(check, format!("{self}: {why}"), change)
             }
         }
@@ -69,7 +70,7 @@ impl RoundTrip {
 
     fn demo(&self, timeout: Duration) -> Result<(), String> {
         let (from, to) = (self.from.to_string(), self.to.to_string());
-        let arguments = ["demo", "--json", "--backend", self.backend, "--from", &from, "--to", &to];
+        let arguments = ["demo", "--json", "--backend", self.library.name(), "--from", &from, "--to", &to];
         process::run(&arguments, timeout).map(drop)
     }
 }
@@ -80,7 +81,10 @@ mod tests {
     use super::*;
 
     fn listed(libraries: &[Library], selected: Option<&str>) -> Vec<(&'static str, usize, usize)> {
-        round_trips(libraries, selected).iter().map(|trip| (trip.backend, trip.from, trip.to)).collect()
+        round_trips(libraries, selected)
+            .iter()
+            .map(|trip| (trip.library.name(), trip.from, trip.to))
+            .collect()
     }
 
     #[test]

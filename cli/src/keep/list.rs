@@ -10,7 +10,7 @@ use device_ipc::{Error, Ipc, KeeperName, KeptExport, list_keepers};
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 
-use device_ipc_cli::output;
+use crate::output;
 
 /// The time after which a keeper without a listener is taken for one that has ended since it was listed.
 const ENDED: Duration = Duration::from_millis(500);

@@ -18,9 +18,9 @@ use serde_json::json;
 use signal_hook::consts::SIGHUP;
 
 use crate::arguments::{AllowArguments, positive_duration};
+use crate::output::warning;
+use crate::selection::{Selection, check_device, select_backend};
 use crate::transcript::Transcript;
-use device_ipc_cli::output::warning;
-use device_ipc_cli::selection::{Selection, check_device, select_backend};
 use hand_over::Predecessor;
 use placement::DeviceMap;
 

@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::files::Shard;
+use crate::output::warning;
 use crate::transport::input;
-use device_ipc_cli::output::warning;
 
 /// A map from the names of modules to devices, as the `device_map` of Hugging Face Accelerate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -18,8 +18,8 @@ use signal_hook::low_level::{emulate_default_handler, signal_name};
 
 use super::hand_over::{self, READY};
 use super::{Source, describe};
+use crate::output::{notice, set_stopping, warning};
 use crate::transcript::Transcript;
-use device_ipc_cli::output::{notice, set_stopping, warning};
 
 /// Maximum number of processes that may have asked for a hand-over at a time. A further one replaces the oldest.
 const MAX_SUCCESSORS: usize = 4;

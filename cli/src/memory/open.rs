@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 
 use super::{DeviceBytes, Summary, add_to_bytes};
 use crate::arguments::{AllowArguments, positive_duration};
+use crate::output::UsageError;
 use crate::progress;
+use crate::selection::{Selection, builder, check_device, select_backend};
 use crate::transport::descriptor::AnyDescriptor;
-use device_ipc_cli::output::UsageError;
-use device_ipc_cli::selection::{Selection, builder, check_device, select_backend};
 
 /// Options for opening a tensor.
 #[derive(clap::Args, Clone, Debug)]

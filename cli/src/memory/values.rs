@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use device_ipc::Dtype;
 use half::{bf16, f16};
 
-use device_ipc_cli::output::as_usage;
+use crate::output::as_usage;
 
 /// Returns the element type with this PyTorch name.
 pub(crate) fn dtype_of_name(name: &str) -> Result<Dtype, String> {

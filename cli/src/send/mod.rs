@@ -13,11 +13,11 @@ use device_ipc::Export;
 use serde_json::json;
 
 use crate::arguments::{AllowArguments, address};
+use crate::output::line;
+use crate::selection::{Selection, check_device, select_backend};
 use crate::transcript::Transcript;
 use crate::transport::file::DescriptorFile;
 use crate::transport::key::KeyArguments;
-use device_ipc_cli::output::line;
-use device_ipc_cli::selection::{Selection, check_device, select_backend};
 use server::{Event, Server};
 use tensor::{SharedTensor, TensorArguments};
 

@@ -8,7 +8,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level::{emulate_default_handler, signal_name};
 
 use super::server::Event;
-use device_ipc_cli::output::{notice, set_stopping};
+use crate::output::{notice, set_stopping};
 
 /// Sends an event for the first signal. The second signal terminates the process immediately.
 pub(super) fn on_signals(events: SyncSender<Event>) -> Result<()> {

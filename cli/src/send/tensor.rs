@@ -11,8 +11,8 @@ use indicatif::HumanBytes;
 use serde_json::{Value, json};
 
 use crate::memory::{DeviceBytes, Summary, bytes_of_value};
+use crate::output::{UsageError, as_usage};
 use crate::transport::input;
-use device_ipc_cli::output::{UsageError, as_usage};
 
 #[derive(clap::Args)]
 pub(super) struct TensorArguments {

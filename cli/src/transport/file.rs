@@ -13,7 +13,7 @@ use super::input::{self, Input};
 use super::read_text;
 use crate::arguments;
 use crate::exporter::{self, ExporterState};
-use device_ipc_cli::output::warning;
+use crate::output::warning;
 
 /// Interval between checks for the file.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);

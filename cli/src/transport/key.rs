@@ -10,7 +10,7 @@ use device_ipc::backend::environment;
 use device_ipc_tcp::Key;
 
 use super::input::{self, Input};
-use device_ipc_cli::output::{UsageError, warning};
+use crate::output::{UsageError, warning};
 
 /// The environment variable that contains the key.
 pub(crate) const KEY_VARIABLE: &str = "DEVICE_IPC_KEY";

@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::output::{UsageError, warning};
 use descriptor::AnyDescriptor;
 use device_ipc::limits::TEXT_PREFIX;
-use device_ipc_cli::output::{UsageError, warning};
 use input::Input;
 
 /// The environment variable that contains a descriptor as text.

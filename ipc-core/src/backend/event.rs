@@ -78,6 +78,23 @@ pub trait DeviceEvent: fmt::Debug + Send + Sync {
     }
 }
 
+impl dyn DeviceEvent {
+    /// As [`synchronize`](Self::synchronize), in slices between which the wait can be interrupted.
+    pub(crate) fn wait(&self, timeout: Duration) -> Result<()> {
+        let begin = clock::now();
+        loop {
+            let left = timeout.saturating_sub(clock::elapsed(begin));
+            match self.synchronize(clock::slice(left)) {
+                Err(Error::Timeout { .. }) if !left.is_zero() => {}
+                Err(Error::Timeout { what, detail, .. }) => {
+                    return Err(Error::Timeout { what, after: timeout, detail });
+                }
+                other => return other,
+            }
+        }
+    }
+}
+
 /// The time for which a wait on the host polls before it begins to sleep.
 const SPIN: Duration = Duration::from_micros(20);
 /// The first sleep of a wait on the host; each later one is twice as long.

@@ -15,27 +15,43 @@ macro_rules! remedies {
         #[expect(clippy::exhaustive_enums, reason = "a front end has a text for each")]
         pub enum Remedy {
             $($(#[doc = $doc])+ $name,)+
+            /// An action that only the backend knows, which brings the texts.
+            OfBackend(&'static BackendRemedy),
         }
 
         impl Remedy {
-            /// All remedies.
+            /// All remedies, except for those of the backends.
             pub const ALL: &[Self] = &[$(Self::$name),+];
 
             /// Returns the text for users of Rust.
             pub const fn in_rust(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)+
+                    Self::OfBackend(remedy) => remedy.rust,
                 }
             }
         }
     };
 }
 
+/// The texts of a remedy for one vendor's devices, by the language of the user.
+#[derive(Debug, PartialEq, Eq, Hash)]
+#[expect(
+    clippy::exhaustive_structs,
+    reason = "a front end is a new question that every backend has to answer"
+)]
+pub struct BackendRemedy {
+    /// The text for users of Rust.
+    pub rust: &'static str,
+    /// The text for users of Python.
+    pub python: &'static str,
+}
+
 remedies! {
     /// Make a backend of the requested name available.
     EnableBackend => "enable the feature of that name, or register the backend",
     /// Make any backend available.
-    EnableAnyBackend => "enable a feature (cuda, ascend, mock) or register one",
+    EnableAnyBackend => "enable the feature of one, or register one",
     /// Select a simulated backend in another way than by the environment.
     AllowSimulated => "or allow them (Ipc::builder().allow_simulated(true))",
     /// Use the backend that the object belongs to.
@@ -66,9 +82,6 @@ remedies! {
     JoinRing => "open the ring again (Ipc::open_ring)",
     /// Request a timeline in the importer.
     RequestTimeline => "importers request theirs by Mapping::timeline",
-    /// Pass a stream of the primary context.
-    PassPrimaryStream => "pass a stream of cudaStreamCreate, of cudarc's CudaContext::new, or of cuStreamCreate with the context of \
-                          cuDevicePrimaryCtxRetain current",
     /// Open memory that is not a ring.
     OpenMemory => "open it by Ipc::open",
     /// Open a ring.
@@ -115,12 +128,6 @@ remedies! {
     TakeBytes => "take Mapping::view, or have the exporter call ShareBuilder::dtype",
     /// Take the only region, which has no name.
     TakeUnnamed => "take it by Mapping::tensor",
-    /// Allocate CUDA memory that can be shared.
-    AllocateFromShareablePool => "call device_ipc::cuda::make_pool_shareable(device) once before the first allocation, or allocate this with \
-                          device_ipc::cuda::alloc_zeros(&stream, len) or device_ipc::cuda::clone_htod(&stream, &data), or share a \
-                          copy (Ipc::share_copy)",
-    /// Allocate CUDA memory outside of pools.
-    AllocateOutsidePools => "allocate with device_ipc::cuda::alloc_zeros or device_ipc::cuda::clone_htod instead",
     /// Share a copy of memory that cannot be shared itself.
     ShareCopyOfMemory => "share a copy (Ipc::share_copy)",
 }

@@ -14,27 +14,41 @@ use rustix::io::Errno;
 
 #[cfg(any(test, feature = "test-clock"))]
 pub use advanced::TestClock;
+pub(crate) use advanced::to_system;
 use advanced::{advanced, is_taken};
-pub(crate) use advanced::{slice, to_system};
+pub use interrupt::interruptible;
+
+mod interrupt;
 
 /// Returns the time.
 pub(crate) fn now() -> Instant {
     advanced(Instant::now())
 }
 
-/// Returns the time that has passed since `begin`.
+/// Returns the time that has passed since `begin`; in an interrupted call, more than any limit.
 pub(crate) fn elapsed(begin: Instant) -> Duration {
-    now().saturating_duration_since(begin)
+    if interrupt::is_interrupted() { Duration::MAX } else { now().saturating_duration_since(begin) }
 }
 
-/// Returns the time that is left until `end`.
+/// Returns the time that is left until `end`; in an interrupted call, none.
 pub(crate) fn left(end: Instant) -> Duration {
-    end.saturating_duration_since(now())
+    if interrupt::is_interrupted() { Duration::ZERO } else { end.saturating_duration_since(now()) }
+}
+
+/// Returns the time for which the kernel may suspend a thread that waits for `left` at most. The thread then determines again
+/// what is left.
+pub(crate) fn slice(left: Duration) -> Duration {
+    interrupt::slice(advanced::slice(left))
+}
+
+/// Returns whether waits have to be sliced.
+fn is_sliced() -> bool {
+    is_taken() || interrupt::is_interruptible()
 }
 
 /// Suspends this thread.
 pub(crate) fn sleep(time: Duration) {
-    if !is_taken() {
+    if !is_sliced() {
         return thread::sleep(time);
     }
     let end = now() + time;
@@ -63,7 +77,7 @@ pub(crate) fn poll(files: &mut [PollFd<'_>], end: impl Into<Option<Instant>>) ->
 
 /// Waits for a message, no longer than `time`.
 pub(crate) fn receive<T>(messages: &Receiver<T>, time: Duration) -> Result<T, RecvTimeoutError> {
-    if !is_taken() {
+    if !is_sliced() {
         return messages.recv_timeout(time);
     }
     let begin = now();
@@ -98,28 +112,26 @@ mod advanced {
         false
     }
 
-    /// Returns the time for which the kernel may suspend a thread that waits for `left` at most. The thread then determines again
-    /// what is left.
-    pub(crate) const fn slice(left: Duration) -> Duration {
+    pub(super) const fn slice(left: Duration) -> Duration {
         left
     }
 }
 
 #[cfg(any(test, feature = "test-clock"))]
 mod advanced {
+    use std::ops::Range;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::sync::{Mutex, PoisonError};
     use std::time::{Duration, Instant};
 
     /// The interval at which waits notice an advance.
     const SLICE: Duration = Duration::from_millis(1);
 
-    const NONE: u64 = u64::MAX;
-
     static IS_TAKEN: AtomicBool = AtomicBool::new(false);
     /// The difference to the system's clock, in ns.
     static AHEAD: AtomicU64 = AtomicU64::new(0);
-    /// The least duration of a wait that is to be skipped, in ns.
-    static SKIPPED: AtomicU64 = AtomicU64::new(NONE);
+    /// The wait that is to be skipped, by the time that is left.
+    static SKIPPED: Mutex<Option<Range<Duration>>> = Mutex::new(None);
 
     /// The clock of this process in the hands of a test. Only for processes that no other test shares.
     ///
@@ -139,15 +151,10 @@ mod advanced {
             AHEAD.fetch_add(nanoseconds(by), Ordering::SeqCst);
         }
 
-        /// Lets a wait of any thread pass at once, by advancing the clock to its end: the first one for which `least` or more is
-        /// left, from now on. Returns at once.
-        pub fn skip_wait(&self, least: Duration) {
-            SKIPPED.store(nanoseconds(least), Ordering::SeqCst);
-        }
-
-        /// Returns whether the wait that [`skip_wait`](Self::skip_wait) announced has taken place.
-        pub fn has_skipped(&self) -> bool {
-            SKIPPED.load(Ordering::SeqCst) == NONE
+        /// Lets a wait of any thread pass at once, by advancing the clock to its end: the first one, from now on, for which a time
+        /// in this range is left.
+        pub fn skip_wait(&self, left: Range<Duration>) {
+            *SKIPPED.lock().unwrap_or_else(PoisonError::into_inner) = Some(left);
         }
     }
 
@@ -163,15 +170,12 @@ mod advanced {
         IS_TAKEN.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn slice(left: Duration) -> Duration {
+    pub(super) fn slice(left: Duration) -> Duration {
         if !is_taken() {
             return left;
         }
-        let least = SKIPPED.load(Ordering::SeqCst);
-        let skips = least != NONE
-            && nanoseconds(left) >= least
-            && SKIPPED.compare_exchange(least, NONE, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        if skips {
+        let mut skipped = SKIPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        if skipped.take_if(|range| range.contains(&left)).is_some() {
             AHEAD.fetch_add(nanoseconds(left), Ordering::SeqCst);
             return Duration::ZERO;
         }
@@ -183,7 +187,7 @@ mod advanced {
     }
 
     fn nanoseconds(time: Duration) -> u64 {
-        time.as_nanos().try_into().unwrap_or(NONE - 1)
+        time.as_nanos().try_into().unwrap_or(u64::MAX)
     }
 }
 

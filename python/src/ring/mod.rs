@@ -256,7 +256,7 @@ impl Ring {
             PyValueError::new_err("a slot of the ring is in use; publish or drop it before close()")
         })?;
         let ring = inner.ring.into_inner().unwrap_or_else(PoisonError::into_inner);
-        wait::aside(py, move || ring.close(limit))?.or_raise(py)
+        wait::interruptible(py, move || ring.close(limit))?.or_raise(py)
     }
 
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {

@@ -332,9 +332,10 @@ pub(crate) fn join(
     let ipc = ipc(py, Some(descriptor.backend()))?;
     let place = Place::parse(py, &ipc, device, &descriptor)?;
     let backend = ipc.backend().info().name;
-    let session = ipc.clone();
-    let call = move |timeout| {
-        let mut builder = session.open_ring(&descriptor).timeout(timeout);
+    // The limit is also that of the later silence of the writer.
+    let limit = wait::limit(timeout)?;
+    let call = || {
+        let mut builder = ipc.open_ring(&descriptor).timeout(limit);
         if let Some(access) = access {
             builder = builder.access(access);
         }
@@ -349,9 +350,7 @@ pub(crate) fn join(
             Place::Mapped(map) => builder.on_mapped_devices(map),
         }
     };
-    let limit = wait::limit(timeout)?;
-    // One attempt, as in `open`; the limit is also that of the later silence of the writer.
-    let reader = wait::aside(py, move || call(limit))?.or_raise(py)?;
+    let reader = wait::interruptible(py, call)?.or_raise(py)?;
     let layout = reader.layout().cloned();
     let is_writable = reader.access() == Access::ReadWrite;
     note_use();

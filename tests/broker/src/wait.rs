@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::Census;
+use crate::{Census, Child};
 
 /// How long anything may take that takes milliseconds. Long, because CI shares its machine.
 pub const DEADLINE: Duration = Duration::from_secs(20);
@@ -40,6 +40,25 @@ pub fn no_more_than(before: &Census, what: &str, mut census: impl FnMut() -> Cen
         assert!(Instant::now() < until, "{what}: expected no more than {before:?}, and it stayed {now:?}");
         std::thread::sleep(LOOK);
     }
+}
+
+/// Advances the clock of an agent until something has happened. Returns the time that has passed on its clock, at most. The agent's
+/// waits notice an advance if they have begun after its first command `advance`.
+///
+/// # Panics
+///
+/// Panics after [`DEADLINE`].
+#[track_caller]
+pub fn advance_until(agent: &mut Child, mut has_happened: impl FnMut() -> bool) -> Duration {
+    const STEP: Duration = Duration::from_millis(500);
+    let (begun, mut advanced) = (Instant::now(), Duration::ZERO);
+    while !has_happened() {
+        assert!(begun.elapsed() < DEADLINE, "nothing has happened although the clock is {advanced:?} ahead");
+        agent.ok(&format!("advance {}", STEP.as_millis()));
+        advanced += STEP;
+        std::thread::sleep(LOOK);
+    }
+    begun.elapsed() + advanced
 }
 
 /// Runs it, and makes sure that it took no longer.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::{Dtype, Export, HolderPolicy, Ipc, Result, Ring, Stream, TensorLayout};
+use device_ipc_core::{Dtype, Export, HolderPolicy, Ipc, Result, Ring, Stream, TensorLayout, TestClock};
 use device_ipc_test_process::serve;
 
 use crate::backend::{on_backend, remote};
@@ -14,6 +14,7 @@ use crate::{Load, SocketEngine, argument, contents, open_files, own_address, rep
 /// Shares memory as the test requests, line by line.
 pub fn exporter(load: Load) {
     let mut state = None;
+    let clock = TestClock::take();
     serve(|request, words| {
         let words: Vec<_> = words.split(' ').collect();
         match request {
@@ -21,6 +22,11 @@ pub fn exporter(load: Load) {
                 Ok(started) => format!("loaded at {:?}", state.insert(started).address),
                 Err(reason) => reason,
             },
+            // advance MS: the time of the clock's advance.
+            "advance" => {
+                clock.advance(Duration::from_millis(argument(&words, 0)));
+                "advanced".into()
+            }
             "files" => open_files().to_string(),
             "memory" => resident_memory().to_string(),
             "registered" => SocketEngine::registered().to_string(),

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_core::{
     Buffer, CopyProgress, Descriptor, Dtype, Error, Ipc, Mapping, Result, RingReader, Stream, TensorLayout,
+    TestClock,
 };
 use device_ipc_test_process::serve;
 
@@ -21,6 +22,7 @@ pub fn importer(load: Load) {
     let mut state = None;
     let mut running: Option<JoinHandle<String>> = None;
     let mut before = Arrived::default();
+    let clock = TestClock::take();
     serve(|request, words| {
         let words: Vec<_> = words.split(' ').map(str::to_owned).collect();
         match request {
@@ -31,6 +33,11 @@ pub fn importer(load: Load) {
                 }
                 Err(reason) => reason,
             },
+            // advance MS: the time of the clock's advance.
+            "advance" => {
+                clock.advance(Duration::from_millis(words[0].parse().expect("a number")));
+                "advanced".into()
+            }
             "files" => open_files().to_string(),
             "memory" => resident_memory().to_string(),
             // Starts a request on another thread; `end` returns its answer.

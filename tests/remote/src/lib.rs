@@ -152,6 +152,29 @@ pub fn eventually(process: &mut Process, request: &str, expected: &str) {
     }
 }
 
+/// Advances the clock of a process until it answers as expected. Returns the time that has passed on its clock, at most.
+#[track_caller]
+pub fn after_a_while(process: &mut Process, request: &str, expected: &str) -> Duration {
+    advance_until(process, |process| process.ask(request) == expected)
+}
+
+/// Advances the clock of a process until something has happened. Returns the time that has passed on its clock, at most.
+#[track_caller]
+pub(crate) fn advance_until(
+    process: &mut Process,
+    mut is_over: impl FnMut(&mut Process) -> bool,
+) -> Duration {
+    /// Waits take a time from the clock's reading on, so that an advance may end one of several waits only.
+    const STEP: Duration = Duration::from_secs(1);
+    let (begun, mut advanced) = (Instant::now(), Duration::ZERO);
+    while !is_over(process) {
+        assert!(begun.elapsed() < LONG, "nothing has happened although the clock is {advanced:?} ahead");
+        process.ask(&format!("advance {}", STEP.as_millis()));
+        advanced += STEP;
+    }
+    begun.elapsed() + advanced
+}
+
 /// Waits until a process has at most as many open files as before. Its earlier connections may not have been closed completely when these
 /// were counted.
 #[track_caller]

@@ -7,7 +7,7 @@
 use std::ffi::c_uint;
 use std::sync::{Mutex, PoisonError};
 
-use device_ipc_core::{DeviceOrdinal, Error, Remedy, Result};
+use device_ipc_core::{DeviceOrdinal, Error, Result};
 
 use super::export::export_pool;
 use super::handle::api;
@@ -17,6 +17,7 @@ use crate::bindings::layout::{
 };
 use crate::library::NAME;
 use crate::objects::driver::Driver;
+use crate::remedy;
 
 /// The pools that this backend created, by device. None is ever destroyed: any code of the process may use its memory.
 #[derive(Debug, Default)]
@@ -68,7 +69,7 @@ pub(crate) fn check_support(driver: &Driver, device: DeviceOrdinal) -> Result<()
         what: format!("share memory pools of device {device}"),
         why: format!(
             "the device or the driver does not support pools with file descriptors; {}",
-            Remedy::AllocateOutsidePools
+            remedy::ALLOCATE_OUTSIDE_POOLS
         ),
     })
 }

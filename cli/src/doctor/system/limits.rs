@@ -5,7 +5,7 @@ use std::fmt;
 use indicatif::HumanBytes;
 
 use crate::doctor::facts::Facts;
-use crate::doctor::finding::Finding;
+use device_ipc::backend::Finding;
 
 pub(super) fn open_files(facts: &Facts) -> Finding {
     let check = "limit on open files";
@@ -57,7 +57,7 @@ impl fmt::Display for Limit {
 
 /// Returns the soft limit (proc_pid_limits(5)).
 fn limit(facts: &Facts, name: &str) -> Option<Limit> {
-    let limits = facts.text("/proc/self/limits")?;
+    let limits = facts.machine.text("/proc/self/limits")?;
     let soft = limits.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next())?;
     if soft == "unlimited" { Some(Limit::None) } else { soft.parse().ok().map(Limit::Of) }
 }
@@ -65,8 +65,8 @@ fn limit(facts: &Facts, name: &str) -> Option<Limit> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::facts::tests::Machine;
-    use crate::doctor::finding::Verdict;
+    use crate::doctor::facts::tests::TestMachine;
+    use device_ipc::backend::Verdict;
 
     #[test]
     fn limits_determine_the_verdict() {
@@ -76,7 +76,7 @@ mod tests {
                  Max open files            {files}                 524288               files     \n\
                  Max locked memory         {locked}              8388608              bytes     \n"
             );
-            Machine::new().with("/proc/self/limits", &text)
+            TestMachine::new().with("/proc/self/limits", &text)
         };
         for (files, verdict) in [
             ("1024", Verdict::Ok),
@@ -91,6 +91,6 @@ mod tests {
         {
             assert_eq!(locked_memory(&machine("1024", locked).facts).verdict, verdict, "{locked}");
         }
-        assert_eq!(open_files(&Machine::new().facts).verdict, Verdict::Warning);
+        assert_eq!(open_files(&TestMachine::new().facts).verdict, Verdict::Warning);
     }
 }

@@ -2,21 +2,19 @@
 
 mod limits;
 mod namespaces;
-mod shared_memory;
 mod socket_directory;
 
 use super::facts::Facts;
-use super::finding::Finding;
+use super::libraries::Library;
+use device_ipc::backend::Finding;
 use limits::{locked_memory, open_files};
 use namespaces::{net_namespace, pid_namespace, user_namespace};
-use shared_memory::shared_memory;
 use socket_directory::socket_directory;
 
-pub(super) fn check(facts: &Facts) -> Vec<Finding> {
+pub(super) fn check(facts: &Facts, libraries: &[Library]) -> Vec<Finding> {
     vec![
         proc_files(facts),
-        shared_memory(facts),
-        pid_namespace(facts),
+        pid_namespace(facts, libraries),
         net_namespace(facts),
         user_namespace(facts),
         socket_directory(facts),
@@ -32,7 +30,7 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
 fn proc_files(facts: &Facts) -> Finding {
     let check = "/proc";
     for path in ["/proc/self/stat", "/proc/sys/kernel/random/boot_id"] {
-        if facts.text(path).is_none() {
+        if facts.machine.text(path).is_none() {
             let found = format!("cannot read {path}, which is required to identify processes");
             return Finding::problem(check, found, "mount -t proc proc /proc");
         }
@@ -69,7 +67,7 @@ fn process_descriptors(facts: &Facts) -> Finding {
 
 /// Reports that ptrace is not required, because other libraries require it and users look for it.
 fn ptrace(facts: &Facts) -> Finding {
-    let scope = facts.text("/proc/sys/kernel/yama/ptrace_scope");
+    let scope = facts.machine.text("/proc/sys/kernel/yama/ptrace_scope");
     let scope = scope.as_deref().map_or("not set", str::trim);
     Finding::ok(
         "ptrace",
@@ -82,21 +80,22 @@ fn ptrace(facts: &Facts) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::facts::tests::Machine;
-    use super::super::finding::Verdict;
+    use super::super::facts::tests::TestMachine;
     use super::*;
+    use device_ipc::backend::Verdict;
 
     #[test]
     fn missing_proc_is_a_problem() {
-        let without = proc_files(&Machine::new().facts);
+        let without = proc_files(&TestMachine::new().facts);
         assert!(without.verdict == Verdict::Problem && without.change.unwrap().contains("mount -t proc"));
-        let with = Machine::new().with("/proc/self/stat", "1").with("/proc/sys/kernel/random/boot_id", "x");
+        let with =
+            TestMachine::new().with("/proc/self/stat", "1").with("/proc/sys/kernel/random/boot_id", "x");
         assert_eq!(proc_files(&with.facts).verdict, Verdict::Ok);
     }
 
     #[test]
     fn forbidden_system_calls_are_reported() {
-        let mut machine = Machine::new();
+        let mut machine = TestMachine::new();
         assert_eq!(sealed_memory(&machine.facts).verdict, Verdict::Ok);
         assert_eq!(process_descriptors(&machine.facts).verdict, Verdict::Ok);
         machine.facts.sealed_memory = Err("Function not implemented".into());
@@ -107,7 +106,7 @@ mod tests {
 
     #[test]
     fn ptrace_is_always_ok() {
-        let finding = ptrace(&Machine::new().with("/proc/sys/kernel/yama/ptrace_scope", "3\n").facts);
-        assert!(finding.verdict == Verdict::Ok && finding.found.contains("ptrace_scope is 3"), "{finding}");
+        let finding = ptrace(&TestMachine::new().with("/proc/sys/kernel/yama/ptrace_scope", "3\n").facts);
+        assert!(finding.verdict == Verdict::Ok && finding.found.contains("ptrace_scope is 3"), "{finding:?}");
     }
 }

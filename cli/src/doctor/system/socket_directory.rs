@@ -5,14 +5,14 @@ use std::path::Path;
 use rustix::fs::{Access, access};
 
 use crate::doctor::facts::Facts;
-use crate::doctor::finding::Finding;
+use device_ipc::backend::Finding;
 
 /// Maximum length of the directory: the path of a socket has at most 107 B (unix(7)), of which the name has up to 50.
 const MAX_DIRECTORY_BYTES: usize = 107 - 50;
 
 pub(super) fn socket_directory(facts: &Facts) -> Finding {
     let check = "DEVICE_IPC_SOCKET_DIR";
-    let Some(directory) = facts.variable(check).filter(|value| !value.is_empty()) else {
+    let Some(directory) = facts.machine.variable(check).filter(|value| !value.is_empty()) else {
         return Finding::ok(check, "not set: sockets are abstract and need no directory");
     };
     if directory.len() > MAX_DIRECTORY_BYTES {
@@ -22,7 +22,7 @@ pub(super) fn socket_directory(facts: &Facts) -> Finding {
         );
         return Finding::problem(check, found, "choose a directory with a shorter path");
     }
-    let path = facts.at(Path::new(directory));
+    let path = facts.machine.path(Path::new(directory));
     if !path.is_dir() {
         let change = format!("mkdir -p {directory}");
         return Finding::problem(check, format!("{directory} does not exist or is not a directory"), change);
@@ -40,14 +40,14 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::doctor::facts::tests::Machine;
-    use crate::doctor::finding::Verdict;
+    use crate::doctor::facts::tests::TestMachine;
+    use device_ipc::backend::Verdict;
 
     #[test]
     fn missing_read_only_or_long_directory_is_a_problem() {
-        let verdict = |machine: &Machine| socket_directory(&machine.facts).verdict;
-        assert_eq!(verdict(&Machine::new()), Verdict::Ok);
-        let machine = Machine::new().with_variable("DEVICE_IPC_SOCKET_DIR", "/run/ipc");
+        let verdict = |machine: &TestMachine| socket_directory(&machine.facts).verdict;
+        assert_eq!(verdict(&TestMachine::new()), Verdict::Ok);
+        let machine = TestMachine::new().with_variable("DEVICE_IPC_SOCKET_DIR", "/run/ipc");
         let finding = socket_directory(&machine.facts);
         assert_eq!(
             (finding.verdict, finding.change.as_deref()),
@@ -61,7 +61,7 @@ mod tests {
             assert_eq!(verdict(&machine), Verdict::Problem);
         }
         let long = format!("/{}", "d".repeat(80));
-        let machine = Machine::new().with_directory(&long).with_variable("DEVICE_IPC_SOCKET_DIR", &long);
+        let machine = TestMachine::new().with_directory(&long).with_variable("DEVICE_IPC_SOCKET_DIR", &long);
         assert!(socket_directory(&machine.facts).found.contains("at most 107 B"));
     }
 }

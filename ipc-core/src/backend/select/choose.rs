@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::DeviceIpc;
-use crate::backend::select::{Rank, Registered, Registration};
+use crate::backend::select::{Registered, Registration};
 use crate::model::availability::{BackendStatus, Unavailable};
 use crate::model::device::DeviceInfo;
 use crate::model::error::{Error, Remedy, Result};
@@ -46,9 +46,9 @@ impl Backends {
         self
     }
 
-    /// Returns the names of the backends, in the order in which [`auto`](Self::auto) tries them. Loads no library.
-    pub fn names(&self) -> impl ExactSizeIterator<Item = &'static str> {
-        self.registrations.iter().map(|one| one.name)
+    /// Returns the backends in the order in which [`auto`](Self::auto) tries them. Loads no library.
+    pub fn registrations(&self) -> &[Registration] {
+        &self.registrations
     }
 
     /// Returns each backend with its devices, or the reason why it is unavailable. Creates no context.
@@ -67,7 +67,7 @@ impl Backends {
         }
         let mut tried = Vec::new();
         for one in &self.registrations {
-            if one.rank == Rank::SIMULATED && !self.simulated {
+            if one.is_simulated() && !self.simulated {
                 let reason = format!(
                     "simulated backends are not selected by default: set {BACKEND_VARIABLE}={}, {}",
                     one.name,

@@ -105,12 +105,12 @@ samples!(descriptor_errors: DescriptorError {
 samples!(errors: Error {
     NoBackend => Error::NoBackend(Vec::new()),
     BackendUnavailable => Error::BackendUnavailable {
-        backend: Some(text("cuda")),
-        reason: Unavailable::NoDevice { detail: text("CUDA_VISIBLE_DEVICES is empty") },
+        backend: Some(text("acme")),
+        reason: Unavailable::NoDevice { detail: text("ACME_VISIBLE_DEVICES is empty") },
     },
-    UnknownBackend => Error::UnknownBackend { name: text("rocm"), known: vec![text("cuda"), text("mock")] },
+    UnknownBackend => Error::UnknownBackend { name: text("acne"), known: vec![text("acme"), text("mock")] },
     WrongBackend => {
-        Error::WrongBackend { what: "the stream", found: text("cuda"), expected: text("mock") }
+        Error::WrongBackend { what: "the stream", found: text("acme"), expected: text("mock") }
     },
     Vendor => Error::Vendor(Box::new(vendor())),
     Unsupported => Error::Unsupported { backend: "mock", what: text("do this"), why: text("it is off") },
@@ -122,7 +122,7 @@ samples!(errors: Error {
     },
     SharedOn => Error::SharedOn { ptr: PTR },
     NoSuchDevice => Error::NoSuchDevice { backend: "mock", ordinal: device(3), count: 2 },
-    HomeNotVisible => Error::HomeNotVisible { home: HOME, variable: "CUDA_VISIBLE_DEVICES" },
+    HomeNotVisible => Error::HomeNotVisible { home: HOME, variable: "ACME_VISIBLE_DEVICES" },
     NotInDeviceMap => Error::NotInDeviceMap { home: HOME, peer: None },
     InvalidDeviceMap => Error::InvalidDeviceMap(text("two devices lead to device 1")),
     NoPeerAccess => Error::NoPeerAccess { from: device(1), to: HOME },

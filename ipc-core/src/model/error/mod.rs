@@ -17,7 +17,7 @@ use super::device::{DeviceIdentity, DeviceOrdinal};
 use super::layout::LayoutError;
 use super::lease::Holders;
 
-pub use super::remedy::Remedy;
+pub use super::remedy::{BackendRemedy, Remedy};
 pub use descriptor::{DescriptorError, FormatVersion};
 pub use vendor::{VendorError, VendorStatus};
 

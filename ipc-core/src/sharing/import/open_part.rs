@@ -154,7 +154,7 @@ impl MappingSource {
         match self {
             Self::Remote(lease) => lease.ready.as_ref().map_or(Ok(()), |ready| ready.synchronize(timeout)),
             Self::Local(local) => {
-                local.shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.synchronize(timeout))
+                local.shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.wait(timeout))
             }
             Self::Copy(_) => Ok(()),
             Self::Suspended(_) => Err(Error::Suspended),

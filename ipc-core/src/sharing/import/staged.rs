@@ -197,7 +197,7 @@ impl<'a> Target<'a> {
             return Err(error);
         }
         match &self.copied {
-            Some(copied) => copied.record(stream).and_then(|()| copied.synchronize(timeout)),
+            Some(copied) => copied.record(stream).and_then(|()| copied.wait(timeout)),
             None => memory.synchronize(stream),
         }
     }

@@ -91,6 +91,10 @@ pub enum SystemCommand {
     DropCapabilities,
     /// Returns the process identity.
     Identity,
+    /// Advances the clock. Waits that have begun before the first advance do not notice it.
+    Advance { time: Duration },
+    /// Lets the clock run a hundred times as fast, for limits of this agent's own calls.
+    Hurry,
     /// Limits the number of file descriptors.
     LimitDescriptors { count: u64 },
     /// Lets the user start this many more threads; `any` restores the limit.

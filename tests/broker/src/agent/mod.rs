@@ -15,7 +15,7 @@ use device_ipc_ascend::AscendBackend;
 use device_ipc_conformance::Lines;
 use device_ipc_conformance::agent::{Answer, Reply, Server, reply, serve};
 use device_ipc_core::backend::DeviceIpc;
-use device_ipc_core::{AllowList, Ipc, Result, Unavailable};
+use device_ipc_core::{AllowList, Ipc, Result, TestClock, Unavailable};
 use device_ipc_cuda::CudaBackend;
 use device_ipc_mock::MockBackend;
 use rustix::process::Pid;
@@ -109,6 +109,11 @@ impl Agent {
             C::LeaveNetwork => process::leave_network(),
             C::DropCapabilities => process::drop_capabilities(),
             C::Identity => Answer::Text(format!("{:?}", device_ipc_core::ProcessIdentity::current()?)),
+            C::Advance { time } => {
+                TestClock::take().advance(time);
+                Answer::Done
+            }
+            C::Hurry => process::hurry(),
             C::LimitDescriptors { count } => process::limit_descriptors(count),
             C::LimitThreads { more } => process::limit_threads(&more),
             C::Deny { names } => hostile::deny(&names),

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use device_ipc_conformance::agent::Answer;
-use device_ipc_core::{AllowList, Descriptor, Result, list_exports};
+use device_ipc_core::{AllowList, Descriptor, Result, TestClock, list_exports};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
@@ -62,6 +62,19 @@ pub(super) fn scribble(page: &str, byte: u64, value: u64) -> Answer {
     let written = written.count();
     assert!(written > 0, "there is no page to write to");
     Answer::Number(written as u64)
+}
+
+/// Lets the clock run a hundred times as fast.
+pub(super) fn hurry() -> Answer {
+    const STEP: Duration = Duration::from_millis(1);
+    let clock = TestClock::take();
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(STEP);
+            clock.advance(100 * STEP);
+        }
+    });
+    Answer::Done
 }
 
 pub(super) fn limit_descriptors(count: u64) -> Answer {

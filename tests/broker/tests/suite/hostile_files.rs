@@ -169,6 +169,7 @@ fn channel_listen_with_its_name_locked_times_out() {
     let file = File::create(&lock).expect("a file");
     flock(&file, FlockOperation::NonBlockingLockExclusive).expect("nobody else has it");
     let mut listener = agent_in(&directory);
+    listener.ok("hurry");
     let text = listener.fails("listen files", "Timeout");
     assert!(text.contains(".lock"), "{text}");
     // The file of a process that has died is no obstacle.

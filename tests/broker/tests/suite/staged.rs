@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    ASCEND, Answer, CUDA, Census, Child, Connection, Forged, FromExporter, PINNING, REVOKING, Refusal,
-    ToExporter, agent, eventually, kill_points, within,
+    ASCEND, CUDA, Census, Child, Connection, Forged, FromExporter, PINNING, REVOKING, Refusal, ToExporter,
+    advance_until, agent, eventually, kill_points, within,
 };
 use device_ipc_core::Descriptor;
 
@@ -15,6 +15,9 @@ const REGION: u64 = 9 * CHUNK + 5;
 
 /// The survivor's error comes in this time, whatever it waits for.
 const ERROR_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The time after which an importer that takes no chunk makes room for others.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// An exporter with short chunks, and a region with contents; the sum of these.
 fn exporter(machine: &str, dies_at: Option<&str>) -> (Child, Descriptor, String) {
@@ -367,14 +370,15 @@ fn stopped_copying_importer_yields_to_waiting_importers() {
     let (mut exporter, descriptor, sum) = exporter(PINNING, None);
     // Room for one.
     exporter.ok(&format!("staging-limits {CHUNK} 1"));
+    exporter.ok("advance 0");
     let mut standing = ByHand::begin(&descriptor);
     standing.takes_the_next();
     let mut importer = agent!(PINNING);
-    importer.send(&(copy_of(&descriptor) + " timeout=25000"));
-    match importer.receive_for(Duration::from_secs(25)) {
-        Answer::Done(_) => {}
-        other => panic!("{other:?}"),
-    }
+    std::thread::scope(|scope| {
+        let copy = scope.spawn(|| importer.ok(&copy_of(&descriptor)));
+        let silent = advance_until(&mut exporter, || copy.is_finished());
+        assert!(silent >= SILENCE, "it lost its place after {silent:?}");
+    });
     assert_eq!(importer.ok("checksum y"), sum);
     let FromExporter::Refused { refusal: Refusal::Failed { detail }, .. } = standing.answer() else {
         panic!("it was to lose its place")

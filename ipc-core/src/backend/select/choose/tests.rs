@@ -1,4 +1,5 @@
 use super::*;
+use crate::backend::Rank;
 
 fn absent() -> Result<Arc<dyn DeviceIpc>, Unavailable> {
     Err(Unavailable::NoDevice { detail: "nothing is plugged in".into() })

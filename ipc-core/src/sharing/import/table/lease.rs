@@ -112,7 +112,7 @@ impl Ready {
 
     pub(in crate::sharing::import) fn synchronize(&self, timeout: Duration) -> Result<()> {
         match self {
-            Self::Event(event, _) => event.synchronize(timeout),
+            Self::Event(event, _) => event.wait(timeout),
             Self::Word(timeline) => timeline.wait_ready(timeout),
         }
     }

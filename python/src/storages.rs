@@ -1,0 +1,509 @@
+//! The storages of PyTorch that `torch.multiprocessing` passes through this library: the three methods that
+//! `device_ipc/_torch_install.py` replaces, without Python code for each storage.
+//!
+//! No lock is held while Python code runs, an object is dropped or the interpreter lock is released.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use device_ipc::{
+    Access, AsStream as _, Descriptor, DeviceOrdinal, DevicePtr, DeviceRange, Error, Ipc, OwnedRegion, Region,
+};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyBytes;
+use pyo3::{ffi, intern};
+
+use crate::error::{OrRaise as _, StaleError};
+use crate::exchange::Exchange;
+use crate::grant;
+use crate::mapping::MappingInner;
+use crate::owner::PyOwner;
+use crate::session::{backend_of, ipc};
+use crate::stream::StreamArg;
+use crate::tensor::{Keeper, Tensor, TensorData, device_name};
+use crate::uses::{self, Use, Uses};
+use crate::wait;
+
+/// The references to the object of a storage that only this module has: that of its entry, and that of its export's owner.
+const OWN_REFERENCES: isize = 2;
+
+/// Storages to look at in each call of `share`.
+const LOOKS: usize = 2;
+
+/// A storage that this process has shared.
+struct Shared {
+    storage: Py<PyAny>,
+    /// Taken at the end.
+    export: Option<device_ipc::Export>,
+    /// The descriptor, as it travels in payloads.
+    handle: Py<PyBytes>,
+    device: DeviceOrdinal,
+    is_mock: bool,
+    ptr: u64,
+    nbytes: u64,
+    is_watched: AtomicBool,
+}
+
+impl Shared {
+    fn export(&self) -> &device_ipc::Export {
+        self.export.as_ref().expect("taken at the end")
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let export = self.export.take();
+        // Where the interpreter is shutting down, the process ends with its exports.
+        Python::try_attach(|py| py.detach(|| drop(export)));
+    }
+}
+
+/// A storage in memory of another process.
+struct Received {
+    /// A `StorageWeakRef`, which keeps the number of the storage from being used again, and not the storage.
+    reference: Py<PyAny>,
+    handle: Py<PyBytes>,
+    /// Not the mapping, which would keep the memory open.
+    mapping: Weak<MappingInner>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By the number of the storage (`_cdata`).
+    shared: HashMap<u64, Arc<Shared>>,
+    by_handle: HashMap<Vec<u8>, u64>,
+    received: HashMap<u64, Arc<Received>>,
+    received_limit: usize,
+    /// The storages to look at next.
+    next: Vec<u64>,
+}
+
+/// What changes of holders set.
+struct Stir {
+    /// Whether the callable was called since the last call of `look`.
+    is_stirred: AtomicBool,
+    callable: Py<PyAny>,
+}
+
+impl Stir {
+    fn stir(&self, py: Python<'_>) -> PyResult<()> {
+        if self.is_stirred.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.callable.call0(py).map(drop)
+    }
+}
+
+/// The storages that this process has shared or received. Those that it has shared are kept until no process uses them.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct Storages {
+    state: Mutex<State>,
+    stir: Arc<Stir>,
+    lifetime: Mutex<f64>,
+}
+
+impl Storages {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lifetime(&self) -> PyResult<Duration> {
+        wait::limit(Some(*self.lifetime.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// Returns the entry of a storage that is shared, unless `resize_` has replaced its memory since.
+    fn known(&self, py: Python<'_>, cdata: u64, ptr: u64, nbytes: u64) -> Option<Arc<Shared>> {
+        let known = self.lock().shared.get(&cdata).cloned()?;
+        if (known.ptr, known.nbytes) == (ptr, nbytes) {
+            return Some(known);
+        }
+        self.remove(py, cdata, &known);
+        None
+    }
+
+    /// Returns the entry of a storage in memory of another process.
+    fn received(&self, py: Python<'_>, cdata: u64) -> PyResult<Option<Arc<Received>>> {
+        let Some(received) = self.lock().received.get(&cdata).cloned() else { return Ok(None) };
+        Ok((!received.is_expired(py)?).then_some(received))
+    }
+
+    /// Shares the memory of a storage as one region of bytes, behind the work of the current stream. An importer of one storage
+    /// receives leases on the next ones of the same block of the allocator.
+    fn add(&self, storage: &Bound<'_, PyAny>, place: &Place, cdata: u64) -> PyResult<Arc<Shared>> {
+        let py = storage.py();
+        let ipc = ipc(py, Some(place.backend))?;
+        let range = DeviceRange::new(place.device, DevicePtr::new(place.ptr), place.nbytes);
+        let stream = current_stream(py, &ipc, place.device)?;
+        let owner = PyOwner::new(storage.clone().unbind());
+        // SAFETY: a storage keeps its memory allocated.
+        let owned = unsafe { OwnedRegion::new(owner, Region::new(place.backend, range)) };
+        let started = py.detach(|| {
+            let builder = ipc.share(owned).lease_ahead();
+            match &stream {
+                Some(stream) => builder.ready_on(stream).start(),
+                None => builder.start(),
+            }
+        });
+        let export = started.or_raise(py)?;
+        let bytes = export.descriptor().to_bytes();
+        let shared = Arc::new(Shared {
+            storage: storage.clone().unbind(),
+            handle: PyBytes::new(py, &bytes).unbind(),
+            export: Some(export),
+            device: place.device,
+            is_mock: place.backend == "mock",
+            ptr: place.ptr,
+            nbytes: place.nbytes,
+            is_watched: AtomicBool::new(false),
+        });
+        let mut state = self.lock();
+        // Another thread may have shared it meanwhile: all payloads of a storage name one export.
+        let entry = Arc::clone(state.shared.entry(cdata).or_insert_with(|| Arc::clone(&shared)));
+        if Arc::ptr_eq(&entry, &shared) {
+            state.by_handle.insert(bytes, cdata);
+        }
+        drop(state);
+        self.stir.stir(py)?;
+        Ok(entry)
+    }
+
+    fn remove(&self, py: Python<'_>, cdata: u64, known: &Arc<Shared>) {
+        let mut state = self.lock();
+        if !state.shared.get(&cdata).is_some_and(|found| Arc::ptr_eq(found, known)) {
+            return;
+        }
+        let removed = state.shared.remove(&cdata);
+        state.by_handle.remove(known.handle.as_bytes(py));
+        drop(state);
+        drop(removed);
+    }
+
+    /// Looks at some of the storages, each time at others.
+    fn look_at(&self, py: Python<'_>, count: usize) -> PyResult<()> {
+        for _ in 0..count {
+            let mut state = self.lock();
+            if state.next.is_empty() {
+                state.next = state.shared.keys().copied().collect();
+            }
+            let Some(cdata) = state.next.pop() else { return Ok(()) };
+            let shared = state.shared.get(&cdata).cloned();
+            drop(state);
+            if let Some(shared) = shared {
+                self.look_at_one(py, cdata, &shared)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the export of a storage that neither this process nor another one uses.
+    fn look_at_one(&self, py: Python<'_>, cdata: u64, shared: &Arc<Shared>) -> PyResult<()> {
+        // SAFETY: the entry has a reference to the object.
+        let references = unsafe { ffi::Py_REFCNT(shared.storage.as_ptr()) };
+        if references > OWN_REFERENCES || use_count(py, cdata)? > 1 {
+            return Ok(());
+        }
+        if !shared.is_watched.swap(true, Ordering::AcqRel) {
+            let stir = Arc::clone(&self.stir);
+            shared.export().on_change(move || {
+                if !stir.is_stirred.load(Ordering::Acquire) {
+                    Python::try_attach(|py| stir.stir(py).map_err(|error| error.write_unraisable(py, None)));
+                }
+            });
+        }
+        let is_used = py.detach(|| {
+            shared.export().recall();
+            shared.export().holders().iter().len() > 0
+        });
+        if !is_used {
+            self.remove(py, cdata, shared);
+        }
+        Ok(())
+    }
+
+    fn note_received(&self, py: Python<'_>, cdata: u64, received: Received) -> PyResult<()> {
+        let mut state = self.lock();
+        let replaced = state.received.insert(cdata, Arc::new(received));
+        let is_full = state.received.len() > state.received_limit.max(128);
+        let all: Vec<_> = if is_full {
+            state.received.iter().map(|(cdata, one)| (*cdata, Arc::clone(one))).collect()
+        } else {
+            Vec::new()
+        };
+        drop(state);
+        drop(replaced);
+        let mut expired = Vec::new();
+        for (cdata, one) in all {
+            if one.is_expired(py)? {
+                expired.push((cdata, one));
+            }
+        }
+        if is_full {
+            let mut state = self.lock();
+            for (cdata, one) in &expired {
+                if state.received.get(cdata).is_some_and(|found| Arc::ptr_eq(found, one)) {
+                    state.received.remove(cdata);
+                }
+            }
+            state.received_limit = 2 * state.received.len();
+        }
+        Ok(())
+    }
+
+    /// Opens the memory that a payload names, and returns a storage in it.
+    fn open_other(
+        &self,
+        py: Python<'_>,
+        device: DeviceOrdinal,
+        handle: &Bound<'_, PyBytes>,
+        nbytes: u64,
+        grant: &Bound<'_, PyBytes>,
+        make: &Bound<'_, PyAny>,
+    ) -> PyResult<Py<PyAny>> {
+        let descriptor = Descriptor::from_bytes(handle.as_bytes()).map_err(Error::from).or_raise(py)?;
+        let grant = if is_grant(grant.as_bytes()) { Some(grant::parse(py, grant.as_any())?) } else { None };
+        let ipc = ipc(py, Some(descriptor.backend()))?;
+        let backend = ipc.backend().info().name;
+        let stream = current_stream(py, &ipc, device)?.map(Arc::new);
+        let call = || {
+            let mut builder = ipc.open(&descriptor);
+            if let Some(grant) = &grant {
+                builder = builder.grant(grant)?;
+            }
+            match &stream {
+                Some(stream) => builder.on(&**stream),
+                None => builder.on_device(device),
+            }
+        };
+        let mapping = wait::interruptible(py, call)?.map_err(|error| {
+            if let Some(grant) = &grant {
+                grant.give_back();
+            }
+            refused(py, &error)
+        })?;
+        let uses = Uses::default();
+        let inner = Arc::new(MappingInner { mapping, backend, stream, allow_read_only: false, uses });
+        uses::note(&inner);
+        let region = inner.mapping.regions().next().filter(|region| region.len >= nbytes);
+        let Some(region) = region else {
+            let found = inner.mapping.len();
+            return Err(StaleError::new_err(format!("the payload names {nbytes} B of memory of {found} B")));
+        };
+        let is_writable = inner.mapping.access() == Access::ReadWrite;
+        let data = TensorData::bytes(backend, region, is_writable, Keeper::Mapping(Use::only(&inner)));
+        let storage = match Exchange::of_torch(py) {
+            // torch_npu has storages of a kind of its own, which only its functions make.
+            Some(exchange) if backend != "ascend" => {
+                exchange.make(py, &data)?.call_method0(intern!(py, "untyped_storage"))?
+            }
+            _ => make.call1((Tensor { data },))?,
+        };
+        let received = Received {
+            reference: weak_reference(&storage)?,
+            handle: handle.clone().unbind(),
+            mapping: Arc::downgrade(&inner),
+        };
+        self.note_received(py, number_of(&storage)?, received)?;
+        Ok(storage.unbind())
+    }
+}
+
+#[pymethods]
+impl Storages {
+    /// Creates a record of storages. `wake` is called, without arguments, when there is something to look at.
+    #[new]
+    fn new(wake: Py<PyAny>) -> Self {
+        let stir = Arc::new(Stir { is_stirred: AtomicBool::new(false), callable: wake });
+        Self { state: Mutex::default(), stir, lifetime: Mutex::new(600.0) }
+    }
+
+    /// Seconds for which a payload that no process opens keeps its memory.
+    #[getter]
+    fn payload_lifetime(&self) -> f64 {
+        *self.lifetime.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[setter]
+    fn set_payload_lifetime(&self, seconds: f64) {
+        *self.lifetime.lock().unwrap_or_else(PoisonError::into_inner) = seconds;
+    }
+
+    /// Returns the part of a payload that names the storage: what PyTorch's own method returns.
+    #[expect(clippy::type_complexity, reason = "a tuple of PyTorch")]
+    fn share<'py>(
+        &self,
+        storage: &Bound<'py, PyAny>,
+    ) -> PyResult<(u32, Py<PyBytes>, u64, u64, Bound<'py, PyBytes>, u64, Bound<'py, PyBytes>, bool)> {
+        let py = storage.py();
+        let cdata = number_of(storage)?;
+        let place = Place::of(storage)?;
+        let lifetime = self.lifetime()?;
+        let (handle, grant) = if let Some(received) = self.received(py, cdata)? {
+            let mapping = received.mapping.upgrade();
+            let granted = py.detach(move || mapping.map(|inner| inner.mapping.grant(lifetime)).transpose());
+            (received.handle.clone_ref(py), granted.or_raise(py)?)
+        } else {
+            let shared = match self.known(py, cdata, place.ptr, place.nbytes) {
+                Some(shared) => {
+                    // A receiver that has the storage waits for nothing, so what was written since has to be complete.
+                    let ipc = ipc(py, Some(place.backend))?;
+                    if let Some(stream) = current_stream(py, &ipc, place.device)? {
+                        py.detach(|| ipc.backend().memory().synchronize(stream.as_stream())).or_raise(py)?;
+                    }
+                    shared
+                }
+                None => self.add(storage, &place, cdata)?,
+            };
+            let granted = shared.export().grant(lifetime).or_raise(py)?;
+            (shared.handle.clone_ref(py), Some(granted))
+        };
+        self.look_at(py, LOOKS)?;
+        let grant = grant.map(|grant| grant.to_bytes());
+        let bytes = |bytes: &[u8]| PyBytes::new(py, bytes);
+        let grant = bytes(grant.as_ref().map_or(&[][..], |grant| &grant[..]));
+        Ok((place.device.get(), handle, place.nbytes, 0, grant, 0, bytes(b""), false))
+    }
+
+    /// Returns a storage in the memory that a payload names. `make` makes one of a tensor, for frameworks without functions for it.
+    fn open(
+        &self,
+        py: Python<'_>,
+        device: u32,
+        handle: &Bound<'_, PyBytes>,
+        nbytes: u64,
+        grant: &Bound<'_, PyBytes>,
+        make: &Bound<'_, PyAny>,
+    ) -> PyResult<Py<PyAny>> {
+        let device = DeviceOrdinal::new(device);
+        let state = self.lock();
+        let own = state.by_handle.get(handle.as_bytes()).and_then(|cdata| state.shared.get(cdata)).cloned();
+        drop(state);
+        if let Some(shared) = own.filter(|shared| shared.is_mock || shared.device == device) {
+            // A payload of this process.
+            if is_grant(grant.as_bytes()) {
+                grant::parse(py, grant.as_any())?.give_back();
+            }
+            return Ok(shared.storage.clone_ref(py));
+        }
+        self.open_other(py, device, handle, nbytes, grant, make)
+    }
+
+    /// Looks at some of the storages, and ends the exports of those that no process uses.
+    fn look(&self, py: Python<'_>, count: usize) -> PyResult<()> {
+        self.stir.is_stirred.store(false, Ordering::Release);
+        let all = self.lock().shared.len();
+        self.look_at(py, count.min(all))
+    }
+
+    /// Ends the exports of all storages that are no longer used.
+    fn collect(&self, py: Python<'_>) -> PyResult<()> {
+        let all: Vec<_> = self.lock().shared.iter().map(|(cdata, one)| (*cdata, Arc::clone(one))).collect();
+        all.into_iter().try_for_each(|(cdata, shared)| self.look_at_one(py, cdata, &shared))
+    }
+
+    /// Whether there is something to look at since the last look.
+    #[getter]
+    fn is_stirred(&self) -> bool {
+        self.stir.is_stirred.load(Ordering::Acquire)
+    }
+
+    /// The devices of the storages in memory of other processes.
+    fn devices(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        let received: Vec<_> = self.lock().received.values().cloned().collect();
+        let mut devices = Vec::new();
+        for one in received {
+            if !one.is_expired(py)?
+                && let Some(inner) = one.mapping.upgrade()
+            {
+                devices.push(device_name(inner.backend, inner.mapping.device().get()));
+            }
+        }
+        Ok(devices)
+    }
+
+    /// The number of storages that this process has shared.
+    fn __len__(&self) -> usize {
+        self.lock().shared.len()
+    }
+}
+
+impl Received {
+    fn is_expired(&self, py: Python<'_>) -> PyResult<bool> {
+        self.reference.call_method0(py, intern!(py, "expired"))?.is_truthy(py)
+    }
+}
+
+/// The place of a storage's memory.
+struct Place {
+    backend: &'static str,
+    device: DeviceOrdinal,
+    ptr: u64,
+    nbytes: u64,
+}
+
+impl Place {
+    fn of(storage: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = storage.py();
+        let device = storage.getattr(intern!(py, "device"))?;
+        let kind = device.getattr(intern!(py, "type"))?;
+        let index: Option<u32> = device.getattr(intern!(py, "index"))?.extract()?;
+        let backend = backend_of(&kind.extract::<String>()?);
+        Ok(Self {
+            backend: backend.expect("the methods of devices that can be shared are replaced"),
+            device: index.unwrap_or(0).into(),
+            ptr: storage.call_method0(intern!(py, "data_ptr"))?.extract()?,
+            nbytes: storage.call_method0(intern!(py, "nbytes"))?.extract()?,
+        })
+    }
+}
+
+fn is_grant(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"DIPG")
+}
+
+fn number_of(storage: &Bound<'_, PyAny>) -> PyResult<u64> {
+    storage.getattr(intern!(storage.py(), "_cdata"))?.extract()
+}
+
+/// Returns the stream that PyTorch submits its work to.
+fn current_stream(py: Python<'_>, ipc: &Ipc, device: DeviceOrdinal) -> PyResult<Option<StreamArg>> {
+    if ipc.backend().info().name == "cuda"
+        && let Some(exchange) = Exchange::of_torch(py)
+        && let Some(stream) = exchange.current_stream(py, device)?
+    {
+        return Ok(Some(StreamArg::of_framework(ipc, device, stream)));
+    }
+    StreamArg::current(py, ipc, device)
+}
+
+/// Returns the number of references of PyTorch to the storage.
+fn use_count(py: Python<'_>, cdata: u64) -> PyResult<u64> {
+    static COUNT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let count = COUNT.get_or_try_init(py, || -> PyResult<_> {
+        Ok(py.import("torch._C")?.getattr("_storage_Use_Count")?.unbind())
+    })?;
+    count.call1(py, (cdata,))?.extract(py)
+}
+
+fn weak_reference(storage: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let class = CLASS.get_or_try_init(storage.py(), || -> PyResult<_> {
+        let reductions = storage.py().import("torch.multiprocessing.reductions")?;
+        Ok(reductions.getattr("StorageWeakRef")?.unbind())
+    })?;
+    Ok(class.bind(storage.py()).call1((storage,))?.unbind())
+}
+
+/// Returns the exception of a payload whose memory cannot be opened.
+fn refused(py: Python<'_>, error: &Error) -> PyErr {
+    let cause = crate::error::exception(py, error);
+    if !error.is_gone() && !error.is_stale() {
+        return cause;
+    }
+    let text = format!("the payload is stale: its memory is gone ({error}); send the tensor again");
+    let stale = StaleError::new_err(text);
+    stale.set_cause(py, Some(cause));
+    stale
+}
