@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code, reason = "closes memory that mappings still refer to")]
 
+#[cfg(feature = "kill-points")]
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::model::error::{Error, Result};
@@ -11,6 +13,8 @@ use crate::sharing::export::still_held;
 use crate::sharing::import::CacheLimits;
 use crate::sharing::staging::StagingLimits;
 use crate::transport::Deadline;
+#[cfg(feature = "kill-points")]
+use crate::transport::wait_until_closed;
 use crate::transport::{Counters, check_may_wait};
 
 /// Returns counters of the library's activity in this process.
@@ -114,6 +118,33 @@ pub fn shutdown(timeout: Duration) -> Result<()> {
     let waited = runtime.exports.wait_all_retired(deadline.at);
     waited.map_err(|holders| still_held(timeout, holders))?;
     close_idle(runtime, deadline)
+}
+
+/// Waits until every queue of this process is empty: the worker's jobs, also those that wait for a stream, the poller's events and
+/// commands, and descriptors that wait to be closed. Returns the number of jobs, events and commands since the first of them, without
+/// those of this function; `None` after the timeout. Actions at a later time are no part of it.
+///
+/// For the project's own tests, which compare resources then. Where processes exchange messages, each of them is idle if two rounds
+/// of calls return the same numbers.
+#[cfg(feature = "kill-points")]
+pub fn wait_until_idle(timeout: Duration) -> Option<u64> {
+    /// The jobs of this function.
+    static OWN_JOBS: AtomicU64 = AtomicU64::new(0);
+    let Some(runtime) = Runtime::existing() else { return Some(0) };
+    let deadline = Deadline::after(timeout);
+    let mut before = None;
+    loop {
+        OWN_JOBS.fetch_add(1, Ordering::SeqCst);
+        let is_worker_idle = runtime.worker.run_behind(|| {}, deadline.left());
+        let handled = runtime.poller.wait_until_idle(deadline.left())?;
+        if !is_worker_idle || !wait_until_closed(deadline.left()) {
+            return None;
+        }
+        let done = handled + runtime.metrics.jobs_total.get() - OWN_JOBS.load(Ordering::SeqCst);
+        if before.replace(done) == Some(done) {
+            return Some(done);
+        }
+    }
 }
 
 /// Returns the runtime, if this process has used the library.

@@ -47,6 +47,9 @@ pub use backend::interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTyp
 pub use backend::memory_use::MemoryUse;
 pub use backend::select::{BACKEND_VARIABLE, BackendStatus, Backends, Unavailable};
 pub use backend::stream::{AsStream, BorrowedStream};
+#[cfg(feature = "kill-points")]
+#[doc(hidden)]
+pub use control::wait_until_idle;
 pub use control::{
     close_mappings_of, close_unused, counters, set_cache_limits, set_staging_limits, shutdown,
 };

@@ -8,7 +8,7 @@
 use std::any::Any;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::os::spawn_without_signals;
+use crate::os::{Condvar, spawn_without_signals};
 
 /// Maximum number of threads that close at a time. They exist only while there is something to close.
 const MAX_THREADS: usize = 8;
@@ -21,6 +21,9 @@ struct Closer {
 }
 
 static CLOSER: Mutex<Closer> = Mutex::new(Closer { waiting: Vec::new(), threads: 0 });
+
+/// Notified when a thread has nothing left to close.
+static IDLE: Condvar = Condvar::new();
 
 fn lock() -> MutexGuard<'static, Closer> {
     CLOSER.lock().unwrap_or_else(PoisonError::into_inner)
@@ -41,6 +44,12 @@ pub(crate) fn close_elsewhere(owner: impl Send + 'static) {
     }
 }
 
+/// Waits until everything is closed. False after the timeout.
+#[cfg(feature = "kill-points")]
+pub(crate) fn wait_until_closed(timeout: std::time::Duration) -> bool {
+    IDLE.wait_timeout_while(lock(), timeout, |closer| closer.threads > 0).threads == 0
+}
+
 /// Returns how many owners wait until a thread has closed those before them.
 pub(super) fn backlog() -> usize {
     lock().waiting.len()
@@ -51,6 +60,7 @@ fn close_waiting() {
         let mut closer = lock();
         let Some(owner) = closer.waiting.pop() else {
             closer.threads -= 1;
+            IDLE.notify_all();
             return;
         };
         drop(closer);

@@ -1,6 +1,8 @@
 //! The poller's thread. Nothing here calls a driver, runs the user's code or blocks on a send.
 
 mod admission;
+#[cfg(feature = "kill-points")]
+mod idle;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -87,6 +89,8 @@ pub(super) struct EventLoop<S: Service> {
     pace: Pace,
     /// A request has been read since the loop last waited.
     was_asked: bool,
+    #[cfg(feature = "kill-points")]
+    idle: idle::Idle,
 }
 
 impl<S: Service> EventLoop<S> {
@@ -107,6 +111,8 @@ impl<S: Service> EventLoop<S> {
             buffer: Vec::new(),
             pace: Pace::within(SPIN),
             was_asked: false,
+            #[cfg(feature = "kill-points")]
+            idle: idle::Idle::default(),
         }
     }
 
@@ -121,6 +127,8 @@ impl<S: Service> EventLoop<S> {
                 self.handle(event);
             }
             self.run_timers();
+            #[cfg(feature = "kill-points")]
+            self.note_turn(&events);
         }
     }
 
@@ -132,6 +140,10 @@ impl<S: Service> EventLoop<S> {
         let next_timer = own.into_iter().chain(self.service.next_timer()).min();
         let left = || next_timer.map(clock::left);
         let epoll = self.queue.epoll.fd();
+        #[cfg(feature = "kill-points")]
+        if self.idle.is_awaited() {
+            return poll(epoll, events, Some(Duration::ZERO));
+        }
         if !std::mem::take(&mut self.was_asked) {
             return poll(epoll, events, left());
         }
@@ -175,6 +187,8 @@ impl<S: Service> EventLoop<S> {
 
     fn run_commands(&mut self) {
         for command in self.queue.take_commands() {
+            #[cfg(feature = "kill-points")]
+            self.idle.note_command();
             match command {
                 Command::Listen { listener, refuses_fds, file } => {
                     let id = self.take_id();
@@ -210,6 +224,8 @@ impl<S: Service> EventLoop<S> {
                     self.step(id, |served| served.session.handle(event, &mut served.connection));
                 }
                 Command::Service(command) => self.service.run(command),
+                #[cfg(feature = "kill-points")]
+                Command::WhenIdle(answer) => self.idle.await_by(answer),
             }
         }
     }

@@ -31,6 +31,8 @@ pub use allow::AllowList;
 pub(crate) use allow::{UserName, is_own_user};
 pub(crate) use async_requests::{AsyncReply, Outcome};
 pub(crate) use client::{Client, Subscriber};
+#[cfg(feature = "kill-points")]
+pub(crate) use closer::wait_until_closed;
 pub(crate) use connection::Connection;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use connection::Served;

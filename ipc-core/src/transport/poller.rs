@@ -53,7 +53,11 @@ pub(super) struct Epoll {
 }
 
 pub(super) enum Command<S: Service> {
-    Listen { listener: OwnedFd, refuses_fds: bool, file: Option<SocketFile> },
+    Listen {
+        listener: OwnedFd,
+        refuses_fds: bool,
+        file: Option<SocketFile>,
+    },
     Watch(Arc<dyn WatchedClient>, Option<OwnedFd>),
     Unwatch(u64),
     WatchSocket(u64, Arc<dyn WatchedSocket>, Option<OwnedFd>),
@@ -61,6 +65,9 @@ pub(super) enum Command<S: Service> {
     Send(Vec<ConnectionId>, Reply),
     Event(ConnectionId, <S::Session as Session>::Event),
     Service(S::Command),
+    /// Answers once there is nothing left to handle, with the number of what was handled.
+    #[cfg(feature = "kill-points")]
+    WhenIdle(std::sync::mpsc::Sender<u64>),
 }
 
 /// A client whose messages the poller reads while no caller waits for a reply.
@@ -159,6 +166,18 @@ impl<S: Service> Poller<S> {
     /// Hands a command to the service.
     pub(crate) fn send_command(&self, command: S::Command) {
         self.push(|| Command::Service(command));
+    }
+
+    /// Waits until the thread has handled every event and every command, and returns the number of these since its start; `None`
+    /// after the timeout.
+    #[cfg(feature = "kill-points")]
+    pub(crate) fn wait_until_idle(&self, timeout: std::time::Duration) -> Option<u64> {
+        let (idle, answer) = std::sync::mpsc::channel();
+        match self.lock().as_ref() {
+            Some(started) => started.queue.push(Command::WhenIdle(idle)),
+            None => return Some(0),
+        }
+        crate::os::clock::receive(&answer, timeout).ok()
     }
 
     /// Queues a command, where the thread runs.

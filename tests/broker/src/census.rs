@@ -7,6 +7,9 @@ use std::fs;
 const MOCK_MEMORY: &str = "memfd:device-ipc-mock";
 const PAGE: &str = "memfd:device-ipc-epoch";
 
+/// The name of threads that exist while there is a descriptor to close, as far as the kernel keeps it.
+const EXITING: &str = "device-ipc-clos";
+
 /// The descriptors, mappings and threads of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Census {
@@ -16,7 +19,7 @@ pub struct Census {
     pub mock_mappings: usize,
     /// Mappings of pages of brokers: its own, and one for each exporter that it is connected to.
     pub broker_pages: usize,
-    /// Threads.
+    /// Threads, without those that have closed what there was to close and are about to exit.
     pub threads: usize,
 }
 
@@ -41,7 +44,9 @@ impl Census {
             *descriptors.entry(kind).or_default() += 1;
         }
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("the process is there");
-        let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("the process is there").count();
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process is there").flatten();
+        let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+        let threads = names.filter(|name| name.trim_end() != EXITING).count();
         let [mock_mappings, broker_pages] = [MOCK_MEMORY, PAGE].map(|name| maps.matches(name).count());
         Self { descriptors, mock_mappings, broker_pages, threads }
     }
@@ -63,13 +68,6 @@ impl Census {
     /// Descriptors of this kind.
     pub fn of_kind(&self, kind: &str) -> usize {
         self.descriptors.iter().filter(|(name, _)| name.contains(kind)).map(|(_, count)| count).sum()
-    }
-
-    /// Memory that is in use, in KiB (`VmRSS`).
-    pub fn resident_kib(pid: u32) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process is there");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
-        line.trim().trim_end_matches("kB").trim().parse().expect("a number of KiB")
     }
 }
 

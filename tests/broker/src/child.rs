@@ -9,6 +9,7 @@ use device_ipc_conformance::agent::{self, Agent};
 use device_ipc_conformance::check::Refusal;
 use device_ipc_conformance::{Peer, ReceiveError};
 use device_ipc_core::Descriptor;
+use device_ipc_test_process::Heap;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
 use crate::agent::Request;
@@ -210,6 +211,22 @@ impl Child {
     /// Resumes it.
     pub fn resume(&self) {
         self.agent.process().resume().expect("it can be signalled");
+    }
+
+    /// Waits until every queue of the process is empty; returns the number of jobs and events so far.
+    #[track_caller]
+    pub fn idle(&mut self) -> u64 {
+        self.ok("idle").parse().expect("a number")
+    }
+
+    /// Returns the memory on its heap.
+    #[track_caller]
+    pub fn heap(&mut self) -> Heap {
+        let text = self.ok("heap");
+        let numbers =
+            text.split_once(' ').and_then(|(blocks, bytes)| blocks.parse().ok().zip(bytes.parse().ok()));
+        let (blocks, bytes) = numbers.expect("two numbers");
+        Heap { blocks, bytes }
     }
 
     /// Returns a counter of the library (`leases`, `mapped_bytes`, …).

@@ -37,7 +37,7 @@ pub use raw::{Connection, FakeServer, Received, open_request};
 pub use second::second_copy_stays_loaded;
 pub use steps::{hand_over_through_ring, take_timelines};
 pub use survivor::{Before, kill_rounds};
-pub use wait::{DEADLINE, advance_until, eventually, no_more_than, within};
+pub use wait::{DEADLINE, advance_until, eventually, no_more_than, settle, within};
 
 /// An agent on a machine that this text describes.
 #[macro_export]

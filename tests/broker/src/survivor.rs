@@ -1,6 +1,6 @@
 //! The resources of a process that survives the death of its peers: unchanged.
 
-use crate::{Census, Child, eventually, no_more_than, shared_memory_objects};
+use crate::{Census, Child, no_more_than, settle, shared_memory_objects};
 
 /// How often each death is tried: as often as `DEVICE_IPC_KILL_ROUNDS` says.
 pub fn kill_rounds(unless_given: usize) -> usize {
@@ -16,19 +16,19 @@ pub struct Before {
 }
 
 impl Before {
-    /// Takes the resources that it has now.
+    /// Takes the resources that it has once it is idle.
     pub fn of(child: &mut Child) -> Self {
+        settle([child]);
         Self { census: child.census(), allocated: child.allocated() }
     }
 
     /// It has what it had.
     #[track_caller]
     pub fn is_now(&self, when: &str, child: &mut Child) {
-        eventually(&format!("{when}: leases"), 0, || child.counter("leases"));
-        eventually(&format!("{when}: exports"), 0, || child.counter("exports"));
-        eventually(&format!("{when}: bytes mapped"), 0, || child.counter("mapped_bytes"));
-        eventually(&format!("{when}: bytes allocated"), self.allocated, || child.allocated());
-        no_more_than(&self.census, &format!("{when}: descriptors, mappings, threads"), || child.census());
+        no_more_than(&self.census, &format!("{when}: descriptors, mappings, threads"), child);
+        let counts = ["leases", "exports", "mapped_bytes"].map(|name| child.counter(name));
+        assert_eq!(counts, [0; 3], "{when}: leases, exports, bytes mapped");
+        assert_eq!(child.allocated(), self.allocated, "{when}: bytes allocated");
         assert_eq!(shared_memory_objects(), Vec::<String>::new(), "{when}");
     }
 }

@@ -24,16 +24,33 @@ pub fn eventually<T: PartialEq + std::fmt::Debug>(what: &str, expected: T, mut s
     }
 }
 
-/// Waits until a process has no more of anything than `before`.
+/// Waits until these processes are idle: every queue of each is empty, and no message from one to another is unread.
+#[track_caller]
+pub fn settle<const N: usize>(mut children: [&mut Child; N]) {
+    let until = Instant::now() + DEADLINE;
+    let mut before = None;
+    loop {
+        let done = children.each_mut().map(|child| child.idle());
+        if before == Some(done) {
+            return;
+        }
+        assert!(Instant::now() < until, "the processes do not come to rest: {before:?}, then {done:?}");
+        before = Some(done);
+    }
+}
+
+/// Waits until an idle process has no more of anything than `before`: the words of a dead peer are poisoned for half a second, and
+/// stay mapped meanwhile.
 ///
 /// # Panics
 ///
 /// Panics with the last census after [`DEADLINE`].
 #[track_caller]
-pub fn no_more_than(before: &Census, what: &str, mut census: impl FnMut() -> Census) {
+pub fn no_more_than(before: &Census, what: &str, child: &mut Child) {
     let until = Instant::now() + DEADLINE;
     loop {
-        let now = census();
+        child.idle();
+        let now = child.census();
         if !now.exceeds(before) {
             return;
         }

@@ -5,9 +5,10 @@
 //!
 //! [`Process`] exchanges lines with a program, usually another test of the same program ([`Process::of_test`]), which
 //! [`serve`]s requests. [`SocketProcess`] exchanges messages that may carry a file descriptor with [`serve_socket`].
-//! [`output_of`] runs a command until it exits.
-#![forbid(unsafe_code)]
+//! [`output_of`] runs a command until it exits. [`Heap`] counts the memory of a process that has the allocator [`CountingHeap`].
+#![deny(unsafe_code)]
 
+mod heap;
 mod output;
 mod socket;
 
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+pub use heap::{CountingHeap, Heap, allocations_of_this_thread};
 pub use output::output_of;
 pub use socket::{SocketProcess, serve_socket};
 

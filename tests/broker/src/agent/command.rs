@@ -41,6 +41,10 @@ pub enum SystemCommand {
     ShareBySecondCopy,
     /// Opens memory of this process, of another copy of the library; returns its first float, read by the host.
     Peek { name: String, descriptor: Descriptor },
+    /// Waits until every queue of the process is empty; returns the number of jobs and events so far.
+    Idle,
+    /// Returns the memory on the heap, as `BLOCKS BYTES`.
+    Heap,
     /// Lists the exports of each process, as `PID:EXPORT:BYTES:HELD_BY`.
     List,
     /// Lists exporting processes with a time limit; returns the ms that it took, then their ids.

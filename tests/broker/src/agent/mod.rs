@@ -15,15 +15,16 @@ use device_ipc_ascend::AscendBackend;
 use device_ipc_conformance::Lines;
 use device_ipc_conformance::agent::{Answer, Reply, Server, reply, serve};
 use device_ipc_core::backend::DeviceIpc;
-use device_ipc_core::{AllowList, Ipc, Result, TestClock, Unavailable};
+use device_ipc_core::{AllowList, Ipc, Result, TestClock, Unavailable, wait_until_idle};
 use device_ipc_cuda::CudaBackend;
 use device_ipc_mock::MockBackend;
+use device_ipc_test_process::Heap;
 use rustix::process::Pid;
 
 pub use command::{Request, SystemCommand};
 
 use crate::raw::{Connection, FakeServer};
-use crate::{ASCEND, CUDA};
+use crate::{ASCEND, CUDA, DEADLINE};
 
 /// The argument of an agent that `exec` runs.
 const RUN_AGAIN: &str = "again";
@@ -77,6 +78,11 @@ impl Agent {
             C::Engine => Answer::Text(self.engine()),
             C::ShareBySecondCopy => Answer::Text(crate::second::share_by_second_copy()),
             C::Peek { name, descriptor } => self.peek(name, &descriptor)?,
+            C::Idle => Answer::Number(wait_until_idle(DEADLINE).expect("every queue is emptied")),
+            C::Heap => {
+                let heap = Heap::now();
+                Answer::Text(format!("{} {}", heap.blocks, heap.bytes))
+            }
             C::List => process::list()?,
             C::TimedList { timeout } => hostile::timed_list(timeout)?,
             C::Threads { descriptor, threads, rounds } => self.threads(&descriptor, threads, rounds)?,

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Census, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, no_more_than, within,
+    Census, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, no_more_than, settle, within,
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
@@ -86,12 +86,13 @@ fn forked_exporter_child_is_inert_and_parent_death_is_noticed() {
         importer.ok(&format!("open x {descriptor}"));
         importer.ok("on-gone x");
         importer.ok("touch x");
+        settle([&mut exporter, &mut importer]);
         let before = exporter.census();
         assert_eq!(stray.forked_by(&mut exporter), OF_EXPORTER, "{machine}");
         has_no_connections(&stray.census());
         // The parent is not affected.
         assert_eq!(exporter.holders("x"), 1);
-        no_more_than(&before, "after the fork", || exporter.census());
+        no_more_than(&before, "after the fork", &mut exporter);
         importer.ok("touch x");
         agent!(machine).ok(&format!("open y {descriptor}"));
         eventually("the other importer has gone", 1, || exporter.holders("x"));
@@ -114,11 +115,12 @@ fn forked_importer_child_is_inert_and_parent_death_ends_leases() {
         let descriptor = exporter.share("x 4096");
         importer.ok(&format!("open x {descriptor} reserved=1"));
         importer.ok("touch x");
+        settle([&mut exporter, &mut importer]);
         let before = importer.census();
         assert_eq!(stray.forked_by(&mut importer), OF_IMPORTER, "{machine}");
         has_no_connections(&stray.census());
         assert_eq!(exporter.holders("x"), 1);
-        no_more_than(&before, "after the fork", || importer.census());
+        no_more_than(&before, "after the fork", &mut importer);
         assert_eq!(importer.ok("touch x"), "2");
         let other = exporter.share("y 4096");
         importer.ok(&format!("open y {other}"));

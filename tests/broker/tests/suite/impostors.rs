@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use device_ipc_broker_tests::{
     Answer, Connection, DESCRIPTORS, FakeServer, Forged, FromExporter, Handle, Identity, LeaseAhead, NOBODY,
-    Opened, PINNING, Received, Refusal, ToExporter, agent, eventually, is_root, no_more_than,
+    Opened, PINNING, Received, Refusal, ToExporter, agent, eventually, is_root, no_more_than, settle,
 };
 use device_ipc_core::Descriptor;
 
@@ -40,7 +40,7 @@ fn other_user_opens_only_with_consent_of_both_sides() {
         let mut first = agent!(DESCRIPTORS);
         first.ok(&format!("open x {descriptor}"));
         first.kill();
-        eventually("sockets", 1, || exporter.census().of_kind("socket"));
+        settle([&mut exporter]);
         let before = exporter.census();
         let mut importer = agent!(DESCRIPTORS);
         importer.ok(&format!("become {NOBODY} {NOBODY}"));
@@ -59,7 +59,7 @@ fn other_user_opens_only_with_consent_of_both_sides() {
             }
         }
         importer.kill();
-        no_more_than(&before, &case, || exporter.census());
+        no_more_than(&before, &case, &mut exporter);
     }
 }
 

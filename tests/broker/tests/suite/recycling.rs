@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Answer, CUDA, Census, Child, PINNING, agent, eventually, hand_over_through_ring, within,
+    Answer, CUDA, Census, Child, PINNING, agent, hand_over_through_ring, settle, within,
 };
 
 /// More than the slots of a page, so that slots that are not reused show.
@@ -20,8 +20,8 @@ fn rounds() -> u32 {
 /// Rounds before the first look: what is made once has been made.
 const WARM_UP: u32 = 40;
 
-/// Memory that allocators may take or return meanwhile, in KiB.
-const SLACK_KIB: u64 = 512;
+/// The bytes that a leak adds in each round at least. Tables may grow meanwhile, but not in each round.
+const BYTES_OF_A_LEAK: u64 = 16;
 
 /// The time within which waits for a dead peer return.
 const SOON: Duration = Duration::from_secs(3);
@@ -41,19 +41,6 @@ impl Possessions {
             ["memfd:device-ipc-words", "memfd:device-ipc-own-words"].map(|name| maps.matches(name).count());
         Self { census: child.census(), counter_pages, own_pages }
     }
-
-    /// Once threads of the library have nothing left to do.
-    fn settled(child: &Child) -> Self {
-        let (mut last, mut same) = (Self::of(child), 0);
-        eventually("the process has settled", true, || {
-            std::thread::sleep(Duration::from_millis(30));
-            let now = Self::of(child);
-            same = if now == last { same + 1 } else { 0 };
-            last = now;
-            same == 3
-        });
-        last
-    }
 }
 
 /// Both processes have the same after many rounds as after a few.
@@ -64,13 +51,17 @@ fn stays_flat(
     round: &mut dyn FnMut(&mut Child, &mut Child),
 ) {
     (0..WARM_UP).for_each(|_| round(one, other));
-    let before = [Possessions::settled(one), Possessions::settled(other)];
-    let resident = [Census::resident_kib(one.id()), Census::resident_kib(other.id())];
+    settle([one, other]);
+    let before = [&mut *one, &mut *other].map(|child| (Possessions::of(child), child.heap()));
     (0..rounds()).for_each(|_| round(one, other));
-    for (child, (before, resident)) in [&*one, &*other].into_iter().zip(before.into_iter().zip(resident)) {
-        eventually(machine, before, || Possessions::of(child));
-        let now = Census::resident_kib(child.id());
-        assert!(now <= resident + SLACK_KIB, "{machine}: {resident} KiB have become {now}");
+    settle([one, other]);
+    for (child, (before, heap)) in [one, other].into_iter().zip(before) {
+        assert_eq!(Possessions::of(child), before, "{machine}");
+        let now = child.heap();
+        let rounds = u64::from(rounds());
+        let is_flat =
+            now.blocks < heap.blocks + rounds / 10 && now.bytes < heap.bytes + BYTES_OF_A_LEAK * rounds;
+        assert!(is_flat, "{machine}: {heap:?} has become {now:?} in {rounds} rounds");
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use device_ipc_broker_tests::{
     ASCEND, CUDA, Census, Child, Connection, Forged, FromExporter, PINNING, REVOKING, Refusal, ToExporter,
-    advance_until, agent, eventually, kill_points, within,
+    advance_until, agent, eventually, kill_points, settle, within,
 };
 use device_ipc_core::Descriptor;
 
@@ -60,19 +60,16 @@ fn built<const N: usize>(machines: [&'static str; N]) -> impl Iterator<Item = &'
     })
 }
 
-/// The number of times in a row that a process at rest looks the same: sockets are closed on other threads.
-const LOOKS_AT_REST: u32 = 50;
-
-/// Returns the resources of a process once earlier copies have ended on its side and nothing changes any longer.
+/// Returns the resources of a process once earlier copies have ended on its side and it is idle.
 fn settled(child: &mut Child) -> (u64, u64, u64, Census) {
-    let (mut last, mut same) = (rest(child), 0);
-    eventually("a process at rest", true, || {
-        let before = std::mem::replace(&mut last, rest(child));
-        same = if last == before { same + 1 } else { 0 };
-        // An importer that has just died may still be on its way out.
-        same >= LOOKS_AT_REST && last.0 == 0 && last.3.of_kind("/memfd:device-ipc-staging (deleted)") == 0
-    });
-    last
+    settle([child]);
+    let rest = rest(child);
+    assert_eq!(
+        (rest.0, rest.3.of_kind("/memfd:device-ipc-staging (deleted)")),
+        (0, 0),
+        "leases, host memory"
+    );
+    rest
 }
 
 /// The command that opens a copy on device 0.
@@ -162,7 +159,7 @@ fn importer_after_exporter_deaths_during_copies_is_clean() {
             for visit in if point.ends_with("chunk") { vec![1, 4] } else { vec![1] } {
                 let point = format!("{point}={visit}");
                 die(&mut importer, &point);
-                eventually(&format!("{machine} {point}"), before.clone(), || rest(&mut importer));
+                assert_eq!(settled(&mut importer), before, "{machine} {point}");
             }
         }
         importer.ok(&copy_of(&descriptor));

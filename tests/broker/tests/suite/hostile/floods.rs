@@ -1,12 +1,13 @@
 //! Processes that may talk to us and do not stop: deadlines hold, and others are served.
 
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use device_ipc_broker_tests::{
-    Answer, Connection, FakeServer, Forged, FromExporter, Handle, Identity, PINNING, Received, ToExporter,
-    agent, eventually, open_request, within,
+    Answer, Connection, DEADLINE, FakeServer, Forged, FromExporter, Handle, Identity, PINNING, Received,
+    ToExporter, agent, eventually, open_request, within,
 };
 
 use super::{HONEST, Scene};
@@ -32,9 +33,13 @@ impl Drop for Stops<'_> {
     }
 }
 
+/// More messages than a socket holds: where this many were sent, the importer reads them.
+const READ: u64 = 200;
+
 /// Sends messages that take longer to read than to send, for as long as the importer's socket is open and `stop` is not set:
-/// handles that belong to the importer's first request, which it has given up.
-fn flood(connection: &Connection, stop: &AtomicBool) {
+/// handles that belong to the importer's first request, which it has given up. Reports when the importer reads them.
+fn flood(connection: &Connection, stop: &AtomicBool, read: &Sender<()>) {
+    let sent = AtomicU64::new(0);
     let handle = Handle { allocation: 1, kind: 1, bytes: Vec::new(), fds: 0, size: 1, generation: None };
     let message = FromExporter::Handles { request: 1, handles: vec![handle; 2000] };
     let message = postcard::to_stdvec(&message).expect("it encodes");
@@ -43,6 +48,9 @@ fn flood(connection: &Connection, stop: &AtomicBool) {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     match connection.try_send_bytes(&message) {
+                        Ok(()) if sent.fetch_add(1, Ordering::Relaxed) == READ => {
+                            let _ = read.send(());
+                        }
                         Ok(()) | Err(rustix::io::Errno::AGAIN) => {}
                         Err(_) => return,
                     }
@@ -53,13 +61,19 @@ fn flood(connection: &Connection, stop: &AtomicBool) {
 }
 
 /// An exporter that answers hello, never answers the first request, and then floods its importer.
-fn floods_behind_a_request(server: &FakeServer, forged: &Forged, given_up: &Barrier, stop: &AtomicBool) {
+fn floods_behind_a_request(
+    server: &FakeServer,
+    forged: &Forged,
+    given_up: &Barrier,
+    stop: &AtomicBool,
+    read: &Sender<()>,
+) {
     let connection = server.accept();
     assert!(matches!(connection.receive(HONEST), Received::Packet(..)), "hello");
     let hello = FromExporter::Hello { protocol: 1, exporter: forged.exporter() };
     connection.send(&hello).expect("it reads");
     given_up.wait();
-    flood(&connection, stop);
+    flood(&connection, stop, read);
 }
 
 #[test]
@@ -67,12 +81,14 @@ fn open_at_a_flooding_exporter_keeps_its_deadline() {
     let (server, forged) = posing("open");
     let mut importer = agent!(PINNING);
     let (stop, given_up) = (AtomicBool::new(false), Barrier::new(2));
+    let (read, is_read) = channel();
     std::thread::scope(|scope| {
-        scope.spawn(|| floods_behind_a_request(&server, &forged, &given_up, &stop));
+        scope.spawn(|| floods_behind_a_request(&server, &forged, &given_up, &stop, &read));
         let _stops = Stops(&stop);
         importer.fails(&format!("open x {} timeout=100", forged.finish()), "Timeout");
         importer.send(&format!("open x {} timeout=500", forged.finish()));
         given_up.wait();
+        is_read.recv_timeout(DEADLINE).expect("the importer reads the flood");
         let answer = within(Duration::from_secs(4), "an open of 500 ms", || importer.receive());
         assert!(matches!(answer, Answer::Failed(failure) if failure.kind == "Timeout"));
     });
@@ -83,14 +99,14 @@ fn flooding_exporter_does_not_delay_notices_of_others() {
     let (server, forged) = posing("notices");
     let mut scene = Scene::new(PINNING);
     let (stop, given_up) = (AtomicBool::new(false), Barrier::new(2));
+    let (read, is_read) = channel();
     std::thread::scope(|scope| {
-        scope.spawn(|| floods_behind_a_request(&server, &forged, &given_up, &stop));
+        scope.spawn(|| floods_behind_a_request(&server, &forged, &given_up, &stop, &read));
         let _stops = Stops(&stop);
         scene.honest.ok("on-gone x");
         scene.honest.fails(&format!("open z {} timeout=100", forged.finish()), "Timeout");
         given_up.wait();
-        // The poller reads the flood by now, or soon.
-        std::thread::sleep(Duration::from_millis(100));
+        is_read.recv_timeout(DEADLINE).expect("the poller reads the flood");
         within(Duration::from_secs(5), "the notice of an exporter's death", || {
             scene.exporter.kill();
             scene.honest.event("gone");

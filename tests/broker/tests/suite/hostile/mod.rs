@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_broker_tests::{
     Access, Census, Child, Connection, DESCRIPTORS, Forged, FromExporter, PINNING, Received, Refusal,
-    ToExporter, advance_until, agent, eventually, no_more_than, open_request, within,
+    ToExporter, advance_until, agent, eventually, no_more_than, open_request, settle, within,
 };
 use device_ipc_core::Descriptor;
 
@@ -41,6 +41,7 @@ impl Scene {
         let descriptor = exporter.share("x 4096");
         honest.ok(&format!("open x {descriptor}"));
         honest.ok("touch x");
+        settle([&mut exporter, &mut honest]);
         let before = exporter.census();
         Self { machine, forged: Forged::of(&descriptor), exporter, honest, descriptor, before }
     }
@@ -64,7 +65,7 @@ impl Scene {
     fn is_unharmed(&mut self) {
         self.serves_honest_peers();
         eventually("holders", 1, || self.exporter.holders("x"));
-        no_more_than(&self.before, "the exporter", || self.exporter.census());
+        no_more_than(&self.before, "the exporter", &mut self.exporter);
     }
 }
 

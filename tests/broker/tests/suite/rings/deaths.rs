@@ -4,27 +4,24 @@ use std::time::Duration;
 
 use device_ipc_broker_tests::{
     Answer, CUDA, Census, Child, PINNING, REVOKING, eventually, hand_over_through_ring, kill_points,
-    kill_rounds, no_more_than, within,
+    kill_rounds, no_more_than, settle, within,
 };
 
 use super::{LOOPS, NO_TIMELINES, SOON, ready};
 
-/// Waits until a survivor has no more resources than before.
+/// Asserts that a survivor has no more resources than before.
 fn leaves_nothing(survivor: &mut Child, before: &Census, when: &str) {
-    eventually(&format!("{when}: leases"), 0, || survivor.counter("leases"));
-    eventually(&format!("{when}: exports"), 0, || survivor.counter("exports"));
-    eventually(&format!("{when}: bytes mapped"), 0, || survivor.counter("mapped_bytes"));
-    no_more_than(before, when, || survivor.census());
+    no_more_than(before, when, survivor);
+    let counts = ["leases", "exports", "mapped_bytes"].map(|name| survivor.counter(name));
+    assert_eq!(counts, [0; 3], "{when}: leases, exports, bytes mapped");
 }
 
 fn readers_die(machine: &str) {
     let mut writer = ready(machine, None);
     let mut other = ready(machine, None);
     hand_over_through_ring(&mut writer, &mut other);
-    let connected = writer.census().of_kind("socket");
     drop(other);
-    eventually("the first reader is forgotten", connected - 1, || writer.census().of_kind("socket"));
-    eventually("its words are gone", 0, || writer.census().of_kind("device-ipc-words"));
+    settle([&mut writer]);
     let before = writer.census();
     for point in kill_points("importer", "ring-") {
         for round in 0..kill_rounds(3) {
@@ -65,12 +62,8 @@ fn writers_die(machine: &str) {
     for reader in &mut readers {
         let mut other = ready(machine, None);
         hand_over_through_ring(&mut other, reader);
-        let connected = reader.census().of_kind("socket");
         drop(other);
-        eventually("the first writer is forgotten", connected - 1, || reader.census().of_kind("socket"));
-    }
-    for reader in &readers {
-        eventually("its words are gone", 0, || reader.census().of_kind("device-ipc-words"));
+        settle([reader]);
     }
     let before: Vec<_> = readers.iter_mut().map(|reader| reader.census()).collect();
     // Where hosts do the waiting no stream signals.
