@@ -1,4 +1,4 @@
-//! The buffer protocol of tensors of the mock, whose memory is that of the host.
+//! The buffer protocol of tensors in memory of the host, such as that of the mock.
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -7,6 +7,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::backend;
 use crate::tensor::{Tensor, TensorData};
 
 /// What a buffer points to besides the memory. Python gives it back with the buffer.
@@ -73,7 +74,7 @@ pub(crate) unsafe fn release(view: *mut ffi::Py_buffer) {
 /// Checks that the tensor has such a buffer, and returns the format of its elements.
 fn check(tensor: &TensorData, flags: c_int) -> PyResult<&'static CStr> {
     let refused = |why: String| Err(PyBufferError::new_err(why));
-    if tensor.backend != "mock" {
+    if !backend::is_host(tensor.backend) {
         return refused(format!(
             "the tensor is on {}, and a buffer is memory of the host; copy it with a framework of that device, such as \
              torch.from_dlpack(tensor).cpu().numpy()",

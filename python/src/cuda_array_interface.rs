@@ -7,6 +7,7 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::dlpack::{Foreign, row_major};
 use crate::dtype::{from_typestr, to_typestr};
 use crate::tensor::TensorData;
+use crate::{backend, dlpack};
 
 /// Returns the interface of a tensor. Consumers of the interface ignore or refuse read-only memory, so only writable tensors of
 /// CUDA have it.
@@ -14,7 +15,7 @@ pub(crate) fn interface<'py>(py: Python<'py>, tensor: &TensorData) -> PyResult<B
     let absent = |why: String| {
         PyAttributeError::new_err(format!("no __cuda_array_interface__: {why}; use __dlpack__"))
     };
-    if tensor.backend != "cuda" {
+    if backend::dlpack_type(tensor.backend) != Some(dlpack::KDL_CUDA) {
         return Err(absent(format!("the memory is of the backend {}", tensor.backend)));
     }
     if !tensor.is_writable {
@@ -57,7 +58,12 @@ pub(crate) fn import(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyAny>) ->
     // The interface names no device; the driver knows it by the address. CuPy and numba state it.
     let ordinal = device_of(object).unwrap_or(0);
     let (is_writable, owner) = (!is_read_only, object.clone().unbind());
-    Ok(Foreign { backend: "cuda", ordinal, ptr, dtype, shape, strides, is_writable, owner })
+    let backend = backend::of_dlpack_type(dlpack::KDL_CUDA).ok_or_else(|| {
+        PyBufferError::new_err(
+            "this build of device_ipc has no backend for memory with __cuda_array_interface__",
+        )
+    })?;
+    Ok(Foreign { backend, ordinal, ptr, dtype, shape, strides, is_writable, owner })
 }
 
 fn device_of(object: &Bound<'_, PyAny>) -> Option<u32> {

@@ -1,9 +1,10 @@
 //! Devices and backends.
 
-use device_ipc::{BackendStatus, Backends, DeviceInfo, Ipc};
+use device_ipc::{BackendStatus, DeviceInfo, Ipc};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::backend;
 use crate::error::OrRaise as _;
 use crate::tensor::device_name;
 
@@ -56,7 +57,7 @@ pub(crate) fn devices(py: Python<'_>) -> PyResult<Vec<Device>> {
 
 /// Returns the state of each backend, unless `DEVICE_IPC_BACKEND` names an unknown one.
 fn statuses(py: Python<'_>) -> PyResult<Vec<BackendStatus>> {
-    Backends::registered().requested().or_raise(py)?;
+    backend::backends().requested().or_raise(py)?;
     Ok(py.detach(Ipc::available))
 }
 

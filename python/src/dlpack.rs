@@ -11,15 +11,16 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use pyo3::{ffi, intern};
 
+use crate::backend;
 use crate::dtype::{DlDtype, from_dlpack, to_dlpack};
 use crate::tensor::{Keeper, TensorData};
 
-/// `DLDeviceType` of host memory, which the mock's memory is for frameworks.
-const CPU: i32 = 1;
-/// `DLDeviceType` of CUDA memory.
-pub(crate) const CUDA: i32 = 2;
-/// `DLDeviceType` that torch_npu uses for Ascend memory: `kDLExtDev`.
-const EXTENSION: i32 = 12;
+/// `kDLCPU`: memory of the host.
+pub(crate) const CPU: i32 = 1;
+/// `kDLCUDA`, whose streams have numbers of their own: 1 is the legacy default stream.
+pub(crate) const KDL_CUDA: i32 = 2;
+/// `kDLExtDev`: memory of a device that PyTorch has an extension for, with storages of its own.
+pub(crate) const EXTENSION: i32 = 12;
 
 /// `DLPACK_FLAG_BITMASK_READ_ONLY`.
 const READ_ONLY: u64 = 1;
@@ -147,11 +148,12 @@ impl Exported<DlVersioned> {
 
 /// Returns the DLPack device of memory of this backend.
 pub(crate) fn device_of(backend: &str, ordinal: u32) -> PyResult<(i32, i32)> {
-    match backend {
-        "cuda" => Ok((CUDA, ordinal as i32)),
-        "ascend" => Ok((EXTENSION, ordinal as i32)),
-        "mock" => Ok((CPU, 0)),
-        _ => Err(PyBufferError::new_err(format!("DLPack has no type of device for the backend {backend:?}"))),
+    match backend::dlpack_type(backend) {
+        Some(CPU) => Ok((CPU, 0)),
+        Some(number) => Ok((number, ordinal as i32)),
+        None => {
+            Err(PyBufferError::new_err(format!("DLPack has no type of device for the backend {backend:?}")))
+        }
     }
 }
 
@@ -263,16 +265,13 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
 ///
 /// `shape` has `ndim` elements, and `strides` too unless it is null.
 pub(crate) unsafe fn foreign(tensor: &DlTensor, owner: Py<PyAny>) -> PyResult<Foreign> {
-    let backend = match tensor.device_type {
-        CPU => "mock",
-        CUDA => "cuda",
-        EXTENSION => "ascend",
-        other => {
-            return Err(PyBufferError::new_err(format!(
-                "the tensor is on a device of DLPack type {other}; CUDA (2), Ascend (12) and the mock (1) can be shared"
-            )));
-        }
-    };
+    let backend = backend::of_dlpack_type(tensor.device_type).ok_or_else(|| {
+        PyBufferError::new_err(format!(
+            "the tensor is on a device of DLPack type {}; memory of {} can be shared",
+            tensor.device_type,
+            backend::device_names("")
+        ))
+    })?;
     let dtype = from_dlpack(tensor.dtype).ok_or_else(|| {
         PyBufferError::new_err(format!("the DLPack element type {:?} is not supported", tensor.dtype))
     })?;

@@ -114,7 +114,7 @@ impl Exchange {
         let Some(current_stream) = self.current_stream else { return Ok(None) };
         let mut stream = ptr::null_mut();
         // SAFETY: the function writes one handle.
-        if unsafe { current_stream(dlpack::CUDA, device.get() as i32, &raw mut stream) } != 0 {
+        if unsafe { current_stream(dlpack::KDL_CUDA, device.get() as i32, &raw mut stream) } != 0 {
             return Err(PyErr::fetch(py));
         }
         Ok(Some(stream as u64))

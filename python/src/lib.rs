@@ -3,6 +3,7 @@
 //! Every call that may reach a driver or wait releases the interpreter lock. Waits run in short slices, between which pending
 //! signals are handled, so that Ctrl-C ends each of them.
 
+mod backend;
 mod buffer;
 mod channel;
 mod counters;
@@ -63,6 +64,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<stream::Stream>()?;
     module.add_class::<tensor::Tensor>()?;
     module.add_class::<timeline::Timeline>()?;
+    module.add_function(wrap_pyfunction!(backend::_backends, module)?)?;
     module.add_function(wrap_pyfunction!(channel::connect, module)?)?;
     module.add_function(wrap_pyfunction!(channel::listen, module)?)?;
     module.add_function(wrap_pyfunction!(counters::close_unused, module)?)?;

@@ -15,6 +15,7 @@ use crate::mapping::{Mapping, MappingInner};
 use crate::pull;
 use crate::session::{DeviceArg, access, ipc_for_users};
 use crate::stream::StreamArg;
+use crate::tensor::device_name;
 use crate::uses::Uses;
 use crate::wait;
 
@@ -97,8 +98,9 @@ pub(crate) fn device_map(
         }
         let named = DeviceArg::parse(device).map_err(|_| {
             PyValueError::new_err(format!(
-                "the device map names {text:?}; expected an ordinal, a name such as \"cuda:1\", or the identity of a device \
-                 that this process sees (Device.uuid)"
+                "the device map names {text:?}; expected an ordinal, a name such as {:?}, or the identity of a device that \
+                 this process sees (Device.uuid)",
+                device_name(ipc.backend().info().name, 1)
             ))
         })?;
         Ok(named.ordinal.into())

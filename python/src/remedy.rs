@@ -59,7 +59,9 @@ const fn in_python(remedy: Remedy) -> &'static str {
         Remedy::StateDtype => "share a tensor with an element type",
         Remedy::StateShape => "share a tensor with a shape",
         Remedy::AllowUserHere => "allow that user with the argument allow_users",
-        Remedy::AllocateRemappable => "have the exporter allocate it with device_ipc.empty and read_only=True, or in device_ipc.torch.pool",
+        Remedy::AllocateRemappable => {
+            "have the exporter allocate it with device_ipc.empty and read_only=True, or in device_ipc.torch.pool"
+        }
         Remedy::AllocateReadOnly => "device_ipc.empty with read_only=True",
         Remedy::OpenStaged => "take a copy (staged=None)",
         Remedy::AllocateAs => "allocate it with device_ipc.empty",

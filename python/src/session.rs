@@ -3,11 +3,12 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-use device_ipc::{AllowList, Backends, DeviceOrdinal, Ipc, IpcBuilder, Result, nixl};
+use device_ipc::{AllowList, DeviceOrdinal, Ipc, IpcBuilder, Result, nixl};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
+use crate::backend;
 use crate::error::{OrRaise as _, exception};
 
 /// A device as the caller names it: `"cuda:1"`, `"npu:0"`, `"mock"`, or an ordinal.
@@ -32,28 +33,19 @@ impl DeviceArg {
         let (name, ordinal) = text.split_once(':').unwrap_or((&text, "0"));
         let invalid = || {
             PyValueError::new_err(format!(
-                "{text:?} is not a device: expected \"cuda:N\", \"npu:N\", \"mock:N\" or an ordinal"
+                "{text:?} is not a device: expected {} or an ordinal",
+                backend::device_names(":N")
             ))
         };
         let ordinal: u32 = ordinal.parse().map_err(|_| invalid())?;
-        let backend = backend_of(name).ok_or_else(invalid)?;
-        if name == "cpu" && !is_mock_in_use() {
-            return Err(PyValueError::new_err(
-                "\"cpu\" is host memory, not a device; name a device (\"cuda:0\", \"npu:0\"), or the simulator by \"mock:0\"",
-            ));
+        let backend = backend::named(name).ok_or_else(invalid)?;
+        if name == "cpu" && host_backend().is_none() {
+            return Err(PyValueError::new_err(format!(
+                "\"cpu\" is host memory, not a device; name a device: {}",
+                backend::device_names(":0")
+            )));
         }
         Ok(Self { backend: Some(backend), ordinal: ordinal.into() })
-    }
-}
-
-/// Returns the backend that a framework's name of a kind of device means.
-pub(crate) fn backend_of(name: &str) -> Option<&'static str> {
-    match name {
-        "cuda" => Some("cuda"),
-        "npu" | "ascend" => Some("ascend"),
-        // Frameworks see the memory of the mock as memory of the host.
-        "mock" | "cpu" => Some("mock"),
-        _ => None,
     }
 }
 
@@ -79,11 +71,12 @@ pub(crate) fn check_fork() -> PyResult<()> {
 /// The entry points that were used, by the name of the backend. Loading a backend takes long, and finding a loaded one takes a lock.
 static KNOWN: RwLock<Vec<(Option<String>, Ipc)>> = RwLock::new(Vec::new());
 
-/// Returns whether frameworks' memory of the host can be the mock's: if the environment selects the mock, or this process uses it.
-pub(crate) fn is_mock_in_use() -> bool {
+/// Returns the backend that frameworks' memory of the host can belong to: the first one with such memory that this process has used,
+/// or else the one that the environment selects.
+pub(crate) fn host_backend() -> Option<&'static str> {
     let known = KNOWN.read().unwrap_or_else(PoisonError::into_inner);
-    known.iter().any(|(_, ipc)| ipc.backend().info().name == "mock")
-        || matches!(Backends::registered().requested(), Ok(Some("mock")))
+    let used = known.iter().map(|(_, ipc)| ipc.backend().info().name).find(|name| backend::is_host(name));
+    used.or_else(|| backend::backends().requested().ok()?.filter(|name| backend::is_host(name)))
 }
 
 /// Returns the entry point of this backend, or of the default one.
@@ -117,7 +110,7 @@ pub(crate) fn ipc_for_users(py: Python<'_>, backend: Option<&str>, users: &[u32]
 fn select(py: Python<'_>, backend: Option<&str>, allow: AllowList) -> PyResult<Ipc> {
     crate::log::refresh(py)?;
     // A misspelt name is an error also where the caller or a descriptor names the backend.
-    Backends::registered().requested().or_raise(py)?;
+    backend::backends().requested().or_raise(py)?;
     let builder = || -> Result<IpcBuilder> { Ok(Ipc::builder().allow(allow).remote(nixl::remote()?)) };
     py.detach(|| match backend {
         Some(name) => builder()?.named(name),

@@ -18,10 +18,10 @@ use crate::export::Export;
 use crate::mapping::Mapping;
 use crate::memory::dtype;
 use crate::owner::PyOwner;
-use crate::session::{access, backend_of, ipc_for_users, is_mock_in_use};
+use crate::session::{access, host_backend, ipc_for_users};
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor};
-use crate::{cuda_array_interface, dlpack};
+use crate::{backend, cuda_array_interface, dlpack};
 
 /// The value that keeps shared memory allocated.
 #[expect(dead_code, reason = "the values are only dropped")]
@@ -151,9 +151,9 @@ pub(crate) fn owned(sources: Vec<(Option<String>, Source)>) -> Vec<Part> {
     owned.collect()
 }
 
-/// Refuses memory of the host, which has the same kind of device in frameworks as that of the mock.
+/// Refuses memory of the host, unless a backend with such memory is in use.
 fn on_device(source: Source) -> PyResult<Source> {
-    if source.backend != "mock" || is_mock_in_use() {
+    if !backend::is_host(source.backend) || host_backend().is_some() {
         return Ok(source);
     }
     Err(host_memory())
@@ -161,16 +161,16 @@ fn on_device(source: Source) -> PyResult<Source> {
 
 /// Returns the error for memory of the host. A mapping's errors name the tensor in addition.
 fn host_memory() -> PyErr {
-    PlacementError::new_err(
+    PlacementError::new_err(format!(
         "the tensor is in host memory (device \"cpu\"), and only memory of a device can be shared: move it to the device first, as \
-         tensor.to(\"cuda\") does, or leave it out",
-    )
+         tensor.to({:?}) does, or leave it out",
+        backend::kinds().next().unwrap_or_default()
+    ))
 }
 
-/// Returns the device of memory that a framework sees as memory of the host: there is one address space of the mock, whose
-/// device the address selects.
+/// Returns the device of memory that a framework sees as memory of the host, where it has one device.
 fn device_here(backend: &str, ordinal: u32) -> DeviceOrdinal {
-    if backend == "mock" { 0.into() } else { ordinal.into() }
+    if backend::is_host(backend) { 0.into() } else { ordinal.into() }
 }
 
 /// Reads a tensor of PyTorch without DLPack, which has fewer element types. The storage keeps the memory.
@@ -198,8 +198,9 @@ fn torch(tensor: &Bound<'_, PyAny>) -> PyResult<Foreign> {
     }
     let device = tensor.getattr("device")?;
     let kind: String = device.getattr("type")?.extract()?;
-    let Some(backend) = backend_of(&kind) else {
-        return refused(&format!("it is on {kind}; CUDA, Ascend (npu) and the mock (cpu) can be shared"));
+    let Some(backend) = backend::named(&kind) else {
+        let known = backend::device_names("");
+        return refused(&format!("it is on {kind:?}; tensors on {known} can be shared"));
     };
     Ok(Foreign {
         backend,

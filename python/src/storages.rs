@@ -21,11 +21,11 @@ use crate::exchange::Exchange;
 use crate::grant;
 use crate::mapping::MappingInner;
 use crate::owner::PyOwner;
-use crate::session::{backend_of, ipc};
+use crate::session::ipc;
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor, TensorData, device_name};
 use crate::uses::{self, Use, Uses};
-use crate::wait;
+use crate::{backend, dlpack, wait};
 
 /// The references to the object of a storage that only this module has: that of its entry, and that of its export's owner.
 const OWN_REFERENCES: isize = 2;
@@ -41,7 +41,7 @@ struct Shared {
     /// The descriptor, as it travels in payloads.
     handle: Py<PyBytes>,
     device: DeviceOrdinal,
-    is_mock: bool,
+    is_host: bool,
     ptr: u64,
     nbytes: u64,
     is_watched: AtomicBool,
@@ -154,7 +154,7 @@ impl Storages {
             handle: PyBytes::new(py, &bytes).unbind(),
             export: Some(export),
             device: place.device,
-            is_mock: place.backend == "mock",
+            is_host: backend::is_host(place.backend),
             ptr: place.ptr,
             nbytes: place.nbytes,
             is_watched: AtomicBool::new(false),
@@ -294,8 +294,8 @@ impl Storages {
         let is_writable = inner.mapping.access() == Access::ReadWrite;
         let data = TensorData::bytes(backend, region, is_writable, Keeper::Mapping(Use::only(&inner)));
         let storage = match Exchange::of_torch(py) {
-            // torch_npu has storages of a kind of its own, which only its functions make.
-            Some(exchange) if backend != "ascend" => {
+            // An extension of PyTorch, such as torch_npu, has storages of a kind of its own, which only its functions make.
+            Some(exchange) if backend::dlpack_type(backend) != Some(dlpack::EXTENSION) => {
                 exchange.make(py, &data)?.call_method0(intern!(py, "untyped_storage"))?
             }
             _ => make.call1((Tensor { data },))?,
@@ -380,7 +380,7 @@ impl Storages {
         let state = self.lock();
         let own = state.by_handle.get(handle.as_bytes()).and_then(|cdata| state.shared.get(cdata)).cloned();
         drop(state);
-        if let Some(shared) = own.filter(|shared| shared.is_mock || shared.device == device) {
+        if let Some(shared) = own.filter(|shared| shared.is_host || shared.device == device) {
             // A payload of this process.
             if is_grant(grant.as_bytes()) {
                 grant::parse(py, grant.as_any())?.give_back();
@@ -449,7 +449,7 @@ impl Place {
         let device = storage.getattr(intern!(py, "device"))?;
         let kind = device.getattr(intern!(py, "type"))?;
         let index: Option<u32> = device.getattr(intern!(py, "index"))?.extract()?;
-        let backend = backend_of(&kind.extract::<String>()?);
+        let backend = backend::named(&kind.extract::<String>()?);
         Ok(Self {
             backend: backend.expect("the methods of devices that can be shared are replaced"),
             device: index.unwrap_or(0).into(),
@@ -469,7 +469,7 @@ fn number_of(storage: &Bound<'_, PyAny>) -> PyResult<u64> {
 
 /// Returns the stream that PyTorch submits its work to.
 fn current_stream(py: Python<'_>, ipc: &Ipc, device: DeviceOrdinal) -> PyResult<Option<StreamArg>> {
-    if ipc.backend().info().name == "cuda"
+    if backend::dlpack_type(ipc.backend().info().name) == Some(dlpack::KDL_CUDA)
         && let Some(exchange) = Exchange::of_torch(py)
         && let Some(stream) = exchange.current_stream(py, device)?
     {

@@ -10,7 +10,7 @@ use crate::error::{OrRaise as _, PlacementError};
 use crate::owner::PyOwner;
 use crate::session::{DeviceArg, ipc, not_picklable};
 use crate::tensor::device_name;
-use crate::wait;
+use crate::{backend, dlpack, wait};
 
 /// A stream of the library, for programs without a framework that has streams.
 ///
@@ -83,8 +83,8 @@ pub(crate) struct StreamArg {
 }
 
 impl StreamArg {
-    /// Reads a stream: an object of the library, an object with `__cuda_stream__`, `cuda_stream` (PyTorch), `npu_stream`
-    /// (torch_npu), `ptr` (CuPy) or `handle` (numba), or a number.
+    /// Reads a stream: an object of the library, an object with `__cuda_stream__`, with an attribute of the kind of device such as
+    /// `cuda_stream` (PyTorch), with `ptr` (CuPy) or `handle` (numba), or a number.
     pub(crate) fn parse(stream: &Bound<'_, PyAny>, ipc: &Ipc, device: DeviceOrdinal) -> PyResult<Self> {
         let backend = ipc.backend().info().name;
         let made = |device, raw| {
@@ -102,8 +102,9 @@ impl StreamArg {
         if let Ok(raw) = stream.extract::<u64>() {
             return Ok(made(device, raw));
         }
-        for name in ["cuda_stream", "npu_stream", "ptr"] {
-            if let Ok(raw) = stream.getattr(name).and_then(|raw| raw.extract::<u64>()) {
+        let names = backend::kinds().map(|kind| format!("{kind}_stream"));
+        for name in names.chain(["ptr".to_owned()]) {
+            if let Ok(raw) = stream.getattr(&*name).and_then(|raw| raw.extract::<u64>()) {
                 return Ok(made(device, raw));
             }
         }
@@ -131,10 +132,12 @@ impl StreamArg {
     /// Frameworks that are not imported are not looked for.
     pub(crate) fn current(py: Python<'_>, ipc: &Ipc, device: DeviceOrdinal) -> PyResult<Option<Self>> {
         let backend = ipc.backend().info().name;
-        if backend == "mock" {
+        if backend::is_host(backend) {
             return Ok(None);
         }
-        let found = py.import("device_ipc._streams")?.call_method1("current", (backend, device.get()))?;
+        let found = py
+            .import("device_ipc._streams")?
+            .call_method1("current", (backend::kind(backend), device.get()))?;
         if found.is_none() {
             return Ok(None);
         }
@@ -217,8 +220,8 @@ impl DlpackStream {
         device: DeviceOrdinal,
     ) -> Option<BorrowedStream<'static>> {
         let raw = self.0?;
-        // torch_npu passes no stream, and 1 is no stream of Ascend: the null stream is its default one.
-        let raw = if backend == "ascend" && raw == 1 { 0 } else { raw };
+        // 1 is a stream of CUDA only. The default one of other devices, whose frameworks may pass none, is the null stream.
+        let raw = if raw == 1 && backend::dlpack_type(backend) != Some(dlpack::KDL_CUDA) { 0 } else { raw };
         // SAFETY: by the protocol of DLPack the number is a stream of the tensor's device, alive during the call.
         Some(unsafe { BorrowedStream::from_raw(backend, device, raw) })
     }

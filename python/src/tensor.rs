@@ -18,7 +18,7 @@ use crate::ring::ReadSlotInner;
 use crate::session::not_picklable;
 use crate::stream::DlpackStream;
 use crate::uses::Use;
-use crate::{buffer, cuda_array_interface, dlpack};
+use crate::{backend, buffer, cuda_array_interface, dlpack};
 
 /// A guard that keeps the memory of a tensor mapped.
 #[derive(Clone)]
@@ -136,8 +136,7 @@ impl TensorData {
 
 /// Returns the name of a device as the frameworks write it.
 pub(crate) fn device_name(backend: &str, ordinal: u32) -> String {
-    let kind = if backend == "ascend" { "npu" } else { backend };
-    format!("{kind}:{ordinal}")
+    format!("{}:{ordinal}", backend::kind(backend))
 }
 
 /// A tensor in memory that this process may access: of a `Mapping`, of a ring's slot, or made by `empty`.
@@ -318,7 +317,7 @@ pub(crate) fn to_numpy<'py>(
     dtype: Option<&Bound<'py, PyAny>>,
     copy: Option<bool>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    if tensor.backend != "mock" {
+    if !backend::is_host(tensor.backend) {
         return Err(PyTypeError::new_err(format!(
             "the tensor is on {}, and a NumPy array is in the memory of the host; copy it with a framework of that device, such \
              as torch.from_dlpack(tensor).cpu().numpy()",
@@ -379,7 +378,7 @@ pub(crate) fn prepare(
                  open the memory for writing",
             ));
         }
-        if tensor.backend != "mock" && !tensor.keeper.allows_read_only() {
+        if !backend::is_host(tensor.backend) && !tensor.keeper.allows_read_only() {
             return Err(PyBufferError::new_err(
                 "the memory is read-only, and PyTorch and CuPy ignore the DLPack flag that states it: a kernel that writes would \
                  end this process's use of the device; if no work writes the tensor, open it with allow_read_only=True",
@@ -392,7 +391,7 @@ pub(crate) fn prepare(
 /// Makes a stream wait for the bytes of a mapping, or waits on the host.
 impl MappingInner {
     fn wait_ready(&self, py: Python<'_>, tensor: &TensorData, stream: DlpackStream) -> PyResult<()> {
-        if tensor.backend == "mock" {
+        if backend::is_host(tensor.backend) {
             // The host reads the memory.
             let Some(opened_on) = &self.stream else { return Ok(()) };
             return opened_on.synchronize(py);

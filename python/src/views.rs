@@ -13,6 +13,7 @@ use crate::mapping::MappingInner;
 use crate::stream::DlpackStream;
 use crate::tensor::{Keeper, Tensor, TensorData, prepare};
 use crate::uses::Use;
+use crate::{backend, dlpack};
 
 /// Returns views of all tensors; see `Mapping._torch_views`.
 pub(crate) fn torch_views<'py>(
@@ -20,8 +21,8 @@ pub(crate) fn torch_views<'py>(
     inner: &Arc<MappingInner>,
     other: &Bound<'py, PyAny>,
 ) -> PyResult<Option<Bound<'py, PyDict>>> {
-    // torch_npu has storages of a kind of its own, which only its functions make.
-    if inner.backend == "ascend" {
+    // An extension of PyTorch, such as torch_npu, has storages of a kind of its own, which only its functions make.
+    if backend::dlpack_type(inner.backend) == Some(dlpack::EXTENSION) {
         return Ok(None);
     }
     let Some(exchange) = Exchange::of_torch(py) else { return Ok(None) };
@@ -54,14 +55,15 @@ pub(crate) fn torch_views<'py>(
 
 /// Makes PyTorch's stream of the device wait for the bytes, as an import of a capsule does.
 fn wait_ready(py: Python<'_>, inner: &Arc<MappingInner>, region: DeviceRange) -> PyResult<()> {
-    let stream = if inner.backend == "cuda" {
-        // Initialises PyTorch's use of the device.
-        let cuda = py.import("torch")?.getattr("cuda")?;
-        let stream = cuda.call_method1("current_stream", (region.device.get(),))?;
-        // 0 is the legacy default stream, which is 1 in DLPack.
-        Some(stream.getattr("cuda_stream")?.extract::<i64>()?.max(1))
-    } else {
+    let stream = if backend::is_host(inner.backend) {
         None
+    } else {
+        // Initialises PyTorch's use of the device.
+        let kind = backend::kind(inner.backend);
+        let stream =
+            py.import("torch")?.getattr(kind)?.call_method1("current_stream", (region.device.get(),))?;
+        // 0 is the legacy default stream, which is 1 in DLPack.
+        Some(stream.getattr(format!("{kind}_stream"))?.extract::<i64>()?.max(1))
     };
     let keeper = Keeper::Mapping(Use::new(inner, String::new()));
     let bytes = TensorData::bytes(inner.backend, region, inner.is_writable(), keeper);

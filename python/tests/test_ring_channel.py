@@ -261,7 +261,7 @@ sys.stdin.readline()
 from device_ipc import _streams
 stream = d.Stream("cuda:0")
 # What a framework's stream is, once the framework is imported.
-_streams.current = lambda backend, device: stream.handle
+_streams.current = lambda kind, device: stream.handle
 reader = d.join(sys.argv[1], timeout=60)
 with reader.next(timeout=60):
     stream.delay(3)

@@ -47,7 +47,7 @@ def test_current_stream_of_torch(frameworks: pytest.MonkeyPatch) -> None:
     torch = types.SimpleNamespace(cuda=Kind("cuda_stream"), npu=Kind("npu_stream"))
     frameworks.setitem(sys.modules, "torch", torch)
     assert _streams.current("cuda", 1) == 101
-    assert _streams.current("ascend", 2) == 102
+    assert _streams.current("npu", 2) == 102
     torch.cuda.initialized = False
     assert _streams.current("cuda", 1) is None, "a framework that does not use the device is not asked"
 

@@ -4,15 +4,30 @@
 //! vendor's rule as a reason.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use proc_macro2::{TokenStream, TokenTree};
 
-use crate::layers::{is_tests, rust_files, skipped};
+use crate::layers::{is_tests, skipped};
 use crate::workspace::root;
 
 /// The folders that name no vendor.
-const FOLDERS: [&str; 2] = ["ipc-core/src", "cli/src"];
+const FOLDERS: [&str; 4] = ["ipc-core/src", "cli/src", "python/src", "python/python/device_ipc"];
+
+/// Names that other projects have given to their interfaces: array and stream protocols of Python, and a constant of `dlpack.h`.
+const INTERFACES: [&str; 4] =
+    ["__cuda_array_interface__", "cuda_array_interface", "__cuda_stream__", "KDL_CUDA"];
+
+/// Files that adapt to a framework's own module for one vendor, with the reason.
+const ADAPTERS: [(&str, &str); 3] = [
+    ("python/src/torch_pool.rs", "PyTorch has pools of memory for CUDA only, `torch.cuda.MemPool`"),
+    ("python/python/device_ipc/_torch_pool.py", "likewise"),
+    (
+        "python/python/device_ipc/_streams.py",
+        "CuPy and numba have modules for CUDA only, `cupy.cuda` and `numba.cuda`",
+    ),
+];
 
 /// Names of vendors, of their products and of their libraries.
 const NAMES: [&str; 11] =
@@ -20,6 +35,7 @@ const NAMES: [&str; 11] =
 
 /// Returns the vendors' names in a text. A name is a whole word, or the beginning of one in camel or snake case.
 fn names(text: &str) -> Vec<String> {
+    let text = INTERFACES.iter().fold(text.to_owned(), |text, interface| text.replace(interface, ""));
     let mut words = vec![String::new()];
     let mut before = ' ';
     for character in text.chars() {
@@ -68,20 +84,82 @@ fn named_in(file: &str, text: &str) -> Vec<String> {
     named.map(|(line, token)| format!("{file}:{line}: {token}")).collect()
 }
 
+/// Returns the lines of Python without comments and docstrings, with their numbers.
+fn lines_of_python(text: &str) -> Vec<(usize, &str)> {
+    let mut lines = Vec::new();
+    let (mut in_docstring, mut in_text) = (false, false);
+    for (index, line) in text.lines().enumerate() {
+        let code = line.trim_start();
+        // A text of one line has both of its quotes there.
+        let toggles = code.matches("\"\"\"").count() % 2 == 1;
+        let is_docstring = in_docstring || !in_text && code.starts_with("\"\"\"");
+        if is_docstring {
+            in_docstring ^= toggles;
+            continue;
+        }
+        in_text ^= toggles;
+        if in_text || !code.starts_with('#') {
+            lines.push((index + 1, line.split("  # ").next().unwrap_or_default()));
+        }
+    }
+    lines
+}
+
+fn named_in_python(file: &str, text: &str) -> Vec<String> {
+    let named = lines_of_python(text).into_iter().filter(|(_, line)| !names(line).is_empty());
+    named.map(|(number, line)| format!("{file}:{number}: {}", line.trim())).collect()
+}
+
+/// Returns the files of a folder whose code may not name a vendor.
+fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files(&path, found);
+        } else if path
+            .extension()
+            .is_some_and(|extension| ["rs", "py", "pyi"].iter().any(|one| extension == *one))
+        {
+            found.push(path);
+        }
+    }
+}
+
 #[test]
-fn core_and_program_name_no_vendor() {
+fn core_program_and_python_name_no_vendor() {
     let mut named = Vec::new();
     for folder in FOLDERS {
-        let mut files = Vec::new();
-        rust_files(&root().join(folder), &mut files).unwrap();
-        for path in files {
+        let mut found = Vec::new();
+        files(&root().join(folder), &mut found);
+        assert!(found.len() > 20, "{folder} has only {} files", found.len());
+        for path in found {
             let file = path.strip_prefix(root()).unwrap().to_str().unwrap();
-            if !is_tests(file) {
-                named.extend(named_in(file, &fs::read_to_string(&path).unwrap()));
+            if is_tests(file) || ADAPTERS.iter().any(|(adapter, _)| *adapter == file) {
+                continue;
             }
+            let text = fs::read_to_string(&path).unwrap();
+            named.extend(if file.ends_with(".rs") {
+                named_in(file, &text)
+            } else {
+                named_in_python(file, &text)
+            });
         }
     }
     assert!(named.is_empty(), "the backend has to bring these names:\n{}", named.join("\n"));
+}
+
+#[test]
+fn adapters_exist() {
+    for (file, _) in ADAPTERS {
+        assert!(root().join(file).is_file(), "{file} does not exist");
+    }
+}
+
+#[test]
+fn vendor_names_are_found_in_python() {
+    let code = "\"\"\"cuda\"\"\"\ndef f():\n    \"\"\"For CUDA\n\n    and NPUs.\n    \"\"\"\n    # cuda\n    x = torch.cuda  # cuda\n    \
+                y = __cuda_stream__\nTEXT = \"\"\"\nnpu\n\"\"\"\nz = acl\n";
+    assert_eq!(named_in_python("a.py", code), ["a.py:8: x = torch.cuda", "a.py:11: npu", "a.py:13: z = acl"]);
 }
 
 #[test]

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import device_ipc
 
-from . import _native
+from . import _backends, _native
 
 MAX_HEADER = 16 << 20
 """The maximum length of a header in bytes."""
@@ -102,7 +102,7 @@ def read_header(path: str, file: BinaryIO) -> list[Stored]:
 
 def writer(device: str) -> Callable[[device_ipc.Tensor, int, memoryview], None]:
     """Returns a function that copies bytes of the host to an offset of a tensor in bytes."""
-    if device.startswith("mock"):
+    if _backends.is_host(device):
         import numpy
 
         def write(tensor: device_ipc.Tensor, offset: int, piece: memoryview) -> None:
@@ -164,7 +164,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("files", nargs="+", metavar="FILE|DIRECTORY", help="safetensors files of one model, or a directory of them")
     parser.add_argument("--name", required=True, help="processes open the weights as keeper:NAME")
-    parser.add_argument("--device", help='device to load to, such as "cuda:1"; by default the first')
+    parser.add_argument("--device", help="device to load to, by the name that `devices` prints; by default the first")
     parser.add_argument("--writable", action="store_true", help="share the weights read-write")
     parser.add_argument("--allow-user", type=int, action="append", default=[], metavar="UID", help="a further user that may open them")
 

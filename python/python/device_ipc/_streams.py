@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import sys
 
+from . import _backends
 
-def current(backend: str, device: int) -> int | None:
-    """Returns the handle of the current stream of the device, or None where no framework is in use."""
+
+def current(kind: str, device: int) -> int | None:
+    """Returns the handle of the current stream of the device, or None where no framework is in use.
+
+    ``kind`` is the frameworks' name of the kind of device. PyTorch and its extensions have a module of this name, whose streams have
+    their handle in an attribute such as ``cuda_stream``.
+    """
     torch = sys.modules.get("torch")
     if torch is not None:
-        kind = getattr(torch, "npu" if backend == "ascend" else "cuda", None)
-        if kind is not None and kind.is_initialized():
-            stream = kind.current_stream(device)
-            return int(stream.npu_stream if backend == "ascend" else stream.cuda_stream)
-    if backend != "cuda":
+        module = getattr(torch, kind, None)
+        if module is not None and module.is_initialized():
+            return int(getattr(module.current_stream(device), f"{kind}_stream"))
+    if kind != "cuda":
         return None
     cupy = sys.modules.get("cupy")
     if cupy is not None:
@@ -39,9 +44,9 @@ def carry() -> contextlib.ExitStack:
 
     contexts = []
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    for kind in (getattr(torch, "cuda", None), getattr(torch, "npu", None)):
-        if kind is not None and kind.is_initialized():
-            contexts.append(kind.stream(kind.current_stream()))
+    for module in [getattr(torch, kind, None) for kind in _backends.kinds() if kind != "cpu"]:
+        if module is not None and module.is_initialized():
+            contexts.append(module.stream(module.current_stream()))
     if cupy is not None:
         contexts += [cupy.cuda.Device(), cupy.cuda.get_current_stream()]
     return Streams()

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from . import _native
+from . import _backends, _native
 from ._errors import UnsupportedError
 
 # Without the types, which PyTorch does not have for all that is used here.
@@ -32,9 +32,6 @@ _torch: Any = torch
 # refuses one that is higher than its own.
 _DESCRIPTOR = b"DIPC"
 _GRANT = b"DIPG"
-
-# The names of the kinds of devices, and the suffix of the methods for each.
-_SUFFIXES = {"cuda": "cuda", "npu": "npu"}
 
 # Seconds between two looks for storages that are no longer used, the first and the longest.
 _FIRST_LOOK = 0.01
@@ -90,17 +87,17 @@ _install_lock = threading.Lock()
 
 def _storage_of(region: _native.Tensor) -> Any:
     """Returns a storage in a region that is open. The stream waits for the bytes already."""
-    if region.device.startswith("npu"):
-        # torch_npu calls __dlpack__ without arguments, and allocates on the current device.
-        with _torch.npu.device(int(region.device.partition(":")[2])):
+    if region.__dlpack_device__()[0] == _backends.EXTENSION:
+        # An extension such as torch_npu calls __dlpack__ without arguments, and allocates on the current device.
+        kind, _, ordinal = region.device.partition(":")
+        with getattr(torch, kind).device(int(ordinal)):
             return _torch.from_dlpack(region).untyped_storage()
     return torch.utils.dlpack.from_dlpack(region.__dlpack__(stream=-1)).untyped_storage()
 
 
 def _methods(kind: str) -> Iterator[tuple[str, Any]]:
     """Returns the replacements of the methods for one kind of device."""
-    suffix = _SUFFIXES[kind]
-    share_name, open_name, release_name = f"_share_{suffix}_", f"_new_shared_{suffix}", f"_release_ipc_counter_{suffix}"
+    share_name, open_name, release_name = f"_share_{kind}_", f"_new_shared_{kind}", f"_release_ipc_counter_{kind}"
     stock_share = getattr(torch.UntypedStorage, share_name)
     stock_open = getattr(torch.UntypedStorage, open_name)
     stock_release = getattr(torch.UntypedStorage, release_name)
@@ -133,8 +130,8 @@ def install(payload_lifetime: float) -> None:
             raise UnsupportedError(
                 f"torch {torch.__version__} does not tell who uses a storage (torch._C._storage_Use_Count); use 2.8 or later"
             )
-        for kind, suffix in _SUFFIXES.items():
-            if f"_share_{suffix}_" in _originals or not hasattr(torch.UntypedStorage, f"_share_{suffix}_"):
+        for kind in _backends.kinds():
+            if f"_share_{kind}_" in _originals or not hasattr(torch.UntypedStorage, f"_share_{kind}_"):
                 continue
             for name, method in list(_methods(kind)):
                 _originals[name] = torch.UntypedStorage.__dict__.get(name)

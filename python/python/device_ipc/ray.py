@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ray as _ray  # the framework: imports are absolute
 import ray.experimental as _experimental
 
-from . import _native
+from . import _backends, _native
 from . import torch as _tensors
 from ._errors import Error, GoneError, PlacementError, UnsupportedError
 
@@ -37,9 +37,6 @@ __all__ = ["DeviceIpcTransport", "Metadata", "receive_options", "register"]
 _register: Any = _experimental.register_tensor_transport
 # 2.55 added the argument, and made the device of the metadata a text.
 _HAS_DATA_TYPE = "data_type" in inspect.signature(_register).parameters
-
-# Ray's name of a kind of devices is PyTorch's. Memory of the mock consists of CPU tensors.
-_DEVICES = ["cuda", "npu", "cpu"]
 
 
 @dataclasses.dataclass
@@ -75,7 +72,7 @@ def register(name: str = "device_ipc") -> None:
 
     arguments: dict[str, Any] = {"data_type": torch.Tensor} if _HAS_DATA_TYPE else {}
     try:
-        _register(name, _DEVICES, DeviceIpcTransport, **arguments)
+        _register(name, _backends.kinds(), DeviceIpcTransport, **arguments)
     except ValueError as error:
         if "already registered" not in str(error):
             raise
@@ -223,11 +220,11 @@ def _device_here(descriptor: _native.Descriptor) -> str | None:
             "the object has tensors of several devices that this process does not all see: return the tensors of each device as an "
             "object, or map the devices with device_ipc.ray.receive_options(device={...})"
         )
-    if descriptor.backend == "mock":
-        return "mock:0"
+    kind = _backends.kind(descriptor.backend)
+    if kind == "cpu":
+        return f"{descriptor.backend}:0"
     import torch
 
-    kind = {"cuda": "cuda", "ascend": "npu"}[descriptor.backend]
     return f"{kind}:{getattr(torch, kind).current_device()}"
 
 

@@ -12,7 +12,6 @@ use pyo3::types::PyTuple;
 
 use super::turns::{Held, HeldSlot};
 use super::{closed, lock};
-use crate::dlpack;
 use crate::error::{OrRaise as _, exception};
 use crate::export::parse;
 use crate::open::Place;
@@ -20,6 +19,7 @@ use crate::session::{access, check_fork, ipc, not_picklable, note_use};
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor, TensorData, to_dlpack, to_numpy};
 use crate::wait::{self, Waiting};
+use crate::{backend, dlpack};
 
 /// A reader with what its slots need.
 pub(super) struct ReaderInner {
@@ -154,7 +154,7 @@ impl ReadSlotInner {
 
     /// For memory that the host reads, waits until the stream has reached the publication.
     pub(crate) fn wait_ready(&self, py: Python<'_>, tensor: &TensorData) -> PyResult<()> {
-        if tensor.backend == "mock"
+        if backend::is_host(tensor.backend)
             && let Some(stream) = &self.stream
         {
             stream.synchronize(py)?;

@@ -30,8 +30,8 @@ impl Registration {
         Self { name, rank, load, device_kind: name, dlpack_device_type: None, diagnosis: None }
     }
 
-    /// Sets the name that Python frameworks have for this kind of device, as in the device `"npu:0"` of PyTorch. Without it, it is
-    /// the backend's name.
+    /// Sets the name that Python frameworks have for this kind of device, as in the device `"npu:0"` of PyTorch: `torch.npu` is its
+    /// module, and `npu_stream` the attribute of a stream there that has the vendor's handle. Without it, it is the backend's name.
     pub const fn with_device_kind(mut self, device_kind: &'static str) -> Self {
         self.device_kind = device_kind;
         self
