@@ -178,4 +178,8 @@ impl TestKernels for MockMemory {
     fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()> {
         self.machine.delay(time, stream_of(stream)?).map_err(engine("delay"))
     }
+
+    fn host_function(&self, function: Box<dyn FnOnce() + Send>, stream: BorrowedStream<'_>) -> Result<()> {
+        self.machine.host_fn(function, stream_of(stream)?).map_err(engine("host_function"))
+    }
 }

@@ -4,6 +4,7 @@
 //! to the host, a host function that adds, a copy back.
 
 use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -60,6 +61,26 @@ impl TestKernels for AscendBackend {
         let raw = driver.stream(stream)?;
         let _current = driver.enter(stream.device())?;
         driver.then_on_host(raw, time, |time| thread::sleep(*time))
+    }
+
+    /// The runtime has one thread for the functions of a device: what [`add_f32`](TestKernels::add_f32) does on other streams
+    /// waits for this one.
+    fn host_function(&self, function: Box<dyn FnOnce() + Send>, stream: BorrowedStream<'_>) -> Result<()> {
+        let driver = self.driver();
+        let raw = driver.stream(stream)?;
+        let _current = driver.enter(stream.device())?;
+        if driver.acl.aclrtLaunchHostFunc.is_err() {
+            return Err(Error::Unsupported {
+                backend: stream.backend(),
+                what: "run a host function on a stream".into(),
+                why: "the runtime has no aclrtLaunchHostFunc".into(),
+            });
+        }
+        driver.then_on_host(raw, Mutex::new(Some(function)), |function| {
+            if let Some(function) = function.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                function();
+            }
+        })
     }
 }
 

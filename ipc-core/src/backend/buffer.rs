@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::backend::host_copy::read_elements;
 use crate::backend::interop::{DeviceOwner, Region, ViewStream, ViewTypes};
 use crate::backend::stream::{AsStream, BorrowedStream};
-use crate::backend::{DeviceIpc, DeviceStream, MemoryUse, TestKernels, check_stream_of};
+use crate::backend::{DeviceIpc, DeviceStream, Gate, MemoryUse, TestKernels, check_stream_of};
 use crate::model::address::{DevicePtr, DeviceRange};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
@@ -271,6 +271,16 @@ impl Stream {
     /// [`Error::Unsupported`] where the backend has no [`TestKernels`], else the vendor's error.
     pub fn delay(&self, time: Duration) -> Result<()> {
         self.test_kernels()?.delay(time, self.as_stream())
+    }
+
+    /// Makes the stream wait at this point until the gate is opened: for tests.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] where the backend has no [`TestKernels`], or the device neither timelines nor host functions; else
+    /// the vendor's error.
+    pub fn gate(&self) -> Result<Gate> {
+        Gate::close(&*self.inner.backend, self.test_kernels()?, self.as_stream())
     }
 
     fn test_kernels(&self) -> Result<&dyn TestKernels> {

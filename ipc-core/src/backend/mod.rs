@@ -159,7 +159,7 @@ pub use memory::{DeviceMemory, DeviceStream, MemoryInfo};
 pub(crate) use memory_use::MemoryUse;
 pub use reservations::{DeviceReservations, Imported};
 pub use select::{Rank, Registration};
-pub use test_kernels::TestKernels;
+pub use test_kernels::{Gate, TestKernels};
 pub use timeline::DeviceTimelines;
 
 use serde::de::{SeqAccess, Visitor};

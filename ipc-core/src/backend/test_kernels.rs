@@ -3,11 +3,17 @@
 #![allow(unsafe_code, reason = "declares the vendor boundary; plain ranges keep no memory alive")]
 
 use std::fmt;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+use crate::backend::DeviceIpc;
 use crate::backend::stream::BorrowedStream;
 use crate::model::address::DeviceRange;
-use crate::model::error::Result;
+use crate::model::error::{Error, Result};
 
 /// Test kernels of a backend: an addition and a delay.
 ///
@@ -34,4 +40,87 @@ pub trait TestKernels: fmt::Debug + Send + Sync {
     ///
     /// The vendor's error.
     fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()>;
+
+    /// Submits a host function, for a [`Gate`] on a device without timelines.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`], as the default implementation; else the vendor's error.
+    fn host_function(&self, function: Box<dyn FnOnce() + Send>, stream: BorrowedStream<'_>) -> Result<()> {
+        drop(function);
+        Err(Error::Unsupported {
+            backend: stream.backend(),
+            what: format!("block a stream of device {}", stream.device()),
+            why: "the device has no timelines".into(),
+        })
+    }
+}
+
+/// A point in a stream that the stream does not pass before the gate is opened: for tests that show that something does not wait
+/// for the stream. Dropping it opens it.
+#[derive(Debug)]
+pub struct Gate(Barrier);
+
+#[derive(Debug)]
+enum Barrier {
+    /// A word that the stream waits for.
+    Word(&'static AtomicU64),
+    /// A host function waits for this.
+    HostFunction(Arc<(Mutex<bool>, Condvar)>),
+}
+
+impl Gate {
+    pub(super) fn close(
+        backend: &dyn DeviceIpc,
+        kernels: &dyn TestKernels,
+        stream: BorrowedStream<'_>,
+    ) -> Result<Self> {
+        /// A multiple of every page size.
+        const BYTES: usize = 64 << 10;
+        let device = stream.device();
+        let Some(timelines) = backend.timelines().filter(|_| has_timelines(backend, stream)) else {
+            let open = Arc::new((Mutex::new(false), Condvar::new()));
+            let barrier = Arc::clone(&open);
+            let wait = move || {
+                let is_open = open.0.lock().unwrap_or_else(PoisonError::into_inner);
+                drop(open.1.wait_while(is_open, |is_open| !*is_open));
+            };
+            kernels.host_function(Box::new(wait), stream)?;
+            return Ok(Self(Barrier::HostFunction(barrier)));
+        };
+        let failed = |error| Error::io("mapping the page of a gate", std::io::Error::from(error));
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, which is never unmapped: the stream may reach the gate after its drop.
+        let page =
+            unsafe { mmap_anonymous(ptr::null_mut(), BYTES, access, MapFlags::SHARED) }.map_err(failed)?;
+        let page = NonNull::new(page.cast::<u8>()).expect("a mapping has an address");
+        // SAFETY: the mapping is aligned to a page, initialised with zeros, and never unmapped.
+        let word = unsafe { page.cast::<AtomicU64>().as_ref() };
+        // SAFETY: shared memory that stays mapped, and registered.
+        let address = unsafe { timelines.register(device, page, BYTES) }?;
+        // SAFETY: the first word of the page.
+        unsafe { timelines.wait_value(address, 1, stream) }?;
+        Ok(Self(Barrier::Word(word)))
+    }
+
+    /// Lets the stream continue.
+    pub fn open(&self) {
+        match &self.0 {
+            Barrier::Word(word) => word.store(1, Ordering::Release),
+            Barrier::HostFunction(open) => {
+                *open.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+                open.1.notify_all();
+            }
+        }
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.open();
+    }
+}
+
+fn has_timelines(backend: &dyn DeviceIpc, stream: BorrowedStream<'_>) -> bool {
+    backend.capabilities(stream.device()).is_ok_and(|capabilities| capabilities.timelines)
 }
