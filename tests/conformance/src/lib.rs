@@ -67,7 +67,7 @@
 //! Add it to a list of [`cases`], or to your own run with [`Suite::case`]. Where a second process takes part there are
 //! two ways:
 //!
-//! - [`Context::agent`]: a process that carries out commands ([`agent::Agent`]): it shares, opens, reads, writes, delays,
+//! - [`Context::agent`]: a process that carries out commands ([`agent::Agent`]): it shares, opens, reads, writes, blocks streams,
 //!   releases and dies. The whole case then stands in one function. Most are written like this.
 //! - [`Context::peer`]: a process that runs a second function of the case, a *role* ([`Case::role`]). The two talk in
 //!   lines ([`Peer::send_line`], [`Context::receive_line`]).
@@ -75,9 +75,8 @@
 //! Functions that call the library, the backend or the system return their errors as they are; only other errors are
 //! described.
 //!
-//! Nothing sleeps: what has to happen later is put behind a delay on a device's stream, and what has to be waited for
-//! has a deadline. A claim of the kind "this did not wait for the device" is measured, and measured again with a longer
-//! delay where the machine was too slow to tell ([`timing::while_delayed`]).
+//! Nothing sleeps: what has to happen later is put behind a gate in a device's stream ([`gate::Gate`]), and what has to be
+//! waited for has a deadline. "This did not wait for the device" is shown by a gate that is closed meanwhile.
 #![deny(unsafe_code)]
 
 pub mod agent;
@@ -89,11 +88,11 @@ pub mod check;
 mod context;
 mod expected;
 pub mod flows;
+pub mod gate;
 mod outcome;
 mod process;
 mod runner;
 mod suite;
-pub mod timing;
 pub mod unchecked;
 pub mod usage;
 pub mod wire;

@@ -197,6 +197,10 @@ pub enum Command {
     WarmUp,
     /// Submits a delay to a device's stream.
     Delay { time: Duration, device: u32 },
+    /// Closes a gate in a device's stream; with `soon` it opens in a moment.
+    CloseGate { device: u32, soon: bool },
+    /// Opens the gates that are closed; returns whether none had opened by itself.
+    OpenGates,
     /// Waits for a device's stream.
     Sync { device: u32 },
     /// Returns the bytes of a device that are free, as the bare backend reports them.
@@ -384,8 +388,8 @@ pub enum Command {
     RingReaders { count: usize, timeout: Duration },
     /// Returns the number of readers.
     RingCount,
-    /// Publishes `count` sequences. The stream pauses within each, for a number of µs.
-    RingPublish { count: u64, pause: u64 },
+    /// Publishes `count` sequences. The stream pauses within each, for a number of µs; or a gate is closed there.
+    RingPublish { count: u64, pause: u64, gated: bool },
     /// Publishes `count` sequences on the host, after a stream has written them.
     RingPublishNow { count: u64 },
     /// Takes the next slot for writing and drops it; returns its sequence.

@@ -22,9 +22,9 @@ pub use command::{
 pub(crate) use server::run;
 pub use server::{Rings, Server, reply, serve, touch};
 
-use crate::check::Refusal;
+use crate::check::{Refusal, that};
 use crate::context::PATIENCE;
-use crate::outcome::{Outcome, Stop, fail};
+use crate::outcome::{Outcome, Stop, fail, skip};
 use crate::process::{Peer, ReceiveError};
 use crate::usage::Usage;
 
@@ -226,6 +226,30 @@ impl Agent {
     #[track_caller]
     pub fn synchronize(&mut self, device: u32) -> Outcome {
         self.must(&Command::Sync { device }).map(drop)
+    }
+
+    /// Closes a gate in a device's stream.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Skipped`] where the device has no gates.
+    #[track_caller]
+    pub fn close_gate(&mut self, device: u32) -> Outcome {
+        match self.request(&Command::CloseGate { device, soon: false })?.result {
+            Err(refusal) if refusal.kind == "Unsupported" => skip(refusal.text),
+            Err(refusal) => Err(Stop::failed(refusal.text)),
+            Ok(_) => Ok(()),
+        }
+    }
+
+    /// Opens its gates. `what` has happened since they were closed.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`] where a gate opened by itself, as something waited for the stream.
+    #[track_caller]
+    pub fn open_gates(&mut self, what: &str) -> Outcome {
+        that(self.get(&Command::OpenGates)?, format!("{what} should not wait for the stream"))
     }
 
     /// Drops a mapping; says how long that took.

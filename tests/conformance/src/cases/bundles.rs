@@ -13,6 +13,7 @@ use device_ipc_core::{Access, Descriptor, Export, Counters, DeviceOrdinal, Devic
 use crate::agent::{Agent, TensorSharing, SharedTensor, Command, Place};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, OLD, SOON, float_bytes, pattern, tensor_bytes, until};
+use crate::gate::Gate;
 use crate::{Context, Outcome, Stop, unchecked};
 
 pub use again::{every_difference_from_the_last_time_counts, handed_over_again, stale_although_the_memory_is_open, what_looks_the_same_is_told_apart};
@@ -327,15 +328,19 @@ pub fn stream_waits_for_ready(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &[1; 4096])?;
     let mut importer = context.agent()?;
     importer.must(&Command::Prepare { device: 0 })?;
-    memory.stream.delay(Duration::from_millis(300))?;
+    let gate = Gate::close(&memory.stream)?;
     memory.buffer.view_mut::<u8, _>(&memory.stream)?.fill_bytes(2)?;
     let mut bundle = memory.ipc.tensors();
     for (index, name) in ["a", "b"].into_iter().enumerate() {
         let part = memory.buffer.slice(2048 * index as u64, 2048)?;
         bundle.owned(name, part, Some(bytes_of_shape(&[2048])?))?;
     }
+    if !context.backend().capabilities(memory.stream.device())?.ipc_events {
+        gate.open_soon();
+    }
     let export = memory.ipc.share_all(bundle).ready_on(&memory.stream).start()?;
     importer.open("b", export.descriptor(), Place::Stream(0))?;
+    gate.open("opening on a stream")?;
     for name in ["a", "b"] {
         let read: Vec<u8> = importer.get(&Command::TensorBytes { name: "b".into(), tensor: name.into() })?;
         same(&read, &[2; 2048], "the bytes, which the exporter's stream wrote late")?;

@@ -1,13 +1,13 @@
 //! Sharing a copy, for memory that cannot travel itself or should not: made in order, equal, and on its own afterwards.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use device_ipc_core::{DeviceOwner, Dtype, Region, counters};
 
 use crate::agent::{Command, Place, Sharing};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, OLD, SOON, bytes_of, float_bytes, pattern};
+use crate::gate::Gate;
 use crate::{Context, Outcome, unchecked};
 
 /// The importer reads what the original held when the copy was made; what either side writes later the other does not see.
@@ -59,14 +59,12 @@ pub fn type_and_shape_are_kept(context: &Context) -> Outcome {
 
 /// The copy is made behind what was submitted to the stream before, which is waited for.
 pub fn waits_for_the_stream(context: &Context) -> Outcome {
-    let delay = Duration::from_millis(300);
     let memory = Memory::with_floats(context, 4096)?;
-    let begun = Instant::now();
-    memory.stream.delay(delay)?;
+    let gate = Gate::close(&memory.stream)?;
     memory.add(1.0)?;
+    gate.open_soon();
     let builder = memory.ipc.share_copy(&memory.buffer, &memory.stream)?;
-    let took = begun.elapsed();
-    that(took >= delay, format!("the copy should be made behind a delay of {delay:?}, and took {took:?}"))?;
+    gate.was_passed("the copy")?;
     let share = builder.start()?;
     let mut importer = context.agent()?;
     importer.open("m", share.descriptor(), Place::Home)?;

@@ -1,13 +1,12 @@
 //! Plain memory and streams, which all other cases stand on.
 
-use std::time::{Duration, Instant};
 
 use device_ipc_core::{Buffer, DeviceOrdinal, Stream};
 
 use crate::agent::Command;
 use crate::check::{equal, refused, refused_as_one_of, same, that};
 use crate::flows::{Memory, OLD, float_bytes, pattern};
-use crate::timing::{Seen, while_delayed};
+use crate::gate::Gate;
 use crate::unchecked::Bare;
 use crate::{Context, Outcome, Stop, fail};
 
@@ -141,7 +140,9 @@ pub fn written_bytes_may_be_reused(context: &Context) -> Outcome {
     for len in [64, 1 << 20] {
         let (memory, stream) = bare(context, len as u64)?;
         let mut bytes = pattern(len);
-        stream.delay(Duration::from_millis(300))?;
+        let gate = Gate::close(&stream)?;
+        // It may wait for the stream.
+        gate.open_soon();
         memory.write(memory.range, &bytes, &stream)?;
         bytes.fill(0xee);
         let read = memory.read(memory.range, &stream)?;
@@ -174,57 +175,49 @@ pub fn streams_of_another_backend_are_refused(context: &Context) -> Outcome {
 /// Submitting work does not wait for it, and reading does.
 pub fn work_is_done_later_and_in_order(context: &Context) -> Outcome {
     let memory = Memory::with_floats(context, 1024)?;
-    let mut expected = OLD;
-    while_delayed("submitting work", |delay| {
-        let begun = Instant::now();
-        memory.stream.delay(delay)?;
-        memory.add(1.0)?;
-        memory.add(2.0)?;
-        let seen = Seen::since(begun, Ok(()));
-        expected += 3.0;
-        let floats = memory.floats()?;
-        let took = begun.elapsed();
-        that(took >= delay, format!("reading behind a delay of {delay:?} took {took:?}"))?;
-        Ok(Seen { verdict: same(&floats, &[expected; 1024], "the floats after the work"), ..seen })
-    })
+    let gate = Gate::close(&memory.stream)?;
+    memory.add(1.0)?;
+    memory.add(2.0)?;
+    gate.open_soon();
+    let floats = memory.floats()?;
+    gate.was_passed("reading")?;
+    gate.open("submitting work")?;
+    same(&floats, &[OLD + 3.0; 1024], "the floats after the work")
 }
 
 /// Streams of one device do not wait for each other.
 pub fn streams_are_independent(context: &Context) -> Outcome {
     let memory = Memory::with_floats(context, 1024)?;
     let busy = context.ipc().create_stream(0)?;
-    while_delayed("another stream", |delay| {
-        let begun = Instant::now();
-        busy.delay(delay)?;
-        memory.add(1.0)?;
-        memory.stream.synchronize()?;
-        let seen = Seen::since(begun, Ok(()));
-        busy.synchronize()?;
-        let took = begun.elapsed();
-        let verdict = that(took >= delay, format!("waiting for a stream with a delay of {delay:?} took {took:?}"));
-        Ok(Seen { verdict, ..seen })
-    })
+    let gate = Gate::close(&busy)?;
+    memory.add(1.0)?;
+    memory.stream.synchronize()?;
+    gate.open_soon();
+    busy.synchronize()?;
+    gate.was_passed("waiting for a stream")?;
+    gate.open("another stream")
 }
 
 /// Waiting for a device waits for all its streams.
 pub fn waiting_for_the_device(context: &Context) -> Outcome {
-    let delay = Duration::from_millis(200);
     let streams = [context.ipc().create_stream(0)?, context.ipc().create_stream(0)?];
-    let begun = Instant::now();
     for stream in &streams {
-        stream.delay(delay)?;
+        let gate = Gate::close(stream)?;
+        gate.open_soon();
+        context.backend().synchronize_device(FIRST)?;
+        gate.was_passed("waiting for a device")?;
     }
-    context.backend().synchronize_device(FIRST)?;
-    let took = begun.elapsed();
-    that(took >= delay, format!("waiting for a device whose streams are delayed by {delay:?} took {took:?}"))
+    Ok(())
 }
 
 /// A stream that is dropped still does what was submitted to it.
 pub fn dropped_stream_finishes_its_work(context: &Context) -> Outcome {
     let memory = Memory::with_floats(context, 1024)?;
     let stream = context.ipc().create_stream(0)?;
-    stream.delay(Duration::from_millis(50))?;
+    let gate = Gate::close(&stream)?;
     memory.buffer.view_mut::<f32, _>(&stream)?.add(1.0)?;
+    // It may wait for the work.
+    gate.open_soon();
     drop(stream);
     context.backend().synchronize_device(FIRST)?;
     same(&memory.floats()?, &[OLD + 1.0; 1024], "the floats after the work of a dropped stream")
@@ -247,32 +240,31 @@ pub fn free_waits_for_submitted_work(context: &Context) -> Outcome {
                 continue;
             }
             let reader = ipc.create_stream(device.ordinal)?;
-            while_delayed("submitting a copy", |delay| {
+            {
                 let source = ipc.allocate_for(0, len, kind.kind)?;
                 source.view_mut::<u8, _>(&writer)?.copy_from(&bytes)?;
                 writer.synchronize()?;
                 target.view_mut::<u8, _>(&reader)?.fill_bytes(0)?;
                 reader.synchronize()?;
-                let begun = Instant::now();
-                reader.delay(delay)?;
+                let gate = Gate::close(&reader)?;
                 target.view_mut::<u8, _>(&reader)?.copy_from_device(&source.view(&reader)?)?;
-                // The memory is freed before the copy begins.
-                let took = begun.elapsed();
+                // The memory is freed before the copy begins, unless the free waits for it.
+                gate.open_soon();
                 drop(source);
                 let next = ipc.allocate_for(0, len, kind.kind)?;
                 next.view_mut::<u8, _>(&writer)?.fill_bytes(0xee)?;
                 writer.synchronize()?;
                 let read = target.view::<u8, _>(&reader)?.to_vec();
-                let verdict = freed_under_work(read.map_err(|error| error.to_string()), &bytes).map_err(|what| {
+                freed_under_work(read.map_err(|error| error.to_string()), &bytes).map_err(|what| {
                     Stop::failed(format_args!(
                         "memory for {} handles on device 0 was freed while a stream of device {} had a copy from it \
                          pending, and {what}: DeviceMemory::free has to wait for the work that was submitted before \
                          the call, on every stream of this process that can reach the memory, or to free later",
                         kind.name, device.ordinal
                     ))
-                });
-                Ok(Seen { took, verdict })
-            })?;
+                })?;
+                gate.open("submitting a copy")?;
+            }
         }
     }
     Ok(())

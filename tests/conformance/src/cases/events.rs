@@ -1,6 +1,6 @@
 //! Events of the bare backend: record here, wait there.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use device_ipc_core::backend::DeviceEvent;
 use device_ipc_core::{AsStream, DeviceOrdinal};
@@ -8,10 +8,13 @@ use device_ipc_core::{AsStream, DeviceOrdinal};
 use crate::agent::{Agent, Command, Place};
 use crate::check::{refused, same, that};
 use crate::flows::{Memory, OLD, SOON};
-use crate::timing::{Seen, while_delayed};
+use crate::gate::Gate;
 use crate::{Context, Outcome, Stop};
 
 const COUNT: usize = 1024;
+
+/// A timeout that a stream with a closed gate outlasts.
+const SHORT: Duration = Duration::from_millis(50);
 
 /// An event of device 0, open as "e" in another process that is quick to answer.
 fn event_and_agent(context: &Context) -> Result<(Box<dyn DeviceEvent>, Agent), Stop> {
@@ -41,67 +44,55 @@ pub fn never_recorded_is_reached(context: &Context) -> Outcome {
     agent.synchronize(0)
 }
 
-/// Recorded here behind a delay, the event is open in both processes until the stream has got there.
+/// Recorded here behind a gate, the event is open in both processes until the stream has got there.
 pub fn recorded_here_queried_there(context: &Context) -> Outcome {
     let (event, mut agent) = event_and_agent(context)?;
     let stream = context.ipc().create_stream(0)?;
-    while_delayed("a query", |delay| {
-        let begun = Instant::now();
-        stream.delay(delay)?;
-        event.record(stream.as_stream())?;
-        let (here, there) = (event.query()?, reached_there(&mut agent)?);
-        let seen = Seen::since(begun, that(!here && !there, format!("reached too early: here {here}, there {there}")));
-        agent.must(&Command::SynchronizeEvent { name: "e".into(), timeout: SOON })?;
-        let took = begun.elapsed();
-        that(took >= delay, format!("waiting on the host for a delay of {delay:?} took {took:?}"))?;
-        that(event.query()? && reached_there(&mut agent)?, "an event that was waited for should be reached")?;
-        Ok(seen)
-    })
+    let gate = Gate::close(&stream)?;
+    event.record(stream.as_stream())?;
+    let (here, there) = (event.query()?, reached_there(&mut agent)?);
+    that(!here && !there, format!("reached too early: here {here}, there {there}"))?;
+    gate.open_soon();
+    agent.must(&Command::SynchronizeEvent { name: "e".into(), timeout: SOON })?;
+    gate.was_passed("waiting on the host")?;
+    gate.open("a query")?;
+    that(event.query()? && reached_there(&mut agent)?, "an event that was waited for should be reached")
 }
 
 /// A wait on the host gives up in time.
 pub fn host_wait_times_out(context: &Context) -> Outcome {
     let (event, mut agent) = event_and_agent(context)?;
     let stream = context.ipc().create_stream(0)?;
-    while_delayed("a wait with a timeout", |delay| {
-        let timeout = delay / 5;
-        let begun = Instant::now();
-        stream.delay(delay)?;
-        event.record(stream.as_stream())?;
-        let there = agent.request(&Command::SynchronizeEvent { name: "e".into(), timeout })?;
-        let here = event.synchronize(timeout);
-        let took = begun.elapsed();
-        let verdict = refused(there.result, "a short wait in the other process", "Timeout", &[])
-            .and_then(|()| refused(here, "a short wait", "Timeout", &[]));
-        stream.synchronize()?;
-        Ok(Seen { took, verdict })
-    })
+    let gate = Gate::close(&stream)?;
+    event.record(stream.as_stream())?;
+    let there = agent.request(&Command::SynchronizeEvent { name: "e".into(), timeout: SHORT })?;
+    let here = event.synchronize(SHORT);
+    gate.open("a wait with a timeout")?;
+    refused(there.result, "a short wait in the other process", "Timeout", &[])?;
+    refused(here, "a short wait", "Timeout", &[])
 }
 
 /// A stream of the other process waits for the record on the device; without the wait it reads what was there before.
 pub fn stream_waits_for_a_record_of_another_process(context: &Context) -> Outcome {
     let (event, mut agent) = event_and_agent(context)?;
     for waits in [true, false] {
-        while_delayed("submitting a wait", |delay| {
-            let memory = Memory::with_floats(context, COUNT)?;
-            let share = memory.share()?;
-            agent.open("m", share.descriptor(), Place::Stream(0))?;
-            let begun = Instant::now();
-            memory.stream.delay(delay)?;
-            memory.add(1.0)?;
-            event.record(memory.stream.as_stream())?;
-            if waits {
-                agent.must(&Command::WaitEvent { name: "e".into(), device: 0 })?;
-            }
-            let submitted = begun.elapsed();
+        let memory = Memory::with_floats(context, COUNT)?;
+        let share = memory.share()?;
+        agent.open("m", share.descriptor(), Place::Stream(0))?;
+        let gate = Gate::close(&memory.stream)?;
+        memory.add(1.0)?;
+        event.record(memory.stream.as_stream())?;
+        if waits {
+            agent.must(&Command::WaitEvent { name: "e".into(), device: 0 })?;
+            gate.open("submitting a wait")?;
+            same(&agent.floats("m")?, &[OLD + 1.0; COUNT], "the floats that a stream reads which waits")?;
+        } else {
             let floats = agent.floats("m")?;
-            let took = if waits { submitted } else { begun.elapsed() };
-            let expected = if waits { OLD + 1.0 } else { OLD };
-            let what = format!("the floats that a stream reads which {} waits", if waits { "" } else { "never" });
-            memory.stream.synchronize()?;
-            agent.drop_mapping("m")?;
-            Ok(Seen { took, verdict: same(&floats, &[expected; COUNT], what) })
-        })?;
+            gate.open("reading on another stream")?;
+            same(&floats, &[OLD; COUNT], "the floats that a stream reads which never waits")?;
+        }
+        memory.stream.synchronize()?;
+        agent.drop_mapping("m")?;
     }
     Ok(())
 }
@@ -110,14 +101,15 @@ pub fn stream_waits_for_a_record_of_another_process(context: &Context) -> Outcom
 pub fn recorded_there_waited_for_here(context: &Context) -> Outcome {
     let (event, mut agent) = event_and_agent(context)?;
     let stream = context.ipc().create_stream(0)?;
-    let delay = Duration::from_millis(300);
-    let begun = Instant::now();
-    agent.must(&Command::Delay { device: 0, time: delay })?;
+    agent.close_gate(0)?;
     agent.must(&Command::RecordEvent { name: "e".into(), device: 0 })?;
     event.wait_on(stream.as_stream())?;
-    stream.synchronize()?;
-    let took = begun.elapsed();
-    that(took >= delay, format!("a stream that waits for a record behind {delay:?} was done after {took:?}"))
+    let recorded = context.backend().create_event(DeviceOrdinal::new(0))?;
+    recorded.record(stream.as_stream())?;
+    let early = recorded.synchronize(SHORT);
+    agent.open_gates("submitting a wait")?;
+    refused(early, "a stream that waits for the record", "Timeout", &[])?;
+    Ok(stream.synchronize()?)
 }
 
 /// A wait takes the record that was the last at the time of the call; a later record does not hold it up.
@@ -127,17 +119,13 @@ pub fn wait_takes_the_last_record(context: &Context) -> Outcome {
     event.record(stream.as_stream())?;
     stream.synchronize()?;
     agent.must(&Command::WaitEvent { name: "e".into(), device: 0 })?;
-    while_delayed("a stream that waits for an earlier record", |delay| {
-        let begun = Instant::now();
-        stream.delay(delay)?;
-        event.record(stream.as_stream())?;
-        agent.synchronize(0)?;
-        let seen = Seen::since(begun, Ok(()));
-        agent.must(&Command::SynchronizeEvent { name: "e".into(), timeout: SOON })?;
-        let took = begun.elapsed();
-        let verdict = that(took >= delay, format!("a later wait should take the later record, and took {took:?}"));
-        Ok(Seen { verdict, ..seen })
-    })
+    let gate = Gate::close(&stream)?;
+    event.record(stream.as_stream())?;
+    agent.synchronize(0)?;
+    gate.open_soon();
+    agent.must(&Command::SynchronizeEvent { name: "e".into(), timeout: SOON })?;
+    gate.was_passed("a later wait, for the later record,")?;
+    gate.open("a stream that waits for an earlier record")
 }
 
 /// One event is recorded and awaited repeatedly.
@@ -147,10 +135,11 @@ pub fn recorded_again(context: &Context) -> Outcome {
     let share = memory.share()?;
     agent.open("m", share.descriptor(), Place::Stream(0))?;
     for round in 1..=20_u8 {
-        memory.stream.delay(Duration::from_millis(2))?;
+        let gate = Gate::close(&memory.stream)?;
         memory.add(1.0)?;
         event.record(memory.stream.as_stream())?;
         agent.must(&Command::WaitEvent { name: "e".into(), device: 0 })?;
+        gate.open("submitting a wait")?;
         let expected = [OLD + f32::from(round); COUNT];
         same(&agent.floats("m")?, &expected, format!("the floats in round {round}"))?;
     }
@@ -190,15 +179,13 @@ pub fn stream_of_another_device(context: &Context) -> Outcome {
     let stream = context.ipc().create_stream(1)?;
     refused(event.record(stream.as_stream()), "a record on another device", "WrongStream", &["device 1", "device 0"])?;
     let home = context.ipc().create_stream(0)?;
-    let delay = Duration::from_millis(200);
-    let begun = Instant::now();
-    home.delay(delay)?;
+    let gate = Gate::close(&home)?;
     event.record(home.as_stream())?;
     match event.wait_on(stream.as_stream()) {
         Ok(()) => {
+            gate.open_soon();
             stream.synchronize()?;
-            let took = begun.elapsed();
-            that(took >= delay, format!("a wait of another device for a record behind {delay:?} took {took:?}"))
+            gate.was_passed("a stream of another device")
         }
         error => refused(error, "a wait of another device", "WrongStream", &["device 1", "device 0"]),
     }

@@ -1,7 +1,6 @@
 //! Exposure: importers can reach bytes beside the region. It is reported, refused, or avoided by a copy.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use device_ipc_core::backend::HandleKindInfo;
 use device_ipc_core::{Buffer, DeviceOwner, DeviceRange, ExposurePolicy, Exposure, Region, ErrorWith, counters};
@@ -9,6 +8,7 @@ use device_ipc_core::{Buffer, DeviceOwner, DeviceRange, ExposurePolicy, Exposure
 use crate::agent::{Agent, Command, Place};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, OLD, SOON, Witness, float_bytes, pattern};
+use crate::gate::Gate;
 use crate::{Context, Outcome, fail, skip, unchecked};
 
 const NONE_ISOLATED: &str = "no kind of handle is isolated";
@@ -182,8 +182,9 @@ pub fn copy_waits_for_what_writes_the_bytes(context: &Context) -> Outcome {
     let memory = Memory::with_floats(context, 1024)?;
     let part: Region = memory.buffer.slice(64, 80)?.region().with_dtype(device_ipc_core::Dtype::F32);
     let owner = unchecked::owned(Arc::clone(&memory.buffer), part);
-    memory.stream.delay(Duration::from_millis(300))?;
+    let gate = Gate::close(&memory.stream)?;
     memory.add(1.0)?;
+    gate.open_soon();
     let share =
         memory.ipc.share(owner).shape([4, 5]).exposure(ExposurePolicy::Copy).ready_on(&memory.stream).start()?;
     let mut importer: Agent = context.agent()?;

@@ -152,7 +152,7 @@ pub fn exit_waits_for_work_in_use(context: &Context) -> Outcome {
     exits_with_work(context, |_| Ok(()))
 }
 
-/// An importer adds to every float behind a delay, and exits after `before_exit`.
+/// An importer adds to every float behind a gate, and exits after `before_exit`.
 fn exits_with_work(context: &Context, before_exit: impl FnOnce(&mut Agent) -> Outcome) -> Outcome {
     let floats = [1f32; 1024].map(f32::to_ne_bytes);
     let memory = Memory::with_bytes(context, 0, floats.as_flattened())?;
@@ -160,7 +160,7 @@ fn exits_with_work(context: &Context, before_exit: impl FnOnce(&mut Agent) -> Ou
     let mut importer = context.agent()?;
     importer.prepare(0)?;
     importer.open("m", share.descriptor(), Place::Home)?;
-    importer.must(&Command::Delay { time: Duration::from_millis(300), device: 0 })?;
+    importer.must(&Command::CloseGate { device: 0, soon: true })?;
     importer.must(&Command::Add { name: "m".into(), value: 2.0 })?;
     before_exit(&mut importer)?;
     importer.exit()?;

@@ -2,23 +2,27 @@
 //! the device. Each claim has its control: the same without the wait, where the old bytes are read.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use device_ipc_core::{DeviceOrdinal, Mapping, Stream};
 
 use crate::agent::{Agent, Command, Opening, Place, Sharing};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, OLD, SOON, float_bytes};
-use crate::timing::{Seen, while_delayed};
+use crate::gate::Gate;
 use crate::{Context, Outcome, Stop, skip};
 
 const COUNT: usize = 4096;
 const NEW: f32 = OLD + 1.0;
 
-/// Has the memory changed by its stream, after a delay.
-fn change_later(memory: &Memory, delay: Duration) -> Outcome {
-    memory.stream.delay(delay)?;
-    memory.add(NEW - OLD)
+/// A timeout that a stream with a closed gate outlasts.
+const SHORT: Duration = Duration::from_millis(100);
+
+/// Has the memory changed by its stream, behind a gate.
+fn change_behind_gate(memory: &Memory) -> Result<Gate, Stop> {
+    let gate = Gate::close(&memory.stream)?;
+    memory.add(NEW - OLD)?;
+    Ok(gate)
 }
 
 fn share_ready(memory: &Memory) -> Result<device_ipc_core::Export, Stop> {
@@ -47,19 +51,22 @@ pub fn ready_on_a_stream_of_another_device(context: &Context) -> Outcome {
     let mut receiver = context.agent()?;
     receiver.prepare(0)?;
     let writer = context.ipc().create_stream(1)?;
-    let delay = Duration::from_millis(300);
     let memory = Memory::with_floats(context, COUNT)?;
-    let begun = Instant::now();
-    writer.delay(delay)?;
+    let gate = Gate::close(&writer)?;
     let share = memory.ipc.share(Arc::clone(&memory.buffer)).ready_on(&writer).start()?;
     receiver.open("m", share.descriptor(), Place::Stream(0))?;
     let own = memory.ipc.open(share.descriptor()).on(&memory.stream)?;
+    gate.open_soon();
     receiver.synchronize(0)?;
-    let there = begun.elapsed();
+    gate.was_passed("the receiver's stream, for one of device 1,")?;
+    gate.open("opening on a stream")?;
+    let gate = Gate::close(&writer)?;
+    let again = memory.ipc.share(Arc::clone(&memory.buffer)).ready_on(&writer).start()?;
+    let own_again = memory.ipc.open(again.descriptor()).on(&memory.stream)?;
+    gate.open_soon();
     memory.stream.synchronize()?;
-    let here = begun.elapsed();
-    that(there >= delay, format!("the receiver's stream should wait {delay:?} for a stream of device 1: {there:?}"))?;
-    that(here >= delay, format!("the exporter's stream should wait {delay:?} for a stream of device 1: {here:?}"))?;
+    gate.was_passed("the exporter's stream, for one of device 1,")?;
+    drop(own_again);
     same(&receiver.floats("m")?, &[OLD; COUNT], "the floats after the wait")?;
     drop(own);
     receiver.drop_mapping("m")?;
@@ -69,52 +76,39 @@ pub fn ready_on_a_stream_of_another_device(context: &Context) -> Outcome {
 fn waits_on_a_stream(context: &Context, place: Place, device: u32) -> Outcome {
     let mut receiver = context.agent()?;
     receiver.prepare(device)?;
-    while_delayed("opening on a stream", |delay| {
-        let memory = Memory::with_floats(context, COUNT)?;
-        let begun = Instant::now();
-        change_later(&memory, delay)?;
-        let share = share_ready(&memory)?;
-        receiver.open("m", share.descriptor(), place.clone())?;
-        let seen = Seen::since(begun, Ok(()));
-        let verdict = same(&receiver.floats("m")?, &[NEW; COUNT], "the floats that the waiting stream reads");
-        receiver.drop_mapping("m")?;
-        // Not a drop: its memory would be freed within the next attempt's delay, which makes some drivers wait.
-        share.close(SOON)?;
-        Ok(Seen { verdict, ..seen })
-    })
+    let memory = Memory::with_floats(context, COUNT)?;
+    let gate = change_behind_gate(&memory)?;
+    let share = share_ready(&memory)?;
+    receiver.open("m", share.descriptor(), place)?;
+    gate.open("opening on a stream")?;
+    same(&receiver.floats("m")?, &[NEW; COUNT], "the floats that the waiting stream reads")
 }
 
 /// The control: without the wait the old bytes are read. Were this to fail, the case above would prove nothing.
 pub fn without_ready_the_old_bytes_are_read(context: &Context) -> Outcome {
     let mut receiver = context.agent()?;
     receiver.prepare(0)?;
-    while_delayed("reading without a wait", |delay| {
-        let memory = Memory::with_floats(context, COUNT)?;
-        let share = memory.share()?;
-        receiver.open("m", share.descriptor(), Place::Stream(0))?;
-        let begun = Instant::now();
-        change_later(&memory, delay)?;
-        let verdict = same(&receiver.floats("m")?, &[OLD; COUNT], "the floats without a wait");
-        let seen = Seen::since(begun, verdict);
-        memory.stream.synchronize()?;
-        same(&receiver.floats("m")?, &[NEW; COUNT], "the floats once the sender is done")?;
-        receiver.drop_mapping("m")?;
-        Ok(seen)
-    })
+    let memory = Memory::with_floats(context, COUNT)?;
+    let share = memory.share()?;
+    receiver.open("m", share.descriptor(), Place::Stream(0))?;
+    let gate = change_behind_gate(&memory)?;
+    let before = receiver.floats("m")?;
+    gate.open("reading without a wait")?;
+    same(&before, &[OLD; COUNT], "the floats without a wait")?;
+    memory.stream.synchronize()?;
+    same(&receiver.floats("m")?, &[NEW; COUNT], "the floats once the sender is done")
 }
 
 /// Opened without a stream, the bytes are ready when the open returns.
 pub fn host_waits_for_ready(context: &Context) -> Outcome {
-    let delay = Duration::from_millis(300);
     let mut receiver = context.agent()?;
     receiver.prepare(0)?;
     let memory = Memory::with_floats(context, COUNT)?;
-    let begun = Instant::now();
-    change_later(&memory, delay)?;
+    let gate = change_behind_gate(&memory)?;
+    gate.open_soon();
     let share = share_ready(&memory)?;
     receiver.open("m", share.descriptor(), Place::Home)?;
-    let took = begun.elapsed();
-    that(took >= delay, format!("opening without a stream should wait {delay:?} for the bytes, and took {took:?}"))?;
+    gate.was_passed("opening without a stream")?;
     same(&receiver.floats("m")?, &[NEW; COUNT], "the floats after the open")
 }
 
@@ -123,22 +117,13 @@ pub fn host_wait_times_out(context: &Context) -> Outcome {
     context.needs_events()?;
     let mut receiver = context.agent()?;
     receiver.prepare(0)?;
-    while_delayed("a timeout", |delay| {
-        let memory = Memory::with_floats(context, COUNT)?;
-        let begun = Instant::now();
-        change_later(&memory, delay)?;
-        let share = share_ready(&memory)?;
-        let opening = Opening::new(share.descriptor(), Place::Home).timeout(delay / 3);
-        let result = receiver.try_open("m", opening)?;
-        let seen = Seen::since(begun, Ok(()));
-        if result.is_ok() {
-            receiver.drop_mapping("m")?;
-        }
-        let verdict = refused(result.map(drop), "opening before the bytes are ready", "Timeout", &["timed out after"]);
-        // Not a drop: its memory would be freed within the next attempt's delay, which makes some drivers wait.
-        share.close(SOON)?;
-        Ok(Seen { verdict, ..seen })
-    })
+    let memory = Memory::with_floats(context, COUNT)?;
+    let gate = change_behind_gate(&memory)?;
+    let share = share_ready(&memory)?;
+    let result = receiver.try_open("m", Opening::new(share.descriptor(), Place::Home).timeout(SHORT))?;
+    gate.open("a timeout")?;
+    refused(result.map(drop), "opening before the bytes are ready", "Timeout", &["timed out after"])?;
+    Ok(share.close(SOON)?)
 }
 
 /// Each stream that takes a view waits, not only the one that opened.
@@ -148,23 +133,14 @@ pub fn views_wait_for_ready(context: &Context) -> Outcome {
     sender.prepare(0)?;
     let ipc = context.ipc();
     let (opener, reader) = (ipc.create_stream(0)?, ipc.create_stream(0)?);
-    while_delayed("a view on another stream", |delay| {
-        sender.allocate("e", 0, &float_bytes(&[OLD; COUNT]))?;
-        let begun = Instant::now();
-        sender.must(&Command::Delay { device: 0, time: delay })?;
-        sender.add("e", NEW - OLD)?;
-        let sharing = Sharing { ready_on: Some(0), ..Default::default() };
-        let descriptor = sender.share("e", sharing)?;
-        let mapping = ipc.open(&descriptor).on(&opener)?;
-        let view = mapping.view::<f32, _>(&reader)?;
-        let seen = Seen::since(begun, Ok(()));
-        let verdict = same(&view.to_vec()?, &[NEW; COUNT], "the floats that another stream reads");
-        drop(mapping);
-        // Else its memory would be freed within the next attempt's delay, which makes some drivers wait.
-        sender.must(&Command::WaitReleased { name: "e".into(), timeout: SOON })?;
-        sender.must(&Command::Drop { names: vec!["e".into()] })?;
-        Ok(Seen { verdict, ..seen })
-    })
+    sender.allocate("e", 0, &float_bytes(&[OLD; COUNT]))?;
+    sender.close_gate(0)?;
+    sender.add("e", NEW - OLD)?;
+    let descriptor = sender.share("e", Sharing { ready_on: Some(0), ..Default::default() })?;
+    let mapping = ipc.open(&descriptor).on(&opener)?;
+    let view = mapping.view::<f32, _>(&reader)?;
+    sender.open_gates("a view on another stream")?;
+    same(&view.to_vec()?, &[NEW; COUNT], "the floats that another stream reads")
 }
 
 /// A second mapping of an open export waits as the first one did.
@@ -172,12 +148,13 @@ pub fn second_mapping_waits_for_ready(context: &Context) -> Outcome {
     context.needs_events()?;
     let mut receiver = context.agent()?;
     receiver.prepare(0)?;
-    let delay = Duration::from_millis(300);
     let memory = Memory::with_floats(context, COUNT)?;
-    change_later(&memory, delay)?;
+    let gate = change_behind_gate(&memory)?;
     let share = share_ready(&memory)?;
     receiver.open("first", share.descriptor(), Place::Stream(0))?;
+    gate.open_soon();
     receiver.open("second", share.descriptor(), Place::Home)?;
+    gate.was_passed("opening a second mapping without a stream")?;
     same(&receiver.floats("second")?, &[NEW; COUNT], "the floats of the second mapping")
 }
 
@@ -185,16 +162,12 @@ pub fn second_mapping_waits_for_ready(context: &Context) -> Outcome {
 pub fn own_process_waits_for_ready(context: &Context) -> Outcome {
     context.needs_events()?;
     let reader = context.ipc().create_stream(0)?;
-    while_delayed("opening in one's own process", |delay| {
-        let memory = Memory::with_floats(context, COUNT)?;
-        let begun = Instant::now();
-        change_later(&memory, delay)?;
-        let share = share_ready(&memory)?;
-        let mapping = memory.ipc.open(share.descriptor()).on(&reader)?;
-        let seen = Seen::since(begun, Ok(()));
-        let read = mapping.view::<f32, _>(&reader)?.to_vec()?;
-        Ok(Seen { verdict: same(&read, &[NEW; COUNT], "the floats of one's own memory"), ..seen })
-    })
+    let memory = Memory::with_floats(context, COUNT)?;
+    let gate = change_behind_gate(&memory)?;
+    let share = share_ready(&memory)?;
+    let mapping = memory.ipc.open(share.descriptor()).on(&reader)?;
+    gate.open("opening in one's own process")?;
+    same(&mapping.view::<f32, _>(&reader)?.to_vec()?, &[NEW; COUNT], "the floats of one's own memory")
 }
 
 /// Where the device has no events that processes share, the share itself waits on the host, and says nothing wrong.
@@ -202,13 +175,11 @@ pub fn ready_without_events(context: &Context) -> Outcome {
     if context.backend().capabilities(DeviceOrdinal::new(0))?.ipc_events {
         return skip("the device has events that processes share");
     }
-    let delay = Duration::from_millis(300);
     let memory = Memory::with_floats(context, COUNT)?;
-    let begun = Instant::now();
-    change_later(&memory, delay)?;
+    let gate = change_behind_gate(&memory)?;
+    gate.open_soon();
     let share = share_ready(&memory)?;
-    let took = begun.elapsed();
-    that(took >= delay, format!("without events the share should wait {delay:?} for the stream, and took {took:?}"))?;
+    gate.was_passed("a share without events")?;
     let mut receiver = context.agent()?;
     receiver.open("m", share.descriptor(), Place::Stream(0))?;
     same(&receiver.floats("m")?, &[NEW; COUNT], "the floats after the open")
@@ -217,37 +188,33 @@ pub fn ready_without_events(context: &Context) -> Outcome {
 /// A mapping that is dropped while device work still uses it: the lease ends when the work has finished, and the caller
 /// does not wait for that. Closing under a running kernel is undefined in every driver.
 pub fn drop_under_device_work(context: &Context) -> Outcome {
-    ends_under_device_work(context, |receiver| receiver.drop_mapping("m"))
+    ends_under_device_work(context, |receiver| receiver.drop_mapping("m").map(drop))
 }
 
 /// The same for a release on the stream.
 pub fn release_under_device_work(context: &Context) -> Outcome {
     ends_under_device_work(context, |receiver| {
         let reply = receiver.request(&Command::Release { name: "m".into(), device: None })?;
-        reply.result.map_err(|refusal| Stop::failed(refusal.text))?;
-        Ok(reply.took)
+        reply.result.map(drop).map_err(|refusal| Stop::failed(refusal.text))
     })
 }
 
-fn ends_under_device_work(context: &Context, end: impl Fn(&mut Agent) -> Result<Duration, Stop>) -> Outcome {
+fn ends_under_device_work(context: &Context, end: impl Fn(&mut Agent) -> Outcome) -> Outcome {
     let mut receiver = context.agent()?;
     receiver.prepare(0)?;
-    while_delayed("ending a mapping", |delay| {
-        let memory = Memory::with_floats(context, COUNT)?;
-        let (share, other) = (memory.share()?, memory.share()?);
-        receiver.open("m", share.descriptor(), Place::Stream(0))?;
-        // Keeps the allocation open, as a driver's close may wait for the device and hide that no other call did.
-        receiver.open("kept", other.descriptor(), Place::Stream(0))?;
-        let begun = Instant::now();
-        receiver.must(&Command::Delay { device: 0, time: delay })?;
-        receiver.add("m", NEW - OLD)?;
-        let took = end(&mut receiver)?;
-        share.wait_released(SOON)?;
-        let released = begun.elapsed();
-        let floats = memory.floats()?;
-        that(released >= delay, format!("the lease ended after {released:?}, before the work of {delay:?}"))?;
-        Ok(Seen { took, verdict: same(&floats, &[NEW; COUNT], "the floats after the lease has ended") })
-    })
+    let memory = Memory::with_floats(context, COUNT)?;
+    let (share, other) = (memory.share()?, memory.share()?);
+    receiver.open("m", share.descriptor(), Place::Stream(0))?;
+    // Keeps the allocation open, as a driver's close may wait for the device and hide that no other call did.
+    receiver.open("kept", other.descriptor(), Place::Stream(0))?;
+    receiver.close_gate(0)?;
+    receiver.add("m", NEW - OLD)?;
+    end(&mut receiver)?;
+    let early = share.wait_released(SHORT);
+    receiver.open_gates("ending a mapping")?;
+    that(early.is_err(), "the lease ended before the device work")?;
+    share.wait_released(SOON)?;
+    same(&memory.floats()?, &[NEW; COUNT], "the floats after the lease has ended")
 }
 
 /// A check holds after the death of an exporter that has written the bytes, also of a mapping that was opened before.
@@ -286,23 +253,20 @@ fn releases_beside(
     let ipc = context.ipc();
     let (used, busy) = (ipc.create_stream(0)?, ipc.create_stream(0)?);
     let part = |offset| Sharing { offset, len: Some(1024), ..Default::default() };
-    while_delayed("a release", |delay| {
-        exporter.allocate("e", 0, &float_bytes(&[OLD; COUNT]))?;
-        let others = [exporter.share_as("kept", "e", part(0))?, exporter.share_as("late", "e", part(1024))?];
-        let [_kept, late] = [ipc.open(&others[0]).on(&used)?, ipc.open(&others[1]).on(&used)?];
-        let descriptor = exporter.share_as("used", "e", part(2048))?;
-        let mapping = ipc.open(&descriptor).on(&used)?;
-        mapping.view_mut::<f32, _>(&used)?.add(NEW - OLD)?;
-        let begun = Instant::now();
-        busy.delay(delay)?;
-        let _other = before(late, &busy)?;
-        mapping.release(&used)?;
-        exporter.must(&Command::WaitReleased { name: "used".into(), timeout: SOON })?;
-        let seen = Seen::since(begun, Ok(()));
-        busy.synchronize()?;
-        let floats = exporter.floats("e")?;
-        Ok(Seen { verdict: same(&floats[512..768], &[NEW; 256], "the floats after the release"), ..seen })
-    })
+    exporter.allocate("e", 0, &float_bytes(&[OLD; COUNT]))?;
+    let others = [exporter.share_as("kept", "e", part(0))?, exporter.share_as("late", "e", part(1024))?];
+    let [_kept, late] = [ipc.open(&others[0]).on(&used)?, ipc.open(&others[1]).on(&used)?];
+    let descriptor = exporter.share_as("used", "e", part(2048))?;
+    let mapping = ipc.open(&descriptor).on(&used)?;
+    mapping.view_mut::<f32, _>(&used)?.add(NEW - OLD)?;
+    let gate = Gate::close(&busy)?;
+    let _other = before(late, &busy)?;
+    mapping.release(&used)?;
+    exporter.must(&Command::WaitReleased { name: "used".into(), timeout: SOON })?;
+    gate.open("a release on another stream")?;
+    busy.synchronize()?;
+    let floats = exporter.floats("e")?;
+    same(&floats[512..768], &[NEW; 256], "the floats after the release")
 }
 
 /// The event's capability is what it says: making one works where it is there, and is refused where it is not.

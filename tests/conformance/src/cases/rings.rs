@@ -2,14 +2,14 @@
 //! the device has no timelines.
 
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use device_ipc_core::{Dtype, Error, Ring, RingReadSlot, RingReader, Stream, TensorLayout, TensorTable};
 
 use crate::agent::{Agent, Answer, Command};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{SOON, happens_soon};
-use crate::timing::{Seen, while_delayed};
+use crate::gate::Gate;
 use crate::{Context, Outcome, PATIENCE, Stop, fail};
 
 /// Bytes of a slot.
@@ -96,20 +96,16 @@ pub fn hosts_do_not_wait(context: &Context) -> Outcome {
     let reading = ipc.create_stream(0)?;
     let mut reader = ipc.open_ring(ring.descriptor()).on(&reading)?;
     that(!ring.waits_on_host() && !reader.waits_on_host(), "streams should do the waiting")?;
-    while_delayed("writing, publishing, taking and releasing", |delay| {
-        let begun = Instant::now();
-        let sequence = ring.sequence();
-        for _ in 0..4 {
-            stream.delay(delay / 4)?;
-            publish(&mut ring, &stream)?;
-            let slot = reader.next_ahead(&reading)?;
-            slot.release(&reading)?;
-        }
-        let seen = Seen::since(begun, Ok(()));
-        stream.synchronize()?;
-        reading.synchronize()?;
-        Ok(Seen { verdict: equal(ring.sequence(), sequence + 4, "the next sequence"), ..seen })
-    })
+    let gate = Gate::close(&stream)?;
+    for _ in 0..4 {
+        publish(&mut ring, &stream)?;
+        let slot = reader.next_ahead(&reading)?;
+        slot.release(&reading)?;
+    }
+    gate.open("writing, publishing, taking and releasing")?;
+    stream.synchronize()?;
+    reading.synchronize()?;
+    equal(ring.sequence(), 4, "the next sequence")
 }
 
 /// A slot that is dropped is written again under the same sequence, and no reader has seen it.
@@ -161,35 +157,33 @@ pub fn reader_that_never_reads(context: &Context) -> Outcome {
 
 /// A publication on the host does not overtake publications on a stream.
 pub fn host_publishes_in_turn(context: &Context) -> Outcome {
-    while_delayed("publishing by the host", |delay| {
-        let (mut ring, stream) = ring_of(context, 2)?;
-        let ipc = context.ipc();
-        let writing = ipc.create_stream(0)?;
-        let mut reader = ipc.open_ring(ring.descriptor()).on(&writing)?;
-        let on_host = ring.waits_on_host();
-        let mut slot = ring.write(&writing)?;
-        slot.view_mut::<u8, _>(&writing)?.fill_bytes(0)?;
-        let begun = Instant::now();
-        stream.delay(delay)?;
-        slot.publish(&stream)?;
-        let mut slot = ring.write(&writing)?;
-        slot.view_mut::<u8, _>(&writing)?.fill_bytes(1)?;
-        writing.synchronize()?;
-        let published = slot.publish_now();
-        let seen = Seen::since(begun, Ok(()));
-        if on_host {
-            published?;
-            return read_both(&mut reader, &writing).map(|()| Seen { took: Duration::ZERO, ..seen });
-        }
-        let verdict = refused(published, "overtaking a stream", "RingNotYet", &["synchronise that stream"]);
-        stream.synchronize()?;
-        if verdict.is_ok() {
-            equal(ring.sequence(), 1, "the next sequence")?;
-            ring.write(&writing)?.publish_now()?;
-        }
-        read_both(&mut reader, &writing)?;
-        Ok(Seen { verdict, ..seen })
-    })
+    let (mut ring, stream) = ring_of(context, 2)?;
+    let ipc = context.ipc();
+    let writing = ipc.create_stream(0)?;
+    let mut reader = ipc.open_ring(ring.descriptor()).on(&writing)?;
+    let on_host = ring.waits_on_host();
+    let mut slot = ring.write(&writing)?;
+    slot.view_mut::<u8, _>(&writing)?.fill_bytes(0)?;
+    let gate = Gate::close(&stream)?;
+    if on_host {
+        // The publication waits for the stream.
+        gate.open_soon();
+    }
+    slot.publish(&stream)?;
+    let mut slot = ring.write(&writing)?;
+    slot.view_mut::<u8, _>(&writing)?.fill_bytes(1)?;
+    writing.synchronize()?;
+    let published = slot.publish_now();
+    if on_host {
+        published?;
+        return read_both(&mut reader, &writing);
+    }
+    gate.open("publishing by the host")?;
+    refused(published, "overtaking a stream", "RingNotYet", &["synchronise that stream"])?;
+    stream.synchronize()?;
+    equal(ring.sequence(), 1, "the next sequence")?;
+    ring.write(&writing)?.publish_now()?;
+    read_both(&mut reader, &writing)
 }
 
 /// Takes the first two slots of a ring, and has the host release them.
@@ -206,15 +200,11 @@ fn read_both(reader: &mut RingReader, stream: &Stream) -> Outcome {
 
 /// A release on the host does not overtake releases on a stream, older or younger.
 pub fn host_releases_in_turn(context: &Context) -> Outcome {
-    for stream_first in [true, false] {
-        while_delayed("releasing by the host", |delay| {
-            released_beside_a_stream(context, stream_first, delay)
-        })?;
-    }
-    Ok(())
+    released_beside_a_stream(context, true)?;
+    released_beside_a_stream(context, false)
 }
 
-fn released_beside_a_stream(context: &Context, stream_first: bool, delay: Duration) -> Result<Seen, Stop> {
+fn released_beside_a_stream(context: &Context, stream_first: bool) -> Outcome {
     let (mut ring, stream) = ring_of(context, 2)?;
     let ipc = context.ipc();
     let late = ipc.create_stream(0)?;
@@ -223,15 +213,17 @@ fn released_beside_a_stream(context: &Context, stream_first: bool, delay: Durati
     publish(&mut ring, &stream)?;
     let (first, second) = (published(reader.next(PATIENCE)?)?, published(reader.next(PATIENCE)?)?);
     let (by_stream, by_host) = if stream_first { (first, second) } else { (second, first) };
-    let begun = Instant::now();
-    late.delay(delay)?;
+    let gate = Gate::close(&late)?;
+    if reader.waits_on_host() {
+        gate.open_soon();
+    }
     by_stream.release(&late).map_err(Error::from)?;
     let released = by_host.release_now();
-    let mut seen = Seen::since(begun, Ok(()));
+    gate.open("releasing by the host")?;
     match released {
-        Ok(()) if reader.waits_on_host() => seen.took = Duration::ZERO,
+        Ok(()) if reader.waits_on_host() => {}
         Ok(()) => {
-            seen.verdict = fail("a release by the host should be refused while a stream has yet to release")
+            return fail("a release by the host should be refused while a stream has yet to release");
         }
         Err(early) => {
             let phrases = ["released by the host", "synchronise that stream"];
@@ -245,7 +237,7 @@ fn released_beside_a_stream(context: &Context, stream_first: bool, delay: Durati
         ring.wait_writable(PATIENCE)?;
         publish(&mut ring, &stream)?;
     }
-    Ok(seen)
+    Ok(())
 }
 
 /// A slot that a reader has not released is not published by the host.
@@ -398,33 +390,27 @@ pub fn tensors_of_a_table_in_a_slot(context: &Context) -> Outcome {
 
 /// A writer that is killed while a stream writes a slot: its readers get what was published before, and no byte of the slot.
 pub fn writer_killed_within_a_slot(context: &Context) -> Outcome {
-    while_delayed("taking slots until the writer is killed", |delay| {
-        let mut writer = context.agent()?;
-        writer.prepare(0)?;
-        let Answer::Text(descriptor) = writer.must(&Command::Ring { slots: 2, timeout: None })? else {
-            return fail("the writer should return a descriptor");
-        };
-        let stream = context.ipc().create_stream(0)?;
-        let mut reader = context.ipc().open_ring(&descriptor.parse()?).on(&stream)?;
-        writer.must(&Command::RingPublish { count: 1, pause: 0 })?;
-        let first = published(reader.next(PATIENCE)?)?;
-        let begun = Instant::now();
-        // The publication follows the second half of the bytes, after the pause.
-        writer.send(&Command::RingPublish { count: 1, pause: delay.as_micros() as u64 })?;
-        let early = reader.next(delay / 4);
-        let pid = writer.peer().id();
-        writer.kill()?;
-        let mut seen = Seen::since(begun, refused(early.map(drop), "an unpublished slot", "Timeout", &[]));
-        let gone = &[&*format!("process {pid}")];
-        let next = reader.next(PATIENCE).map(drop);
-        seen.verdict = seen.verdict.and_then(|()| refused(next, "the next slot", "ExporterGone", gone));
-        let ahead = reader.next_ahead(&stream).map(drop);
-        seen.verdict = seen.verdict.and_then(|()| refused(ahead, "a slot ahead", "ExporterGone", gone));
-        // It was published.
-        first.check()?;
-        first.release(&stream).map_err(Error::from)?;
-        Ok(seen)
-    })
+    let mut writer = context.agent()?;
+    writer.prepare(0)?;
+    let Answer::Text(descriptor) = writer.must(&Command::Ring { slots: 2, timeout: None })? else {
+        return fail("the writer should return a descriptor");
+    };
+    let stream = context.ipc().create_stream(0)?;
+    let mut reader = context.ipc().open_ring(&descriptor.parse()?).on(&stream)?;
+    writer.must(&Command::RingPublish { count: 1, pause: 0, gated: false })?;
+    let first = published(reader.next(PATIENCE)?)?;
+    // A gate is between the halves of the bytes; the publication follows the second one.
+    writer.send(&Command::RingPublish { count: 1, pause: 0, gated: true })?;
+    let early = reader.next(SHORT);
+    let pid = writer.peer().id();
+    writer.kill()?;
+    refused(early.map(drop), "an unpublished slot", "Timeout", &[])?;
+    let gone = &[&*format!("process {pid}")];
+    refused(reader.next(PATIENCE).map(drop), "the next slot", "ExporterGone", gone)?;
+    refused(reader.next_ahead(&stream).map(drop), "a slot ahead", "ExporterGone", gone)?;
+    // It was published.
+    first.check()?;
+    Ok(first.release(&stream).map_err(Error::from)?)
 }
 
 /// A reader's descriptor is readable until nothing can be taken, and becomes readable at a publication and at the end.

@@ -14,6 +14,7 @@ use crate::agent::{Agent, Answer, Command, Copying, Mapped, Opening, Place, Shar
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, OLD, SOON, bytes_of, float_bytes, happens_soon, nobody_holds, pattern};
 use crate::wire;
+use crate::gate::Gate;
 use crate::{Context, Outcome, Stop, skip};
 
 /// The shortest chunk.
@@ -194,13 +195,12 @@ pub fn waits_for_ready(context: &Context) -> Outcome {
     receiver.prepare(0)?;
     for place in [Place::Device(0), Place::Stream(0)] {
         let memory = Memory::with_floats(context, 4096)?;
-        let delay = Duration::from_millis(300);
-        let begun = Instant::now();
-        memory.stream.delay(delay)?;
+        let gate = Gate::close(&memory.stream)?;
         memory.add(1.0)?;
+        gate.open_soon();
         let share = memory.ipc.share(Arc::clone(&memory.buffer)).ready_on(&memory.stream).start()?;
         copied(&mut receiver, "m", always(share.descriptor(), place))?;
-        that(begun.elapsed() >= delay, "the copy was complete before the bytes were written")?;
+        gate.was_passed("a copy")?;
         same(&receiver.floats("m")?, &[OLD + 1.0; 4096], "the floats of the copy")?;
         receiver.drop_mapping("m")?;
     }
@@ -213,12 +213,13 @@ pub fn silence_times_out(context: &Context) -> Outcome {
     let memory = Memory::with_floats(context, 4096)?;
     let mut receiver = context.agent()?;
     receiver.prepare(0)?;
-    memory.stream.delay(Duration::from_millis(1500))?;
+    let gate = Gate::close(&memory.stream)?;
     memory.add(1.0)?;
     let share = memory.ipc.share(Arc::clone(&memory.buffer)).ready_on(&memory.stream).start()?;
     let opening = always(share.descriptor(), Place::Device(0)).timeout(Duration::from_millis(200));
     let refusal = receiver.try_open("m", opening)?;
     refused(refusal, "a copy of bytes that are not ready", "Timeout", &["200 ms"])?;
+    gate.open("an open with a timeout")?;
     nobody_holds(&share, "the copy was given up")?;
     copied(&mut receiver, "m", always(share.descriptor(), Place::Device(0)))?;
     same(&receiver.floats("m")?, &[OLD + 1.0; 4096], "the floats of a copy with more patience")
@@ -389,7 +390,8 @@ pub fn released_on_a_stream(context: &Context) -> Outcome {
     device_ipc_core::close_unused(SOON)?;
     let before = free()?;
     let mapping = ipc.open(&descriptor).staged().on(&stream)?;
-    stream.delay(Duration::from_millis(50))?;
+    let gate = Gate::close(&stream)?;
+    gate.open_soon();
     let view = bytes_of(&mapping, &stream)?;
     mapping.release(&stream)?;
     same(&view, &pattern(1 << 20), "the bytes")?;

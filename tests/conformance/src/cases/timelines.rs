@@ -4,14 +4,14 @@
 mod ends;
 mod one_process;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use device_ipc_core::{DeviceOrdinal, Export, TIMELINE_END, Timeline};
 
 use crate::agent::{Agent, Command, Place};
 use crate::check::{equal, refused, same};
 use crate::flows::{Memory, OLD, float_bytes, happens_soon, stream_resumes};
-use crate::timing::{Seen, while_delayed};
+use crate::gate::Gate;
 use crate::{Context, Outcome, PATIENCE, Stop, fail, skip};
 
 pub use ends::{ends_with_the_lease, exporter_killed_while_a_stream_waits, goes_on_after_the_export_was_dropped, importer_killed_while_a_stream_waits, in_one_process_an_exporter_that_waits_goes_on, what_was_signalled_before_an_end_counts};
@@ -102,40 +102,32 @@ pub fn stream_of_another_device_waits_for_the_exporter(context: &Context) -> Out
 }
 
 fn importer_waits(mut pair: Pair, device: u32) -> Outcome {
-    let mut value = BEGUN;
-    while_delayed("signalling and waiting on streams", |delay| {
-        value += 1;
-        let begun = Instant::now();
-        pair.memory.stream.delay(delay)?;
+    for value in BEGUN + 1..BEGUN + 3 {
+        let gate = Gate::close(&pair.memory.stream)?;
         pair.memory.add(1.0)?;
         pair.timeline.signal(value, &pair.memory.stream)?;
         pair.importer.must(&wait(value, device))?;
-        let seen = Seen::since(begun, Ok(()));
+        gate.open("signalling and waiting on streams")?;
         let expected = OLD + (value - BEGUN) as f32;
-        let verdict =
-            same(&pair.importer.floats("m")?, &[expected; COUNT], "the floats that the waiting stream reads");
-        Ok(Seen { verdict, ..seen })
-    })
+        same(&pair.importer.floats("m")?, &[expected; COUNT], "the floats that the waiting stream reads")?;
+    }
+    Ok(())
 }
 
 /// The other way round: the exporter's stream waits for the importer's.
 pub fn stream_waits_for_the_importer(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let mut pair = Pair::begin(context)?;
-    let mut value = BEGUN;
-    while_delayed("signalling and waiting on streams", |delay| {
-        value += 1;
-        let begun = Instant::now();
-        pair.importer.must(&Command::Delay { device: 0, time: delay })?;
+    for value in BEGUN + 1..BEGUN + 3 {
+        pair.importer.close_gate(0)?;
         pair.importer.add("m", 1.0)?;
         pair.importer.must(&signal(value, 0))?;
         pair.timeline.wait(value, &pair.memory.stream)?;
-        let seen = Seen::since(begun, Ok(()));
+        pair.importer.open_gates("signalling and waiting on streams")?;
         let expected = OLD + (value - BEGUN) as f32;
-        let verdict =
-            same(&pair.memory.floats()?, &[expected; COUNT], "the floats that the waiting stream reads");
-        Ok(Seen { verdict, ..seen })
-    })
+        same(&pair.memory.floats()?, &[expected; COUNT], "the floats that the waiting stream reads")?;
+    }
+    Ok(())
 }
 
 /// One buffer, written many times: the importer takes what it reads before the exporter writes again, and misses nothing.

@@ -22,6 +22,7 @@ use serde::de::DeserializeOwned;
 use super::{Answer, Command, EVENT, Reply};
 use crate::check::Refusal;
 use crate::context::Context;
+use crate::gate::Gate;
 use crate::outcome::Outcome;
 use crate::process::Lines;
 use crate::unchecked;
@@ -76,6 +77,8 @@ pub struct Server {
     pub channels: HashMap<String, Channel>,
     pub received: HashMap<String, Received>,
     pub rings: Rings,
+    /// Gates in streams.
+    closed: Vec<Gate>,
     /// Unblock the drops of owners.
     gates: HashMap<String, Sender<()>>,
 }
@@ -97,6 +100,7 @@ impl Server {
             channels: HashMap::new(),
             received: HashMap::new(),
             rings: Rings::default(),
+            closed: Vec::new(),
             gates: HashMap::new(),
         }
     }
@@ -124,6 +128,18 @@ impl Server {
             }
             Command::WarmUp => self.warm_up().map(done),
             Command::Delay { time, device } => self.stream(device)?.delay(time).map(done),
+            Command::CloseGate { device, soon } => {
+                let gate = Gate::try_close(&self.stream(device)?)?;
+                if soon {
+                    gate.open_soon();
+                }
+                self.closed.push(gate);
+                Ok(Answer::Done)
+            }
+            Command::OpenGates => {
+                let opened: Vec<_> = self.closed.drain(..).map(Gate::open_in_time).collect();
+                Ok(Answer::Truth(!opened.contains(&false)))
+            }
             Command::FreeMemory { device } => {
                 let info = self.backend.memory().memory_info(DeviceOrdinal::new(device))?;
                 Ok(Answer::Number(info.free_bytes))

@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Server;
 use crate::agent::{Answer, Command, RingLoop};
+use crate::gate::Gate;
 
 /// Time limit of each wait of a reader's loop.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -60,7 +61,7 @@ impl Server {
             }
             Command::RingReaders { count, timeout } => rings.writer().wait_readers(count, timeout).map(done),
             Command::RingCount => Ok(Answer::Number(rings.writer().readers() as u64)),
-            Command::RingPublish { count, pause } => self.publish(count, pause).map(done),
+            Command::RingPublish { count, pause, gated } => self.publish(count, pause, gated).map(done),
             Command::RingPublishNow { count } => self.publish_now(count).map(done),
             Command::RingWrite => {
                 let stream = self.stream(0)?;
@@ -156,7 +157,7 @@ impl Server {
         }
     }
 
-    fn publish(&mut self, count: u64, pause: u64) -> Result<()> {
+    fn publish(&mut self, count: u64, pause: u64, gated: bool) -> Result<()> {
         let stream = self.stream(0)?;
         let half = TensorLayout::contiguous(Dtype::U8, [SLOT / 2])?;
         let halves = TensorTable::packed(1, [("first", half.clone()), ("second", half)])?;
@@ -165,6 +166,9 @@ impl Server {
             let byte = slot.sequence() as u8;
             slot.tensor(&halves, "first")?.view_mut::<u8, _>(&stream)?.fill_bytes(byte)?;
             stream.delay(Duration::from_micros(pause))?;
+            if gated {
+                self.closed.push(Gate::try_close(&stream)?);
+            }
             slot.tensor(&halves, "second")?.view_mut::<u8, _>(&stream)?.fill_bytes(byte)?;
             slot.publish(&stream)?;
         }

@@ -1,13 +1,13 @@
 //! Bundles over two devices.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use device_ipc_core::{Descriptor, DeviceMap, counters};
 
 use crate::agent::{Agent, Command, Place};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, pattern, tensor_bytes};
+use crate::gate::Gate;
 use crate::{Context, Outcome, Stop, fail};
 use super::{bytes_of_shape, nothing_stays_open, share, tensor, three_tensors};
 
@@ -104,29 +104,34 @@ pub fn each_device_waits_for_its_own_stream(context: &Context) -> Outcome {
     context.two_devices()?;
     let memories = [Memory::with_bytes(context, 0, &[1; 64])?, Memory::with_bytes(context, 1, &[1; 64])?];
     let mut importer = context.agent()?;
+    let mut gates = Vec::new();
     for (index, memory) in memories.iter().enumerate() {
         importer.must(&Command::Prepare { device: index as u32 })?;
-        memory.stream.delay(Duration::from_millis(200))?;
+        gates.push(Gate::close(&memory.stream)?);
         memory.buffer.view_mut::<u8, _>(&memory.stream)?.fill_bytes(2 + index as u8)?;
     }
     let mut bundle = memories[0].ipc.tensors();
     for (index, memory) in memories.iter().enumerate() {
         bundle.owned(index.to_string(), Arc::clone(&memory.buffer), Some(bytes_of_shape(&[64])?))?;
     }
+    gates.iter().for_each(Gate::open_soon);
     let export = memories[0].ipc.share_all(bundle).ready_on(&memories[0].stream).ready_on(&memories[1].stream).start()?;
     importer.open("b", export.descriptor(), Place::Home)?;
+    gates.iter().try_for_each(|gate| gate.was_passed("opening without a stream"))?;
     for index in 0..2 {
         let read: Vec<u8> = importer.get(&Command::TensorBytes { name: "b".into(), tensor: index.to_string() })?;
         same(&read, &[2 + index; 64], "the bytes, which a stream of their device wrote late")?;
     }
     // A later stream of the same device replaces the earlier one.
     let idle = memories[0].ipc.create_stream(0)?;
-    memories[0].stream.delay(Duration::from_millis(200))?;
+    let gate = Gate::close(&memories[0].stream)?;
     memories[0].buffer.view_mut::<u8, _>(&memories[0].stream)?.fill_bytes(4)?;
     let mut again = memories[0].ipc.tensors();
     again.owned("w", Arc::clone(&memories[0].buffer), Some(bytes_of_shape(&[64])?))?;
+    gate.open_soon();
     let export = memories[0].ipc.share_all(again).ready_on(&idle).ready_on(&memories[0].stream).start()?;
     importer.open("w", export.descriptor(), Place::Home)?;
+    gate.was_passed("opening without a stream")?;
     let read: Vec<u8> = importer.get(&Command::TensorBytes { name: "w".into(), tensor: "w".into() })?;
     same(&read, &[4; 64], "the bytes, which the later stream wrote")
 }

@@ -1,7 +1,6 @@
 //! Bundles in messages.
 
 use std::sync::mpsc::Receiver;
-use std::time::Instant;
 
 use device_ipc_core::{Export, DeviceOwner, Dtype, Message, TensorLayout};
 
@@ -12,7 +11,7 @@ use super::{
 use crate::agent::{Agent, Command, Place};
 use crate::check::{equal, refused, same};
 use crate::flows::{Memory, OLD, SOON, Witness, float_bytes, pattern, tensor_bytes};
-use crate::timing::{Seen, while_delayed};
+use crate::gate::Gate;
 use crate::{Context, Outcome, PATIENCE, Stop, unchecked};
 
 /// A bundle of two tensors of bytes on each of these devices, `t0` and so on, with owners that report their drops.
@@ -150,20 +149,14 @@ pub fn stream_waits_for_a_bundle(context: &Context) -> Outcome {
     receive(&mut agent, "r")?;
     open_tensors(&mut agent, "r", 0, Some(Place::Stream(0)))?;
     agent.must(&read)?;
-    let mut expected = OLD;
-    while_delayed("sending, receiving and opening", |delay| {
-        expected += 1.0;
-        let begun = Instant::now();
-        memory.stream.delay(delay)?;
-        memory.add(1.0)?;
-        channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
-        receive(&mut agent, "r")?;
-        open_tensors(&mut agent, "r", 0, Some(Place::Stream(0)))?;
-        let seen = Seen::since(begun, Ok(()));
-        let bytes: Vec<u8> = agent.get(&read)?;
-        let verdict = same(&bytes, &float_bytes(&[expected; COUNT]), "the floats behind the wait");
-        Ok(Seen { verdict, ..seen })
-    })
+    let gate = Gate::close(&memory.stream)?;
+    memory.add(1.0)?;
+    channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
+    receive(&mut agent, "r")?;
+    open_tensors(&mut agent, "r", 0, Some(Place::Stream(0)))?;
+    gate.open("sending, receiving and opening")?;
+    let bytes: Vec<u8> = agent.get(&read)?;
+    same(&bytes, &float_bytes(&[OLD + 1.0; COUNT]), "the floats behind the wait")
 }
 
 /// Both sides in this process: a bundle is opened by its addresses.

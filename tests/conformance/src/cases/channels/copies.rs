@@ -1,15 +1,15 @@
 //! Copies of what a message brings.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use device_ipc_core::{DeviceOwner, Message};
 
 use super::bundles::{bundle, bytes_of_tensor, has_tensors};
-use super::{BYTES, COUNT, SHORT, is_dropped, is_kept, local_pair, pair, receive, witnessed};
+use super::{BYTES, COUNT, is_dropped, is_kept, local_pair, pair, receive, witnessed};
 use crate::agent::{Agent, Command, Copying, Mapped, Place};
 use crate::check::{equal, refused, same};
 use crate::flows::{Memory, OLD, Witness, pattern, tensor_bytes};
-use crate::timing::{Seen, while_delayed};
+use crate::gate::Gate;
 use crate::{Context, Outcome, PATIENCE, Stop, skip, unchecked};
 
 /// The command that opens the first tensor of a message.
@@ -30,13 +30,15 @@ pub fn copied_when_it_is_ready(context: &Context) -> Outcome {
         let memory = Memory::with_floats(context, COUNT)?;
         let (owner, dropped) = Witness::of(&memory);
         let share = memory.ipc.share(unchecked::owned(owner, memory.buffer.region())).start()?;
-        memory.stream.delay(SHORT)?;
+        let gate = Gate::close(&memory.stream)?;
         memory.add(expected - OLD)?;
+        gate.open_soon();
         channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
         drop(share);
         receive(&mut agent, "r")?;
         is_kept(&dropped, "by a message that has not been opened")?;
         let mapped = copy(&mut agent, Copying::Always, place)?;
+        gate.was_passed("a copy")?;
         equal((mapped.is_copy, mapped.device), (true, 0), "whether it is a copy, and its device")?;
         is_dropped(&dropped, "when it has been copied")?;
         same(&agent.floats("copy")?, &[expected; COUNT], "the floats of the copy")?;
@@ -94,32 +96,25 @@ pub fn bundle_not_ready_for_a_copy_can_be_opened_later(context: &Context) -> Out
     context.needs_timelines(1)?;
     let (channel, mut agent) = pair(context)?;
     let memory = Memory::with_floats(context, COUNT)?;
-    while_delayed("sending, receiving and opening", |delay| {
-        let (share, dropped) = bundle(context, &[0, 1])?;
-        let begun = Instant::now();
-        memory.stream.delay(delay)?;
-        channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
-        drop(share);
-        receive(&mut agent, "r")?;
-        let open = |timeout| Command::OpenReceived {
-            of: "r".into(),
-            name: "r.b".into(),
-            place: Some(Place::Stream(0)),
-            index: 0,
-            timeout: Some(timeout),
-            copying: Copying::IfNeeded,
-        };
-        let early = agent.request(&open(Duration::from_millis(50)))?.result;
-        let verdict = refused(early, "a copy of tensors that are not ready", "Timeout", &[]);
-        let seen = Seen::since(begun, verdict);
-        if seen.verdict.is_ok() {
-            dropped.iter().try_for_each(|dropped| is_kept(dropped, "after an open that timed out"))?;
-            agent.must(&open(PATIENCE))?;
-            has_tensors(&mut agent, "r", 4)?;
-            agent.drop_mapping("r.b")?;
-        }
-        Ok(seen)
-    })
+    let (share, dropped) = bundle(context, &[0, 1])?;
+    let gate = Gate::close(&memory.stream)?;
+    channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
+    drop(share);
+    receive(&mut agent, "r")?;
+    let open = |timeout| Command::OpenReceived {
+        of: "r".into(),
+        name: "r.b".into(),
+        place: Some(Place::Stream(0)),
+        index: 0,
+        timeout: Some(timeout),
+        copying: Copying::IfNeeded,
+    };
+    let early = agent.request(&open(Duration::from_millis(50)))?.result;
+    gate.open("sending, receiving and opening")?;
+    refused(early, "a copy of tensors that are not ready", "Timeout", &[])?;
+    dropped.iter().try_for_each(|dropped| is_kept(dropped, "after an open that timed out"))?;
+    agent.must(&open(PATIENCE))?;
+    has_tensors(&mut agent, "r", 4)
 }
 
 /// Within one process, tensors for another device are copied by their grant, also after the drop of the export.

@@ -1,14 +1,12 @@
 //! `ready_on`: the receiver's stream waits for the sender's.
 
-use std::time::{Duration, Instant};
-
 use device_ipc_core::Message;
 
-use super::{BYTES, COUNT, SHORT, open_at, open_on_stream, pair, receive, send};
+use super::{BYTES, COUNT, open_at, open_on_stream, pair, receive, send};
 use crate::agent::{Command, Place};
 use crate::check::{equal, refused, same};
 use crate::flows::{Memory, OLD, pattern, stream_resumes};
-use crate::timing::{Seen, while_delayed};
+use crate::gate::Gate;
 use crate::{Context, Outcome, PATIENCE};
 
 /// The receiver's stream waits for the sender's; no host waits.
@@ -20,19 +18,13 @@ pub fn stream_waits_for_ready(context: &Context) -> Outcome {
     channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
     open_on_stream(&mut agent)?;
     equal(agent.floats("r.0")?[0], OLD, "the float before")?;
-    let mut expected = OLD;
-    while_delayed("sending, receiving and opening", |delay| {
-        expected += 1.0;
-        let begun = Instant::now();
-        memory.stream.delay(delay)?;
-        memory.add(1.0)?;
-        channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
-        open_on_stream(&mut agent)?;
-        let seen = Seen::since(begun, Ok(()));
-        let verdict = same(&agent.floats("r.0")?, &[expected; COUNT], "the floats behind the wait");
-        agent.must(&Command::CheckReceived { of: "r".into() })?;
-        Ok(Seen { verdict, ..seen })
-    })
+    let gate = Gate::close(&memory.stream)?;
+    memory.add(1.0)?;
+    channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
+    open_on_stream(&mut agent)?;
+    gate.open("sending, receiving and opening")?;
+    same(&agent.floats("r.0")?, &[OLD + 1.0; COUNT], "the floats behind the wait")?;
+    agent.must(&Command::CheckReceived { of: "r".into() }).map(drop)
 }
 
 /// A fast stream's signal does not overtake a slow one's: the first message's tensor is waited for all the same.
@@ -44,20 +36,14 @@ pub fn streams_signal_in_turn(context: &Context) -> Outcome {
     let fast = memory.ipc.create_stream(0)?;
     channel.send(Message::new().export(&share).ready_on(&memory.stream).ready_on(&fast), PATIENCE)?;
     open_on_stream(&mut agent)?;
-    let mut expected = OLD;
-    while_delayed("sending twice, receiving and opening", |delay| {
-        expected += 1.0;
-        let begun = Instant::now();
-        memory.stream.delay(delay)?;
-        memory.add(1.0)?;
-        channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
-        channel.send(Message::new().ready_on(&fast), PATIENCE)?;
-        open_on_stream(&mut agent)?;
-        receive(&mut agent, "other")?;
-        let seen = Seen::since(begun, Ok(()));
-        let verdict = same(&agent.floats("r.0")?, &[expected; COUNT], "the floats behind the wait");
-        Ok(Seen { verdict, ..seen })
-    })
+    let gate = Gate::close(&memory.stream)?;
+    memory.add(1.0)?;
+    channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
+    channel.send(Message::new().ready_on(&fast), PATIENCE)?;
+    open_on_stream(&mut agent)?;
+    receive(&mut agent, "other")?;
+    gate.open("sending twice, receiving and opening")?;
+    same(&agent.floats("r.0")?, &[OLD + 1.0; COUNT], "the floats behind the wait")
 }
 
 /// A receiver without a stream waits on its host; and if streams have no counters, the sender waits before it sends.
@@ -65,11 +51,13 @@ pub fn host_waits_for_ready(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let memory = Memory::with_floats(context, COUNT)?;
     let share = memory.share()?;
-    memory.stream.delay(SHORT)?;
+    let gate = Gate::close(&memory.stream)?;
     memory.add(1.0)?;
+    gate.open_soon();
     channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
     receive(&mut agent, "r")?;
     open_at(&mut agent, "r", 0, Some(Place::Home))?;
+    gate.was_passed("opening without a stream")?;
     same(&agent.floats("r.0")?, &[OLD + 1.0; COUNT], "the floats behind the wait")
 }
 
@@ -84,7 +72,7 @@ pub fn sender_killed_while_a_stream_waits(context: &Context) -> Outcome {
     let first = channel.receive(PATIENCE)?;
     drop(first.exports()[0].open().on(&stream)?);
     stream.synchronize()?;
-    agent.must(&Command::Delay { device: 0, time: Duration::from_secs(3600) })?;
+    agent.close_gate(0)?;
     send(&mut agent, b"", &["x"], Some(0))?;
     let received = channel.receive(PATIENCE)?;
     let mapping = received.exports()[0].open().on(&stream)?;

@@ -1,0 +1,107 @@
+//! Gates in streams: what happens while a stream does not continue.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use device_ipc_core::{Error, Result, Stream, backend};
+
+use crate::check::that;
+use crate::outcome::{Outcome, Stop, skip};
+
+/// The time after which a gate opens by itself, so that a call that waits for the stream returns, and the case fails.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The time after which a gate opens for a call that waits for the stream.
+const MOMENT: Duration = Duration::from_millis(50);
+
+const CLOSED: u8 = 0;
+const OPENED: u8 = 1;
+const EXPIRED: u8 = 2;
+
+/// A point that a stream does not pass before the case opens it. Dropping it opens it.
+#[derive(Debug)]
+pub struct Gate {
+    shared: Arc<Shared>,
+    /// Requests the opening in a moment.
+    soon: Sender<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    gate: backend::Gate,
+    state: AtomicU8,
+}
+
+impl Shared {
+    fn open(&self, state: u8) {
+        if self.state.compare_exchange(CLOSED, state, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            self.gate.open();
+        }
+    }
+}
+
+impl Gate {
+    /// Closes a gate in a stream, behind the work that was submitted before.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Skipped`] where the device has no gates.
+    pub fn close(stream: &Stream) -> std::result::Result<Self, Stop> {
+        match Self::try_close(stream) {
+            Err(Error::Unsupported { why, .. }) => skip(format!("the stream cannot be blocked: {why}")),
+            closed => Ok(closed?),
+        }
+    }
+
+    /// As [`close`](Self::close), with the library's error.
+    pub(crate) fn try_close(stream: &Stream) -> Result<Self> {
+        let shared = Arc::new(Shared { gate: stream.gate()?, state: AtomicU8::new(CLOSED) });
+        let (soon, requests) = channel();
+        let watched = Arc::clone(&shared);
+        thread::spawn(move || match requests.recv_timeout(LIMIT) {
+            Ok(()) => {
+                thread::sleep(MOMENT);
+                watched.open(OPENED);
+            }
+            Err(RecvTimeoutError::Timeout) => watched.open(EXPIRED),
+            Err(RecvTimeoutError::Disconnected) => {}
+        });
+        Ok(Self { shared, soon })
+    }
+
+    /// Opens the gate. `what` has happened since it was closed.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`] where the gate opened by itself, as something waited for the stream.
+    #[track_caller]
+    pub fn open(self, what: &str) -> Outcome {
+        that(self.open_in_time(), format!("{what} should not wait for the stream"))
+    }
+
+    /// Opens the gate. Returns false if it had opened by itself.
+    pub(crate) fn open_in_time(self) -> bool {
+        self.shared.open(OPENED);
+        self.shared.state.load(Ordering::SeqCst) == OPENED
+    }
+
+    /// Opens the gate in a moment, for a call that waits for the stream.
+    pub fn open_soon(&self) {
+        // The thread has exited if the gate has opened by itself.
+        let _ = self.soon.send(());
+    }
+
+    /// Holds where the gate is open: `what` has returned, which waits for the stream.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`] where it is closed.
+    #[track_caller]
+    pub fn was_passed(&self, what: &str) -> Outcome {
+        let is_open = self.shared.state.load(Ordering::SeqCst) != CLOSED;
+        that(is_open, format!("{what} should wait for the stream, and did not"))
+    }
+}
