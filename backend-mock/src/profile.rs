@@ -188,6 +188,7 @@ fn cuda() -> Vec<MemoryKind> {
     legacy.hidden_home = HiddenHome::Fails;
     let mut virtual_memory = MemoryKind::new(HandleKind(2), "virtual-memory", Form::Fds);
     virtual_memory.info.read_only = true;
+    virtual_memory.info.remappable = true;
     virtual_memory.granularity = HUGE_PAGE;
     virtual_memory.neighbours = true;
     let mut pool = MemoryKind::new(HandleKind(3), "pool", Form::Fds);
@@ -195,6 +196,7 @@ fn cuda() -> Vec<MemoryKind> {
     pool.reach = Reach::Unknown;
     let mut fabric = MemoryKind::new(HandleKind(4), "fabric", Form::Bytes);
     fabric.info.read_only = true;
+    fabric.info.remappable = true;
     fabric.unavailable = Some("the machine has no IMEX channel");
     // As the CUDA backend: a container's process may have the process id of a peer, which legacy handles contain.
     if is_initial_pid_namespace() {

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use device_ipc_core::backend::{
-    BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceTimelines, Exported, Extent,
-    HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle, Registration, TestKernels,
+    BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceReservations, DeviceTimelines,
+    Exported, Extent, HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle, Registration, TestKernels,
 };
 use device_ipc_core::{Access, DeviceInfo, DeviceOrdinal, DeviceRange, Result, Unavailable};
 
@@ -18,6 +18,7 @@ use crate::memory::fabric::support::FabricSupport;
 use crate::memory::lookup_cache::LookupScope;
 use crate::memory::open::OpenTable;
 use crate::memory::pool::export::ExportedPools;
+use crate::memory::virtual_memory::reserved::ReservationTable;
 use crate::memory::{export, extents, kind};
 use crate::objects::driver::Driver;
 use crate::objects::event::CudaIpcEvent;
@@ -36,6 +37,7 @@ pub struct CudaBackend {
     pub(super) host_pages: HostPages,
     exported_pools: ExportedPools,
     open: OpenTable,
+    pub(super) reservations: ReservationTable,
 }
 
 /// `kDLCUDA` of `dlpack.h`.
@@ -116,6 +118,7 @@ impl CudaBackend {
             allocator: Allocator::new(&driver),
             exported_pools: ExportedPools::default(),
             open: OpenTable::default(),
+            reservations: ReservationTable::new(&driver),
             host_pages: HostPages::default(),
             driver,
         })
@@ -244,6 +247,10 @@ impl DeviceIpc for CudaBackend {
 
     fn memory(&self) -> &dyn DeviceMemory {
         self
+    }
+
+    fn reservations(&self) -> Option<&dyn DeviceReservations> {
+        self.driver.api.virtual_memory.as_ref().map(|_| self as &dyn DeviceReservations)
     }
 
     fn timelines(&self) -> Option<&dyn DeviceTimelines> {

@@ -3,6 +3,7 @@
 mod cuda;
 mod diagnosis;
 mod memory;
+mod reservations;
 mod shareable_pool;
 mod test_kernels;
 mod timelines;

@@ -142,7 +142,7 @@ impl Allocator {
         let block = Block::create(driver, device, size, handle_type)?
             .map_err(|status| allocation_error(driver, "cuMemCreate", status, device, bytes))?;
         let mut mapping = Mapping::reserve(driver, device, size)?;
-        mapping.map(&block, size)?;
+        mapping.map(block.handle(), size)?;
         mapping.grant_access(&with_access_to(driver, device)?, Access::ReadWrite)?;
         let ptr = mapping.range().ptr;
         self.lock().insert(ptr, Allocation::Mapped(mapping));

@@ -82,6 +82,7 @@ fn describe(kind: HandleKind) -> HandleKindInfo {
     info.carries_fds = matches!(kind, VIRTUAL_MEMORY | POOL);
     info.isolated = matches!(kind, VIRTUAL_MEMORY | FABRIC);
     info.across_pid_namespaces = kind != LEGACY;
+    info.remappable = matches!(kind, VIRTUAL_MEMORY | FABRIC);
     info
 }
 

@@ -110,7 +110,7 @@ impl OpenTable {
 }
 
 /// Refuses a device without peer access before the driver opens anything, if the home device is visible here.
-fn check_peer_access(driver: &Driver, on: DeviceOrdinal, handle: &ReceivedHandle) -> Result<()> {
+pub(super) fn check_peer_access(driver: &Driver, on: DeviceOrdinal, handle: &ReceivedHandle) -> Result<()> {
     match handle.home {
         Some(home) if !driver.peer_access(on, home)? => {
             let to = driver.device(home)?.info.identity;

@@ -20,20 +20,23 @@ pub(crate) fn open(
     on: DeviceOrdinal,
     access: Access,
 ) -> Result<(DeviceRange, Mapping)> {
-    map_side_by_side(driver, handles, on, access, HANDLE_TYPE_FABRIC, |handle| {
-        let (bytes, []) = parts::<FABRIC_BYTES, 0>(handle)?;
-        let api = block::api(driver)?;
-        let mut block = 0;
-        let mut handle = FabricHandle(*bytes);
-        // SAFETY: writes one handle, and reads a `CUmemFabricHandle`, whose bytes the driver validates.
-        let status = unsafe { (api.import)(&raw mut block, (&raw mut handle).cast(), HANDLE_TYPE_FABRIC) };
-        match status {
-            // SAFETY: the driver gave the reference to this call.
-            number::SUCCESS => unsafe { Block::adopt(driver, block) },
-            number::ERROR_NOT_PERMITTED => {
-                Err(driver.error("cuMemImportFromShareableHandle", status, CHANNEL_HINT))
-            }
-            _ => Err(import_error(driver, "cuMemImportFromShareableHandle", status)),
+    map_side_by_side(driver, handles, on, access, HANDLE_TYPE_FABRIC, |handle| import_block(driver, handle))
+}
+
+/// Imports the block of a handle. A context must be current.
+pub(crate) fn import_block<'d>(driver: &'d Driver, handle: &ReceivedHandle) -> Result<Block<'d>> {
+    let (bytes, []) = parts::<FABRIC_BYTES, 0>(handle)?;
+    let api = block::api(driver)?;
+    let mut block = 0;
+    let mut handle = FabricHandle(*bytes);
+    // SAFETY: writes one handle, and reads a `CUmemFabricHandle`, whose bytes the driver validates.
+    let status = unsafe { (api.import)(&raw mut block, (&raw mut handle).cast(), HANDLE_TYPE_FABRIC) };
+    match status {
+        // SAFETY: the driver gave the reference to this call.
+        number::SUCCESS => unsafe { Block::adopt(driver, block) },
+        number::ERROR_NOT_PERMITTED => {
+            Err(driver.error("cuMemImportFromShareableHandle", status, CHANNEL_HINT))
         }
-    })
+        _ => Err(import_error(driver, "cuMemImportFromShareableHandle", status)),
+    }
 }

@@ -96,6 +96,41 @@ impl<'d> Block<'d> {
     }
 }
 
+impl Block<'_> {
+    /// Keeps the reference for longer than the borrow of the driver. The block has `bytes` bytes.
+    pub(crate) fn keep(self, driver: &Arc<Driver>, bytes: u64) -> KeptBlock {
+        let kept = KeptBlock { driver: Arc::clone(driver), handle: self.handle, bytes };
+        std::mem::forget(self);
+        kept
+    }
+}
+
+/// A reference to a block of a stated size, released on drop.
+#[derive(Debug)]
+pub(crate) struct KeptBlock {
+    driver: Arc<Driver>,
+    handle: BlockHandle,
+    bytes: u64,
+}
+
+impl KeptBlock {
+    pub(crate) const fn handle(&self) -> BlockHandle {
+        self.handle
+    }
+
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for KeptBlock {
+    fn drop(&mut self) {
+        if let Ok(api) = api(&self.driver) {
+            drop(Block { api, handle: self.handle });
+        }
+    }
+}
+
 impl Drop for Block<'_> {
     fn drop(&mut self) {
         // SAFETY: this value owns the reference.
@@ -106,12 +141,35 @@ impl Drop for Block<'_> {
     }
 }
 
-/// A reserved range with blocks mapped side by side from its begin. Dropping it unmaps them.
+/// Reserves addresses. A context must be current.
+pub(crate) fn reserve(driver: &Driver, bytes: u64) -> Result<DevicePtr> {
+    let mut base = 0;
+    // SAFETY: writes one address.
+    let status = unsafe { (api(driver)?.reserve)(&raw mut base, bytes as usize, 0, 0, 0) };
+    let hint = match status {
+        number::SUCCESS => return Ok(DevicePtr::new(base)),
+        number::ERROR_OUT_OF_MEMORY => {
+            "The address space has no free range of this size; close idle mappings"
+        }
+        _ => "",
+    };
+    Err(driver.error("cuMemAddressReserve", status, hint))
+}
+
+/// Frees addresses of [`reserve`], where no block is mapped any longer. A context must be current.
+pub(crate) fn unreserve(driver: &Driver, base: DevicePtr, bytes: u64) -> Result<()> {
+    // SAFETY: the driver refuses addresses that are not exactly a reserved range, or at which a block is mapped.
+    let freed = unsafe { (api(driver)?.unreserve)(base.get(), bytes as usize) };
+    driver.check("cuMemAddressFree", freed)
+}
+
+/// A range of reserved addresses with blocks mapped side by side from its begin. Dropping it unmaps them.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     driver: Arc<Driver>,
     device: DeviceOrdinal,
     base: u64,
+    /// The number of addresses that this value reserved; 0 if another value did.
     reserved: usize,
     /// The sizes of the mapped blocks.
     mapped: Vec<usize>,
@@ -120,29 +178,24 @@ pub(crate) struct Mapping {
 impl Mapping {
     /// Reserves exactly the addresses that the blocks need. The device's context must be current, here and below.
     pub(crate) fn reserve(driver: &Arc<Driver>, device: DeviceOrdinal, bytes: u64) -> Result<Self> {
-        let mut base = 0;
-        let reserved = bytes as usize;
-        // SAFETY: writes one address.
-        let status = unsafe { (api(driver)?.reserve)(&raw mut base, reserved, 0, 0, 0) };
-        let hint = match status {
-            number::SUCCESS => {
-                return Ok(Self { driver: Arc::clone(driver), device, base, reserved, mapped: Vec::new() });
-            }
-            number::ERROR_OUT_OF_MEMORY => {
-                "The address space has no free range of this size; close idle mappings"
-            }
-            _ => "",
-        };
-        Err(driver.error("cuMemAddressReserve", status, hint))
+        let mut mapping = Self::at(driver, device, reserve(driver, bytes)?);
+        mapping.reserved = bytes as usize;
+        Ok(mapping)
+    }
+
+    /// Maps blocks from `base` on, in addresses that another value has reserved.
+    pub(crate) fn at(driver: &Arc<Driver>, device: DeviceOrdinal, base: DevicePtr) -> Self {
+        let (driver, mapped) = (Arc::clone(driver), Vec::new());
+        Self { driver, device, base: base.get(), reserved: 0, mapped }
     }
 
     /// Maps a block behind the mapped ones. The driver refuses a size that differs from the block's
     /// (`CUDA_ERROR_NOT_SUPPORTED` for a smaller and for a larger size, driver 580.159.04).
-    pub(crate) fn map(&mut self, block: &Block<'_>, bytes: u64) -> Result<()> {
+    pub(crate) fn map(&mut self, block: BlockHandle, bytes: u64) -> Result<()> {
         let size = bytes as usize;
         let at = self.base + self.mapped_bytes();
-        // SAFETY: this value reserved the addresses, and no block is mapped there yet.
-        let status = unsafe { (block.api().map)(at, size, 0, block.handle(), 0) };
+        // SAFETY: the addresses are reserved, and the driver refuses those where a block is mapped.
+        let status = unsafe { (api(&self.driver)?.map)(at, size, 0, block, 0) };
         let hint = match status {
             number::SUCCESS => {
                 self.mapped.push(size);
@@ -184,7 +237,21 @@ impl Mapping {
         DeviceRange::new(self.device, DevicePtr::new(self.base), self.mapped_bytes())
     }
 
-    /// Unmaps the blocks and frees the addresses. All work on them must have finished.
+    /// Unmaps the blocks, and keeps the addresses. All work on them must have finished. After an error the blocks that are
+    /// left can be unmapped by another call.
+    pub(crate) fn unmap(&mut self) -> Result<()> {
+        let api = api(&self.driver)?;
+        let mut at = self.base + self.mapped_bytes();
+        while let Some(size) = self.mapped.last().copied() {
+            at -= size as u64;
+            // SAFETY: `map` mapped exactly this range, and no work uses it any longer.
+            self.driver.check("cuMemUnmap", unsafe { (api.unmap)(at, size) })?;
+            self.mapped.pop();
+        }
+        Ok(())
+    }
+
+    /// Unmaps the blocks and frees the addresses that it reserved. All work on them must have finished.
     pub(crate) fn close(mut self) -> Result<()> {
         self.undo()
     }
@@ -207,9 +274,7 @@ impl Mapping {
         }
         let reserved = std::mem::take(&mut self.reserved);
         if result.is_ok() && reserved != 0 {
-            // SAFETY: `reserve` reserved exactly this range, and no block is mapped there any longer.
-            let freed = unsafe { (api.unreserve)(self.base, reserved) };
-            result = self.driver.check("cuMemAddressFree", freed);
+            result = unreserve(&self.driver, DevicePtr::new(self.base), reserved as u64);
         }
         result
     }
@@ -217,7 +282,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if self.reserved == 0 {
+        if self.reserved == 0 && self.mapped.is_empty() {
             return;
         }
         if let Err(error) = self.undo() {

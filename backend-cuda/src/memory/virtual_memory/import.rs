@@ -19,20 +19,31 @@ pub(crate) fn open(
     on: DeviceOrdinal,
     access: Access,
 ) -> Result<(DeviceRange, Mapping)> {
-    map_side_by_side(driver, handles, on, access, HANDLE_TYPE_POSIX_FD, |handle| {
-        let ([], [fd]) = parts::<0, 1>(handle)?;
-        let api = block::api(driver)?;
-        let mut block = 0;
-        // The descriptor's number itself, as a pointer; a pointer to it is CUDA_ERROR_UNKNOWN (driver 580.159.04).
-        let number = std::ptr::without_provenance_mut(fd.as_raw_fd() as usize);
-        // SAFETY: writes one handle; a descriptor of another origin is an error.
-        let status = unsafe { (api.import)(&raw mut block, number, HANDLE_TYPE_POSIX_FD) };
-        if status != number::SUCCESS {
-            return Err(import_error(driver, "cuMemImportFromShareableHandle", status));
-        }
-        // SAFETY: the driver gave the reference to this call.
-        unsafe { Block::adopt(driver, block) }
-    })
+    map_side_by_side(driver, handles, on, access, HANDLE_TYPE_POSIX_FD, |handle| import_block(driver, handle))
+}
+
+/// Imports the block of a handle. A context must be current.
+pub(crate) fn import_block<'d>(driver: &'d Driver, handle: &ReceivedHandle) -> Result<Block<'d>> {
+    let ([], [fd]) = parts::<0, 1>(handle)?;
+    let api = block::api(driver)?;
+    let mut block = 0;
+    // The descriptor's number itself, as a pointer; a pointer to it is CUDA_ERROR_UNKNOWN (driver 580.159.04).
+    let number = std::ptr::without_provenance_mut(fd.as_raw_fd() as usize);
+    // SAFETY: writes one handle; a descriptor of another origin is an error.
+    let status = unsafe { (api.import)(&raw mut block, number, HANDLE_TYPE_POSIX_FD) };
+    if status != number::SUCCESS {
+        return Err(import_error(driver, "cuMemImportFromShareableHandle", status));
+    }
+    // SAFETY: the driver gave the reference to this call.
+    unsafe { Block::adopt(driver, block) }
+}
+
+/// Refuses a block of host memory.
+pub(crate) fn check_block(driver: &Driver, block: &Block<'_>) -> Result<()> {
+    if block.properties(driver)?.is_on_a_device() {
+        return Ok(());
+    }
+    Err(Error::Protocol("received a block of host memory, expected device memory".into()))
 }
 
 /// Imports each handle's block, reserves addresses for all of them, and maps them side by side.
@@ -51,15 +62,13 @@ pub(crate) fn map_side_by_side<'d>(
     let mut mapping: Option<Mapping> = None;
     for handle in handles {
         let block = import(handle)?;
-        if !block.properties(driver)?.is_on_a_device() {
-            return Err(Error::Protocol("received a block of host memory, expected device memory".into()));
-        }
+        check_block(driver, &block)?;
         let mapping = match &mut mapping {
             Some(mapping) => mapping,
             // Only after the first successful import: the stated sizes are untrusted.
             none => none.insert(Mapping::reserve(driver, on, total)?),
         };
-        mapping.map(&block, handle.size)?;
+        mapping.map(block.handle(), handle.size)?;
     }
     let Some(mapping) = mapping else { return Err(out_of_memory(on, total, "cuMemMap")) };
     mapping.grant_access(&[on], access).map_err(|error| {
@@ -75,7 +84,7 @@ pub(crate) fn map_side_by_side<'d>(
 }
 
 /// Returns the total size of all blocks. Refuses sizes that no block of the driver has.
-fn total_bytes(handles: &[ReceivedHandle], granularity: u64) -> Result<u64> {
+pub(crate) fn total_bytes(handles: &[ReceivedHandle], granularity: u64) -> Result<u64> {
     let mut total = 0u64;
     for handle in handles {
         if handle.size == 0 || !handle.size.is_multiple_of(granularity) {

@@ -3,3 +3,4 @@
 pub(crate) mod block;
 pub(crate) mod export;
 pub(crate) mod import;
+pub(crate) mod reserved;

@@ -3,17 +3,29 @@
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Answer, Before, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, kill_points, revokes, within,
+    Answer, Before, CUDA, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, kill_points, revokes,
+    within,
 };
+use device_ipc_core::Descriptor;
 
 /// The survivor's error comes in this time.
 const ERROR_DEADLINE: Duration = Duration::from_secs(5);
 
-const MACHINES: [&str; 3] = [PINNING, REVOKING, DESCRIPTORS];
+const MACHINES: [&str; 4] = [PINNING, REVOKING, DESCRIPTORS, CUDA];
+
+/// The machines on which calls can be made to fail.
+const MOCKS: [&str; 3] = [PINNING, REVOKING, DESCRIPTORS];
+
+/// Shares memory of a kind that can be mapped at reserved addresses.
+fn share(exporter: &mut Child, machine: &str, name: &str) -> Descriptor {
+    // CUDA allocates memory of another kind by default.
+    let kind = if machine == CUDA { " kind=2" } else { "" };
+    exporter.share(&format!("{name} 8192{kind}"))
+}
 
 /// Opens the export at reserved addresses, and adds one to its floats.
-fn open_reserved(importer: &mut Child, exporter: &mut Child, name: &str) -> String {
-    let descriptor = exporter.share(&format!("{name} 8192"));
+fn open_reserved(importer: &mut Child, exporter: &mut Child, machine: &str, name: &str) -> String {
+    let descriptor = share(exporter, machine, name);
     let mapped = importer.ok(&format!("open m {descriptor} reserved=1"));
     assert_eq!(importer.ok("touch m"), "1");
     mapped
@@ -31,15 +43,15 @@ fn importer_killed_within_a_replacement_has_no_leases() {
     for machine in MACHINES {
         let mut exporter = agent!(machine);
         let mut warm = agent!(machine);
-        open_reserved(&mut warm, &mut exporter, "warm");
+        open_reserved(&mut warm, &mut exporter, machine, "warm");
         warm.kill();
         eventually("the first importer has gone", 0, || exporter.holders("warm"));
         exporter.ok("close warm 10000");
         let before = Before::of(&mut exporter);
         for point in kill_points("importer", "replace-") {
             let mut importer = agent!(machine, dies_at: Some(point));
-            open_reserved(&mut importer, &mut exporter, "old");
-            let new = exporter.share("new 8192");
+            open_reserved(&mut importer, &mut exporter, machine, "old");
+            let new = share(&mut exporter, machine, "new");
             importer.send(&format!("replace m {new}"));
             importer.is_killed();
             for name in ["old", "new"] {
@@ -57,11 +69,11 @@ fn exporter_killed_within_a_replacement_leaves_the_old_version() {
     for machine in MACHINES {
         let mut importer = agent!(machine);
         let mut first = agent!(machine);
-        let mapped = open_reserved(&mut importer, &mut first, "old");
+        let mapped = open_reserved(&mut importer, &mut first, machine, "old");
         let mut touched = 1;
         for point in ["exporter:accepted", "exporter:answered-hello", "exporter:leased", "exporter:granted"] {
             let mut exporter = agent!(machine, dies_at: Some(point));
-            let new = exporter.share("new 8192");
+            let new = share(&mut exporter, machine, "new");
             let answer = within(ERROR_DEADLINE, point, || importer.ask(&format!("replace m {new}")));
             exporter.is_killed();
             match answer {
@@ -96,12 +108,12 @@ fn failing(machine: &str, faults: &str) -> String {
 /// A driver that does not map the next version maps the old one again; one that does neither leaves a suspended mapping.
 #[test]
 fn failed_map_of_the_next_version_restores_the_old_one() {
-    for machine in MACHINES {
+    for machine in MOCKS {
         // The first version is mapped, the second not, the first again; and later neither.
         let mut importer = agent!(&failing(machine, "map_block:2,map_block:5,map_block:6"));
         let mut exporter = agent!(machine);
-        open_reserved(&mut importer, &mut exporter, "old");
-        let new = exporter.share("new 8192");
+        open_reserved(&mut importer, &mut exporter, machine, "old");
+        let new = share(&mut exporter, machine, "new");
         let text = importer.fails(&format!("replace m {new}"), "Vendor");
         assert!(text.contains("map_block"), "{text}");
         assert_eq!(importer.ok("touch m"), "2", "the old version");
@@ -129,10 +141,11 @@ fn failed_map_of_the_next_version_restores_the_old_one() {
 /// A driver that does not unmap the old version leaves it mapped.
 #[test]
 fn failed_unmap_of_the_old_version_changes_nothing() {
-    let mut importer = agent!(&failing(PINNING, "unmap_blocks:1,unmap_blocks:2"));
-    let mut exporter = agent!(PINNING);
-    open_reserved(&mut importer, &mut exporter, "old");
-    let new = exporter.share("new 8192");
+    let machine = PINNING;
+    let mut importer = agent!(&failing(machine, "unmap_blocks:1,unmap_blocks:2"));
+    let mut exporter = agent!(machine);
+    open_reserved(&mut importer, &mut exporter, machine, "old");
+    let new = share(&mut exporter, machine, "new");
     importer.fails(&format!("replace m {new}"), "Vendor");
     assert_eq!(importer.ok("touch m"), "2", "the old version");
     importer.fails("suspend m", "Vendor");
@@ -145,7 +158,7 @@ fn failed_unmap_of_the_old_version_changes_nothing() {
 /// A driver that imports one of several allocations and not the next one changes nothing, and keeps nothing.
 #[test]
 fn failed_import_of_one_of_several_allocations_changes_nothing() {
-    for machine in MACHINES {
+    for machine in MOCKS {
         let mut importer = agent!(&failing(machine, "import_memory:5,map_block:9"));
         let mut exporter = agent!(machine);
         let old = exporter.ok("share-blocks old 3 4096 1");
@@ -171,10 +184,11 @@ fn failed_import_of_one_of_several_allocations_changes_nothing() {
 /// The callback for the drop of an export ends with its lease, and the next version has its own.
 #[test]
 fn drop_of_a_replaced_export_is_not_reported() {
-    let (mut importer, mut exporter) = (agent!(PINNING), agent!(PINNING));
-    open_reserved(&mut importer, &mut exporter, "old");
+    let machine = PINNING;
+    let (mut importer, mut exporter) = (agent!(machine), agent!(machine));
+    open_reserved(&mut importer, &mut exporter, machine, "old");
     importer.ok("on-dropped m");
-    let new = exporter.share("new 8192");
+    let new = share(&mut exporter, machine, "new");
     importer.ok(&format!("replace m {new}"));
     exporter.ok("drop old");
     importer.ok("on-dropped m");
@@ -190,8 +204,9 @@ fn drop_of_a_replaced_export_is_not_reported() {
 /// The timeline of a version ends when another one takes its place: no stream waits for ever.
 #[test]
 fn timeline_of_a_replaced_version_ends() {
-    let (mut importer, mut exporter) = (agent!(PINNING), agent!(PINNING));
-    open_reserved(&mut importer, &mut exporter, "old");
+    let machine = PINNING;
+    let (mut importer, mut exporter) = (agent!(machine), agent!(machine));
+    open_reserved(&mut importer, &mut exporter, machine, "old");
     importer.ok("timeline m");
     exporter.ok("timelines old 1 10000");
     exporter.ok("wait old 1");
@@ -216,7 +231,7 @@ fn exporter_of_other(importer: &mut Child) -> Child {
 fn exporter_death_is_that_of_any_mapping() {
     for machine in MACHINES {
         let (mut importer, mut exporter) = (agent!(machine), agent!(machine));
-        open_reserved(&mut importer, &mut exporter, "old");
+        open_reserved(&mut importer, &mut exporter, machine, "old");
         importer.ok("on-gone m");
         exporter.kill();
         within(ERROR_DEADLINE, "noticing the death", || importer.event("gone m ExporterGone"));

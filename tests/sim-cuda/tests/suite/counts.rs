@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device_ipc_core::{Buffer, CacheLimits, Descriptor, Dtype, Export, Ipc, TensorLayout, set_cache_limits};
-use device_ipc_cuda::CudaBackend;
+use device_ipc_cuda::{CudaBackend, VIRTUAL_MEMORY};
 use device_ipc_test_process::{Process, command_of_test, output_of, request};
 use libloading::Library;
 
@@ -121,6 +121,11 @@ fn the_exporter() {
     }
     let bundle = bundle(&ipc, &tensors(&ipc, device));
     println!("\n{}", bundle.descriptor());
+    let version = || ipc.share(ipc.allocate_for(device, 4096, VIRTUAL_MEMORY).expect("memory")).start();
+    let versions = [version().expect("shared"), version().expect("shared")];
+    for export in &versions {
+        println!("\n{}", export.descriptor());
+    }
     // Until the parent exits, or kills this process.
     request();
 }
@@ -142,6 +147,43 @@ fn operations() {
     opens_at_home(&ipc, &recorder);
     opens_on_the_other_device(&ipc, &recorder);
     bundles(&ipc, &recorder);
+    replacements(&ipc, &recorder);
+}
+
+/// The addresses of a mapping are reserved once; each version is imported, mapped, unmapped and released.
+fn replacements(ipc: &Ipc, recorder: &Recorder) {
+    let (exporter, _, _) = exporter(0);
+    let [first, second] = [(); 2].map(|()| exporter.line(|line| line.parse::<Descriptor>().ok()));
+    let import = entered(&[
+        "cuMemGetAllocationGranularity",
+        "cuMemImportFromShareableHandle",
+        "cuMemGetAllocationPropertiesFromHandle",
+    ]);
+    let (map, unmap) = (entered(&["cuMemMap", "cuMemSetAccess"]), entered(&["cuMemUnmap"]));
+    let (released, reserved) = (entered(&["cuMemRelease"]), entered(&["cuMemAddressReserve"]));
+    let (opened, mut mapping) = recorder.calls(|| ipc.open(&first).reserved().at_home().expect("opened"));
+    assert_eq!(opened, [&*import, &*reserved, &*map].concat(), "an open at reserved addresses");
+    let (replaced, ()) = recorder.calls(|| mapping.replace(&second).expect("replaced"));
+    assert_eq!(
+        replaced,
+        [&*import, &*unmap, &*map, &*released].concat(),
+        "a replacement of memory that was not used"
+    );
+    let _ = mapping.range();
+    let (replaced, ()) = recorder.calls(|| mapping.replace(&first).expect("replaced"));
+    let waited = entered(&["cuStreamIsCapturing", "cuCtxSynchronize"]);
+    assert_eq!(replaced, [&*import, &*waited, &*unmap, &*map, &*released].concat(), "a replacement");
+    let (suspended, ()) = recorder.calls(|| mapping.suspend().expect("suspended"));
+    assert_eq!(suspended, [&*waited, &*unmap, &*released].concat(), "a suspension");
+    let (resumed, ()) = recorder.calls(|| mapping.resume(&second).expect("resumed"));
+    assert_eq!(resumed, [&*import, &*map].concat(), "a resume");
+    let (ended, ()) = recorder.calls(|| {
+        drop(mapping);
+        settle();
+    });
+    let closed = entered(&["cuMemUnmap", "cuMemRelease"]);
+    let freed = entered(&["cuMemAddressFree"]);
+    assert_eq!(ended, [&*waited, &*closed, &*freed].concat(), "the drop of a mapping that was used");
 }
 
 /// A device's context is entered once for all calls of a bundle.

@@ -211,6 +211,9 @@ impl Lease {
         undo: impl Fn(&RangeRef) -> Result<()>,
     ) -> Result<()> {
         let ranges = self.regions.ranges();
+        if let [range] = ranges {
+            return step(range);
+        }
         with_device_context(&**self.backend(), self.mapped()[0].device, || {
             for (index, range) in ranges.iter().enumerate() {
                 if let Err(error) = step(range) {
