@@ -228,17 +228,14 @@ def test_address_of_no_interface_is_refused(start: Start, nixl: "dict[str, str]"
 
 PULL = """
     import threading
-    def resident():
-        return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS:"))
     d.open(sys.argv[1], pulled=True).close()
-    before = resident()
+    begun = threading.Event()
     def report():                            # on another thread, so that the interpreter lock has to be free
-        while resident() < before + 4096:
-            pass
+        begun.wait()
         print("begun", flush=True)
     threading.Thread(target=report, daemon=True).start()
     try:
-        d.open(sys.argv[2], pulled=True, timeout=None)
+        d.open(sys.argv[2], pulled=True, timeout=None, progress=lambda copied, total: begun.set())
         print("copied")
     except d.GoneError as error:
         print("gone", error)

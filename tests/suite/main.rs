@@ -1,5 +1,10 @@
 //! The tests of the facade, as one executable: the modules are the themes.
 
+use device_ipc_test_process::CountingHeap;
+
+#[global_allocator]
+static ALLOCATOR: CountingHeap = CountingHeap;
+
 mod channels;
 /// The same tests, over TCP.
 #[allow(clippy::duplicate_mod, reason = "the name of the module selects the network")]

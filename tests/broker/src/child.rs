@@ -9,11 +9,10 @@ use device_ipc_conformance::agent::{self, Agent};
 use device_ipc_conformance::check::Refusal;
 use device_ipc_conformance::{Peer, ReceiveError};
 use device_ipc_core::Descriptor;
-use device_ipc_test_process::Heap;
+use device_ipc_test_process::{Census, Heap};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
 use crate::agent::Request;
-use crate::census::Census;
 use crate::wait::{DEADLINE, eventually};
 use crate::{ASCEND, CUDA};
 

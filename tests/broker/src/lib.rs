@@ -12,7 +12,6 @@
 use std::sync::OnceLock;
 
 pub mod agent;
-mod census;
 mod child;
 mod directory;
 mod forged;
@@ -25,9 +24,9 @@ mod steps;
 mod survivor;
 mod wait;
 
-pub use census::{Census, shared_memory_objects};
 pub use child::{Answer, Child, Setup};
 pub use device_ipc_conformance::check::Refusal as Failure;
+pub use device_ipc_test_process::{Census, shared_memory_objects};
 pub use directory::Directory;
 pub use forged::{Forged, bundle_of_another};
 pub use host::{NOBODY, can_start_through, is_root};

@@ -5,9 +5,11 @@
 //!
 //! [`Process`] exchanges lines with a program, usually another test of the same program ([`Process::of_test`]), which
 //! [`serve`]s requests. [`SocketProcess`] exchanges messages that may carry a file descriptor with [`serve_socket`].
-//! [`output_of`] runs a command until it exits. [`Heap`] counts the memory of a process that has the allocator [`CountingHeap`].
+//! [`output_of`] runs a command until it exits. [`Census`] counts the resources of a process that the
+//! kernel reports, [`Heap`] the memory of a process that has the allocator [`CountingHeap`].
 #![deny(unsafe_code)]
 
+mod census;
 mod heap;
 mod output;
 mod socket;
@@ -21,6 +23,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+pub use census::{Census, shared_memory_objects};
 pub use heap::{CountingHeap, Heap, allocations_of_this_thread};
 pub use output::output_of;
 pub use socket::{SocketProcess, serve_socket};

@@ -25,6 +25,9 @@ const SIMULATOR_VARIABLE: &str = "DEVICE_IPC_SIM_CUDA";
 /// The number of transfers that this process has begun.
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 
+/// Whether bytes of the transfer that was begun last have arrived.
+static ARRIVES: AtomicBool = AtomicBool::new(false);
+
 /// Whether the transfers of this process are held.
 static HELD: AtomicBool = AtomicBool::new(false);
 
@@ -38,7 +41,12 @@ pub(crate) fn begun_transfers() -> u64 {
     BEGUN.load(Ordering::SeqCst)
 }
 
-/// Returns whether the tests run on the mock, whose memory is resident memory of its processes.
+/// Returns whether bytes of the transfer that was begun last have arrived, as far as its engine knows.
+pub(crate) fn bytes_arrive() -> bool {
+    ARRIVES.load(Ordering::SeqCst)
+}
+
+/// Returns whether the tests run on the mock.
 pub(crate) fn is_mock() -> bool {
     name() == NAME
 }
@@ -73,6 +81,9 @@ impl Transfer for HeldTransfer {
     fn is_finished(&self) -> Result<bool> {
         if !self.is_over.load(Ordering::SeqCst) && self.transfer.is_finished()? {
             self.is_over.store(true, Ordering::SeqCst);
+        }
+        if self.is_over.load(Ordering::SeqCst) || self.transfer.arrived_bytes() > 0 {
+            ARRIVES.store(true, Ordering::SeqCst);
         }
         Ok(self.is_over.load(Ordering::SeqCst) && !HELD.load(Ordering::SeqCst))
     }
@@ -119,6 +130,7 @@ impl TransferEngine for NotingEngine {
             .collect();
         // SAFETY: as the caller promised.
         let transfer = unsafe { self.0.pull(&PullRequest { destinations: &destinations, ..*request })? };
+        ARRIVES.store(false, Ordering::SeqCst);
         BEGUN.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(HeldTransfer { transfer, is_over: AtomicBool::new(false) }))
     }

@@ -120,27 +120,45 @@ impl Pair {
     }
 }
 
-/// The open files of a process, and its resident memory in KiB.
+/// The open files of a process, its mappings of the mock's memory, and the blocks and bytes on its heap. The memory of an engine that is
+/// not written in Rust does not count.
 #[derive(Debug)]
-pub(crate) struct Resources {
+pub struct Resources {
     files: u64,
-    memory: u64,
+    mappings: u64,
+    blocks: u64,
+    bytes: u64,
 }
 
 impl Resources {
-    pub(crate) fn of(process: &mut Process) -> Self {
-        Self { files: number(process, "files"), memory: number(process, "memory") }
+    /// Returns what a process has now.
+    pub fn of(process: &mut Process) -> Self {
+        let answer = process.ask("resources");
+        let numbers: Vec<u64> = answer.split(' ').map(|word| word.parse().expect("a number")).collect();
+        let [files, mappings, blocks, bytes] = numbers[..] else { panic!("{answer}") };
+        Self { files, mappings, blocks, bytes }
     }
 
-    /// Waits until the process has hardly more of them than these: UCX keeps a connection when it makes another one to the same peer.
+    /// Waits until the process has hardly more of them than these: UCX keeps a connection when it makes another one to the same peer,
+    /// and tables grow.
     #[track_caller]
-    pub(crate) fn eventually_left_by(&self, process: &mut Process) {
-        const UNRELATED_FILES: u64 = 4;
-        const UNRELATED_KIB: u64 = 8192;
+    pub fn eventually_left_by(&self, process: &mut Process) {
+        self.eventually_left_with_files(4, process);
+    }
+
+    /// As [`eventually_left_by`](Self::eventually_left_by), with more files.
+    #[track_caller]
+    pub fn eventually_left_with_files(&self, more: u64, process: &mut Process) {
+        const MORE_BLOCKS: u64 = 100;
+        const MORE_BYTES: u64 = 64 << 10;
         let deadline = Instant::now() + crate::LONG;
         loop {
             let now = Self::of(process);
-            if now.files <= self.files + UNRELATED_FILES && now.memory <= self.memory + UNRELATED_KIB {
+            if now.files <= self.files + more
+                && now.mappings <= self.mappings
+                && now.blocks <= self.blocks + MORE_BLOCKS
+                && now.bytes <= self.bytes + MORE_BYTES
+            {
                 return;
             }
             assert!(Instant::now() < deadline, "{self:?}, then {now:?}");
@@ -148,10 +166,6 @@ impl Resources {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
-}
-
-fn number(process: &mut Process, what: &str) -> u64 {
-    process.ask(what).parse().expect("a number")
 }
 
 /// Regions of these lengths arrive unchanged.
@@ -342,6 +356,7 @@ pub fn further_pulls_use_the_same_connection(mut pair: Pair) {
         assert!(connections.contains(&connection) && connections.split(' ').count() == 2, "{connections}");
     }
     check_disconnects(&mut pair);
+    assert_eq!(pair.exporter.ask("close y 60000"), "closed");
     assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
     pair.check_resources(&before);
     pair.finish();

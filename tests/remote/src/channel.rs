@@ -12,7 +12,7 @@ use device_ipc_test_process::serve;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::backend::{on_backend, remote};
-use crate::{LONG, Load, argument, contents, open_files, report, resident_memory};
+use crate::{LONG, Load, argument, contents, open_files, report, resources};
 
 /// Listens, connects, sends and receives as the test requests, line by line.
 pub fn channel_end(load: Load) {
@@ -29,7 +29,7 @@ pub fn channel_end(load: Load) {
                 Err(reason) => reason,
             },
             "files" => open_files().to_string(),
-            "memory" => resident_memory().to_string(),
+            "resources" => resources(),
             "exports" => counters().exports.to_string(),
             // Starts a request on another thread; `end` returns its answer.
             "begin" => {

@@ -9,7 +9,7 @@ use device_ipc_core::{Dtype, Export, HolderPolicy, Ipc, Result, Ring, Stream, Te
 use device_ipc_test_process::serve;
 
 use crate::backend::{on_backend, remote};
-use crate::{Load, SocketEngine, argument, contents, open_files, own_address, report, resident_memory};
+use crate::{Load, SocketEngine, argument, contents, open_files, own_address, report, resources};
 
 /// Shares memory as the test requests, line by line.
 pub fn exporter(load: Load) {
@@ -28,7 +28,7 @@ pub fn exporter(load: Load) {
                 "advanced".into()
             }
             "files" => open_files().to_string(),
-            "memory" => resident_memory().to_string(),
+            "resources" => resources(),
             "registered" => SocketEngine::registered().to_string(),
             // pace MS: the time that the engine of sockets takes for each MiB from now on.
             "pace" => {

@@ -14,14 +14,14 @@ use device_ipc_core::{
 };
 use device_ipc_test_process::serve;
 
-use crate::backend::{begun_transfers, hold_transfers, is_mock, on_backend, remote};
-use crate::{Load, argument, contents, open_files, report, resident_memory};
+use crate::backend::{begun_transfers, bytes_arrive, hold_transfers, is_mock, on_backend, remote};
+use crate::{Load, argument, contents, open_files, report, resources};
 
 /// Copies memory as the test requests, line by line.
 pub fn importer(load: Load) {
     let mut state = None;
     let mut running: Option<JoinHandle<String>> = None;
-    let mut before = Arrived::default();
+    let mut before = 0;
     let clock = TestClock::take();
     serve(|request, words| {
         let words: Vec<_> = words.split(' ').map(str::to_owned).collect();
@@ -39,11 +39,11 @@ pub fn importer(load: Load) {
                 "advanced".into()
             }
             "files" => open_files().to_string(),
-            "memory" => resident_memory().to_string(),
+            "resources" => resources(),
             // Starts a request on another thread; `end` returns its answer.
             "begin" => {
                 let state = Arc::clone(state.as_ref().expect("load comes first"));
-                before = Arrived::now();
+                before = begun_transfers();
                 running = Some(std::thread::spawn(move || state.answer(&words[0], &words[1..])));
                 "begun".into()
             }
@@ -53,30 +53,11 @@ pub fn importer(load: Load) {
                 "set".into()
             }
             // Whether the bytes of the request have begun to arrive.
-            "arriving" => Arrived::now().is_after(&before).to_string(),
+            "arriving" => (begun_transfers() > before && bytes_arrive()).to_string(),
             "end" => running.take().expect("begin comes first").join().expect("no panic"),
             _ => state.as_ref().expect("load comes first").answer(request, &words),
         }
     });
-}
-
-/// The bytes that have arrived in a process, as far as they are known.
-#[derive(Default)]
-struct Arrived {
-    transfers: u64,
-    resident: u64,
-}
-
-impl Arrived {
-    fn now() -> Self {
-        Self { transfers: begun_transfers(), resident: resident_memory() }
-    }
-
-    /// Returns whether a transfer has begun between the two, and, on the mock, the first bytes of it have arrived.
-    fn is_after(&self, before: &Self) -> bool {
-        const FIRST_KIB: u64 = 4096;
-        self.transfers > before.transfers && (!is_mock() || self.resident >= before.resident + FIRST_KIB)
-    }
 }
 
 struct Importer {
@@ -233,7 +214,7 @@ impl Importer {
         let length = descriptor.len() as usize;
         let buffer = Arc::new(self.ipc.allocate(0, (length + 2 * AROUND) as u64)?);
         if !is_mock() {
-            // New memory of the mock is zero, and not resident before it is written.
+            // New memory of the mock is zero.
             buffer.view_mut::<u8, _>(&self.stream)?.copy_from(&vec![0; length + 2 * AROUND])?;
             self.stream.synchronize()?;
         }

@@ -18,7 +18,6 @@ mod link;
 mod rings;
 mod steps;
 
-use std::fs;
 use std::net::SocketAddrV4;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -26,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_core::backend::engine::TransferEngine;
 use device_ipc_core::{Descriptor, Error};
-use device_ipc_test_process::Process;
+use device_ipc_test_process::{Census, CountingHeap, Heap, Process};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 pub use cases::*;
@@ -79,15 +78,17 @@ fn argument<T: FromStr>(words: &[&str], at: usize) -> T {
     word.parse().unwrap_or_else(|_| panic!("{word} of {words:?}"))
 }
 
-fn open_files() -> usize {
-    fs::read_dir("/proc/self/fd").expect("a process has files").count()
+#[global_allocator]
+static ALLOCATOR: CountingHeap = CountingHeap;
+
+/// Returns the open files of this process, its mappings of the mock's memory, and the blocks and bytes on its heap.
+fn resources() -> String {
+    let (census, heap) = (Census::of(std::process::id()), Heap::now());
+    format!("{} {} {} {}", census.all_descriptors(), census.mock_mappings, heap.blocks, heap.bytes)
 }
 
-/// Returns the resident memory of this process in KiB.
-fn resident_memory() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").expect("a process has a status");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
-    line.trim().trim_end_matches(" kB").parse().expect("a number")
+fn open_files() -> usize {
+    Census::of(std::process::id()).all_descriptors()
 }
 
 /// Sends a signal to a process.

@@ -5,8 +5,7 @@ use std::fs;
 
 use anyhow::{Context, Result, bail};
 use device_ipc::{Ipc, counters};
-
-use crate::heap;
+use device_ipc_test_process::Heap;
 
 /// The measured sizes, by name. The process itself measures them all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,7 +26,7 @@ impl Sizes {
         let status = fs::read_to_string("/proc/self/status").context("reading /proc/self/status")?;
         let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
         put("resident_kib", resident.trim().trim_end_matches(" kB").parse()?);
-        put("heap_bytes", i64::try_from(heap::bytes())?);
+        put("heap_bytes", i64::try_from(Heap::now().bytes)?);
         put("descriptors", count("/proc/self/fd")? - 1); // without the one that lists them
         put("threads", count("/proc/self/task")?);
         let maps = fs::read_to_string("/proc/self/maps").context("reading /proc/self/maps")?;

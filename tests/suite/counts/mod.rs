@@ -1,7 +1,6 @@
 //! The cost of each operation in countable units: calls of the driver, requests to the exporter, system calls
 //! and heap allocations of the caller's thread. A change that makes one of them dearer has to say so here.
 
-mod allocations;
 mod patterns;
 mod system_calls;
 mod traced;
@@ -13,7 +12,7 @@ use std::time::Duration;
 use device_ipc::mock::MockBackend;
 use device_ipc::mock::engine::Operation;
 use device_ipc::{Descriptor, Ipc, Region, counters};
-use device_ipc_test_process::{Process, alone};
+use device_ipc_test_process::{Process, allocations_of_this_thread, alone};
 
 use super::roles::{role as role_name, start};
 use patterns::run_bundler;
@@ -54,9 +53,9 @@ impl Counted {
     fn cost<T>(&self, operation: impl FnOnce() -> T) -> (Cost, T) {
         settle();
         let (driver, requests) = (self.mock.machine().counters(), counters().requests_total);
-        let allocations = allocations::of_this_thread();
+        let allocations = allocations_of_this_thread();
         let result = operation();
-        let allocations = allocations::of_this_thread() - allocations;
+        let allocations = allocations_of_this_thread() - allocations;
         let requests = counters().requests_total - requests;
         // Work on a stream's own thread is not a call.
         let driver = self.mock.machine().counters().since(&driver);
@@ -282,9 +281,9 @@ fn cost_of_descriptor() {
     }
     let (process, exports) = exporter();
     let count = |operation: &dyn Fn()| {
-        let before = allocations::of_this_thread();
+        let before = allocations_of_this_thread();
         operation();
-        allocations::of_this_thread() - before
+        allocations_of_this_thread() - before
     };
     let (bytes, text) = (exports[0].to_bytes(), exports[0].to_string());
     assert_eq!(count(&|| drop(exports[0].to_bytes())), 1, "one buffer");

@@ -41,6 +41,10 @@ pub enum SystemCommand {
     ShareBySecondCopy,
     /// Opens memory of this process, of another copy of the library; returns its first float, read by the host.
     Peek { name: String, descriptor: Descriptor },
+    /// Keeps an export under a name, and answers to the name on a thread.
+    KeepUnder { export: String, name: String },
+    /// Finds an export by the name of its keeper `times` times on each of `threads` threads, and opens it three times of four.
+    OpenKept { name: String, threads: usize, times: usize },
     /// Waits until every queue of the process is empty; returns the number of jobs and events so far.
     Idle,
     /// Returns the memory on the heap, as `BLOCKS BYTES`.

@@ -78,6 +78,8 @@ impl Agent {
             C::Engine => Answer::Text(self.engine()),
             C::ShareBySecondCopy => Answer::Text(crate::second::share_by_second_copy()),
             C::Peek { name, descriptor } => self.peek(name, &descriptor)?,
+            C::KeepUnder { export, name } => self.keep_under(&export, &name)?,
+            C::OpenKept { name, threads, times } => self.open_kept(&name, threads, times)?,
             C::Idle => Answer::Number(wait_until_idle(DEADLINE).expect("every queue is emptied")),
             C::Heap => {
                 let heap = Heap::now();

@@ -10,6 +10,16 @@ use device_ipc_conformance::check::Refusal;
 use device_ipc_core::{Descriptor, Grant, Ipc, Mapping, OwnedRegion, Region, Result, counters};
 
 use super::Agent;
+use crate::DEADLINE;
+
+/// Does the work on each of some threads, by their number.
+fn on_threads(threads: usize, work: &(impl Fn(usize) -> Result<()> + Sync)) -> Result<Answer> {
+    std::thread::scope(|scope| {
+        let started: Vec<_> = (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
+        started.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
+    })?;
+    Ok(Answer::Done)
+}
 
 impl Agent {
     pub(super) fn threads(
@@ -30,12 +40,29 @@ impl Agent {
             }
             Ok(())
         };
-        let work = &work;
-        std::thread::scope(|scope| {
-            let started: Vec<_> = (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
-            started.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
-        })?;
+        on_threads(threads, &work)
+    }
+
+    pub(super) fn keep_under(&mut self, export: &str, name: &str) -> Result<Answer> {
+        let server = self.server();
+        let export = server.exports.remove(export).expect("it is shared");
+        let keeper = server.ipc.keep(name, 1, export)?;
+        // Until the agent exits.
+        std::thread::spawn(move || while keeper.answer(DEADLINE).is_ok() {});
         Ok(Answer::Done)
+    }
+
+    pub(super) fn open_kept(&mut self, name: &str, threads: usize, times: usize) -> Result<Answer> {
+        let ipc = &self.server().ipc;
+        on_threads(threads, &|_| {
+            for time in 0..times {
+                let found = ipc.find(name).timeout(DEADLINE).start()?;
+                if !time.is_multiple_of(4) {
+                    drop(found.open().at_home()?);
+                }
+            }
+            Ok(())
+        })
     }
 
     pub(super) fn open_until_error(&mut self, descriptor: &Descriptor) -> Result<Answer> {

@@ -172,10 +172,9 @@ fn connection_with_an_unanswered_ping_is_not_used_again() {
     connected.exporter.ask("pace 150");
     let descriptor = connected.exporter.ask("share slow 33554432 1");
     let descriptor = with_address(&descriptor, connected.network.address);
-    let before = connected.importer.ask("memory").parse::<u64>().unwrap();
     let pull = format!("open pulled 1 20000 {descriptor}");
     connected.importer.ask(&format!("begin {pull}"));
-    wait_until(|| connected.importer.ask("memory").parse::<u64>().unwrap() > before + 4096);
+    wait_until(|| connected.importer.ask("arriving") == "true");
     connected.network.state.delays.store(true, Ordering::SeqCst);
     assert_eq!(connected.importer.ask("end"), "33554432 B right, copied");
     assert_eq!(connected.network.connections(), 2);
