@@ -8,6 +8,7 @@ mod kinds;
 mod lifetimes;
 mod mps;
 mod raw;
+mod reserved;
 mod staged;
 mod timelines;
 mod unavailable;

@@ -18,6 +18,8 @@ mod kinds;
 mod lifetimes;
 mod on_simulator;
 mod probes;
+#[path = "../../../../backend-cuda/tests/suite/reserved.rs"]
+mod reserved;
 #[path = "../../../suite/roles.rs"]
 mod roles;
 mod support;

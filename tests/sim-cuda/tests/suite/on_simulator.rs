@@ -38,6 +38,11 @@ fn homes_that_are_hidden_or_renumbered_pass() {
 }
 
 #[test]
+fn replaced_versions_pass() {
+    run_tests("reserved", "devices=1;memory=1GiB");
+}
+
+#[test]
 fn lifetimes_with_killed_processes_pass() {
     run_tests("lifetimes", "devices=2");
 }
