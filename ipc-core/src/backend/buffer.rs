@@ -280,7 +280,7 @@ impl Stream {
     /// [`Error::Unsupported`] where the backend has no [`TestKernels`], or the device neither timelines nor host functions; else
     /// the vendor's error.
     pub fn gate(&self) -> Result<Gate> {
-        Gate::close(&*self.inner.backend, self.test_kernels()?, self.as_stream())
+        Gate::close(&self.inner.backend, self.test_kernels()?, self.as_stream())
     }
 
     fn test_kernels(&self) -> Result<&dyn TestKernels> {

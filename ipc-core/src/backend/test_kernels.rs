@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-use crate::backend::DeviceIpc;
 use crate::backend::stream::BorrowedStream;
-use crate::model::address::DeviceRange;
+use crate::backend::{DeviceIpc, DeviceTimelines};
+use crate::model::address::{DevicePtr, DeviceRange};
+use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 
 /// Test kernels of a backend: an addition and a delay.
@@ -71,14 +72,11 @@ enum Barrier {
 
 impl Gate {
     pub(super) fn close(
-        backend: &dyn DeviceIpc,
+        backend: &Arc<dyn DeviceIpc>,
         kernels: &dyn TestKernels,
         stream: BorrowedStream<'_>,
     ) -> Result<Self> {
-        /// A multiple of every page size.
-        const BYTES: usize = 64 << 10;
-        let device = stream.device();
-        let Some(timelines) = backend.timelines().filter(|_| has_timelines(backend, stream)) else {
+        let Some(timelines) = backend.timelines().filter(|_| has_timelines(&**backend, stream)) else {
             let open = Arc::new((Mutex::new(false), Condvar::new()));
             let barrier = Arc::clone(&open);
             let wait = move || {
@@ -88,17 +86,8 @@ impl Gate {
             kernels.host_function(Box::new(wait), stream)?;
             return Ok(Self(Barrier::HostFunction(barrier)));
         };
-        let failed = |error| Error::io("mapping the page of a gate", std::io::Error::from(error));
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, which is never unmapped: the stream may reach the gate after its drop.
-        let page =
-            unsafe { mmap_anonymous(ptr::null_mut(), BYTES, access, MapFlags::SHARED) }.map_err(failed)?;
-        let page = NonNull::new(page.cast::<u8>()).expect("a mapping has an address");
-        // SAFETY: the mapping is aligned to a page, initialised with zeros, and never unmapped.
-        let word = unsafe { page.cast::<AtomicU64>().as_ref() };
-        // SAFETY: shared memory that stays mapped, and registered.
-        let address = unsafe { timelines.register(device, page, BYTES) }?;
-        // SAFETY: the first word of the page.
+        let (word, address) = Page::next_word(backend, timelines, stream.device())?;
+        // SAFETY: an aligned word of a registered page.
         unsafe { timelines.wait_value(address, 1, stream) }?;
         Ok(Self(Barrier::Word(word)))
     }
@@ -118,6 +107,62 @@ impl Gate {
 impl Drop for Gate {
     fn drop(&mut self) {
         self.open();
+    }
+}
+
+/// A page of words of gates. Each word serves one gate, and the page is never unmapped: the stream may reach a gate after its drop.
+struct Page {
+    backend: Arc<dyn DeviceIpc>,
+    device: DeviceOrdinal,
+    words: &'static [AtomicU64],
+    address: DevicePtr,
+    used: usize,
+}
+
+impl Page {
+    /// Returns a word that has not been used, and its address on the device.
+    fn next_word(
+        backend: &Arc<dyn DeviceIpc>,
+        timelines: &dyn DeviceTimelines,
+        device: DeviceOrdinal,
+    ) -> Result<(&'static AtomicU64, DevicePtr)> {
+        static PAGES: Mutex<Vec<Page>> = Mutex::new(Vec::new());
+        let mut pages = PAGES.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_word = |page: &Page| {
+            Arc::ptr_eq(&page.backend, backend) && page.device == device && page.used < page.words.len()
+        };
+        let index = match pages.iter().position(has_word) {
+            Some(index) => index,
+            None => {
+                pages.push(Self::new(backend, timelines, device)?);
+                pages.len() - 1
+            }
+        };
+        let page = &mut pages[index];
+        let (word, offset) = (&page.words[page.used], page.used * size_of::<AtomicU64>());
+        page.used += 1;
+        Ok((word, DevicePtr::new(page.address.get() + offset as u64)))
+    }
+
+    fn new(
+        backend: &Arc<dyn DeviceIpc>,
+        timelines: &dyn DeviceTimelines,
+        device: DeviceOrdinal,
+    ) -> Result<Self> {
+        /// A multiple of every page size.
+        const BYTES: usize = 64 << 10;
+        let failed = |error| Error::io("mapping the page of a gate", std::io::Error::from(error));
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping.
+        let page =
+            unsafe { mmap_anonymous(ptr::null_mut(), BYTES, access, MapFlags::SHARED) }.map_err(failed)?;
+        let page = NonNull::new(page.cast::<u8>()).expect("a mapping has an address");
+        // SAFETY: the mapping is aligned to a page, initialised with zeros, and never unmapped.
+        let words =
+            unsafe { NonNull::slice_from_raw_parts(page.cast(), BYTES / size_of::<AtomicU64>()).as_ref() };
+        // SAFETY: shared memory that stays mapped, and registered.
+        let address = unsafe { timelines.register(device, page, BYTES) }?;
+        Ok(Self { backend: Arc::clone(backend), device, words, address, used: 0 })
     }
 }
 

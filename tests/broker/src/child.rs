@@ -122,6 +122,11 @@ impl Child {
         }
     }
 
+    /// Returns whether the last command has not been answered.
+    pub fn has_not_answered(&mut self) -> bool {
+        matches!(self.agent.receive(Duration::ZERO), Err(ReceiveError::Timeout(_)))
+    }
+
     /// Sends a command and waits for the answer.
     #[track_caller]
     pub fn ask(&mut self, command: &str) -> Answer {

@@ -34,7 +34,7 @@ pub use points::kill_points;
 pub use protocol::{Access, FromExporter, Handle, Identity, LeaseAhead, Listed, Opened, Refusal, ToExporter};
 pub use raw::{Connection, FakeServer, Received, open_request};
 pub use second::second_copy_stays_loaded;
-pub use steps::{hand_over_through_ring, take_timelines};
+pub use steps::{hand_over_late_bytes, hand_over_through_ring, take_timelines};
 pub use survivor::{Before, kill_rounds};
 pub use wait::{DEADLINE, advance_until, eventually, no_more_than, settle, within};
 

@@ -88,6 +88,11 @@ impl Gate {
         self.shared.state.load(Ordering::SeqCst) == OPENED
     }
 
+    /// Returns whether the gate is open.
+    pub fn is_open(&self) -> bool {
+        self.shared.state.load(Ordering::SeqCst) != CLOSED
+    }
+
     /// Opens the gate in a moment, for a call that waits for the stream.
     pub fn open_soon(&self) {
         // The thread has exited if the gate has opened by itself.
@@ -101,7 +106,6 @@ impl Gate {
     /// [`Stop::Failed`] where it is closed.
     #[track_caller]
     pub fn was_passed(&self, what: &str) -> Outcome {
-        let is_open = self.shared.state.load(Ordering::SeqCst) != CLOSED;
-        that(is_open, format!("{what} should wait for the stream, and did not"))
+        that(self.is_open(), format!("{what} should wait for the stream, and did not"))
     }
 }

@@ -3,9 +3,9 @@
 //! On the simulated CUDA driver, which keeps events in `/dev/shm` and takes two processes with the same id for one, as the
 //! real one does.
 
-use std::time::{Duration, Instant};
-
-use device_ipc_broker_tests::{CUDA, Child, PINNING, agent, can_start_through, eventually, take_timelines};
+use device_ipc_broker_tests::{
+    CUDA, Child, PINNING, agent, can_start_through, eventually, hand_over_late_bytes, take_timelines,
+};
 
 /// A process whose `/dev/shm` is its own. Not in a user namespace as well: the simulated machine's memory is reached by way
 /// of `/proc/PID/fd`, which the kernel keeps from processes of another one.
@@ -22,20 +22,7 @@ fn late_bytes(exporter: &mut Child, importer: &mut Child, place: &str) {
     importer.ok("allocate warm 4096");
     importer.ok("fill warm 0");
     importer.ok("sync");
-    // On a stream longer than an open takes on a loaded machine.
-    let delay = if place == "stream:0" { 3_000 } else { 700 };
-    let since = Instant::now();
-    let late = exporter.share(&format!("late 4096 ready-in={delay}"));
-    importer.ok(&format!("open late {late} place={place}"));
-    let delay = Duration::from_millis(delay);
-    if place == "stream:0" {
-        assert!(since.elapsed() < delay, "the host has waited");
-    }
-    importer.ok("touch late");
-    assert!(since.elapsed() >= delay, "neither the stream nor the host has waited");
-    importer.ok("drop late");
-    exporter.ok("wait-released late 10000");
-    exporter.ok("close late 10000");
+    hand_over_late_bytes(exporter, importer, place);
 }
 
 #[test]

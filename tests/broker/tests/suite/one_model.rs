@@ -151,11 +151,12 @@ fn ready_on_again_for_the_same_device_replaces_the_stream() {
     let ipc = ipc();
     let [idle, writing, reading] = [0; 3].map(|device| ipc.create_stream(device).expect("a stream"));
     let buffer = Arc::new(ipc.allocate(0, 4096).expect("memory"));
-    writing.delay(Duration::from_millis(200)).expect("submitted");
+    let gate = writing.gate().expect("closed");
     buffer.view_mut::<f32, _>(&writing).expect("a view").copy_from(&[7.0; 1024]).expect("submitted");
     let export = ipc.share(Arc::clone(&buffer)).dtype(Dtype::F32).ready_on(&idle).ready_on(&writing).start();
     let export = export.expect("shared");
     let mapping = ipc.open(export.descriptor()).on(&reading).expect("opened");
+    gate.open();
     let bytes: Vec<f32> =
         mapping.tensor().expect("one").view(&reading).expect("a view").to_vec().expect("read");
     assert!(bytes.iter().all(|value| *value == 7.0), "the second stream has written: {:?}", &bytes[..4]);

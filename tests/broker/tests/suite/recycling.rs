@@ -101,9 +101,10 @@ fn exports_with_ready_events_reuse_their_slots() {
         [&mut exporter, &mut importer].into_iter().for_each(warm_up);
         importer.ok("cache 0 0");
         stays_flat(machine, &mut exporter, &mut importer, &mut |exporter, importer| {
-            let late = exporter.share("late 4096 ready-in=8");
+            let late = exporter.share("late 4096 gate=closed");
             importer.ok(&format!("open late {late} place=stream:0"));
             importer.ok("release late");
+            assert_eq!(exporter.ok("open-gates"), "true", "the host has waited");
             exporter.ok("close late 10000");
         });
     }
@@ -165,11 +166,12 @@ fn slot_with_a_late_signal_is_reused_by_a_later_lease() {
         importer.ok("timeline x");
         exporter.ok("timelines x 1 10000");
         // When the lease ends, neither has the stream reached the signal nor the exporter's stream its wait.
-        exporter.ok("delay 3");
+        exporter.ok("close-gate 0 closed");
         exporter.ok("signal x 3");
         exporter.ok("wait x 5");
         importer.ok("drop x");
         exporter.ok("wait-released x 10000");
+        exporter.ok("open-gates");
         rounds += 1;
         if rounds % 10 == 0 {
             exporter.ok("sync");

@@ -1,11 +1,11 @@
 //! Timelines: streams of two processes that wait for each other, and what becomes of them when one goes.
 
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use device_ipc_broker_tests::{
     Answer, CUDA, Child, Connection, DESCRIPTORS, Forged, FromExporter, PINNING, REVOKING, Received,
-    ToExporter, agent, eventually, open_request, take_timelines, within,
+    ToExporter, agent, eventually, hand_over_late_bytes, open_request, take_timelines, within,
 };
 
 /// The value of the counter of a closed timeline.
@@ -197,28 +197,16 @@ const NO_OPENED_EVENTS: &str = "devices=2;fault=open_event:1:205";
 
 #[test]
 fn ready_bytes_whose_event_does_not_open_use_a_counter() {
-    // On the stream, and on the host. The first delay is longer than an open takes on a loaded machine.
-    for (place, delay) in [("stream:0", 3_000), ("home", 400)] {
+    for place in ["stream:0", "home"] {
         let (mut exporter, mut importer) = (agent!(PINNING), agent!(NO_OPENED_EVENTS));
-        let since = Instant::now();
-        let late = exporter.share(&format!("late 4096 ready-in={delay}"));
-        importer.ok(&format!("open late {late} place={place}"));
-        let delay = Duration::from_millis(delay);
-        if place == "stream:0" {
-            assert!(since.elapsed() < delay, "the host has waited");
-        }
-        importer.ok("touch late");
-        assert!(since.elapsed() >= delay, "neither the stream nor the host has waited");
-        importer.ok("drop late");
-        exporter.ok("wait-released late 10000");
-        exporter.ok("close late 10000");
+        hand_over_late_bytes(&mut exporter, &mut importer, place);
     }
 }
 
 #[test]
 fn bytes_that_never_get_ready_fail_at_exporter_exit() {
     let (mut exporter, mut importer) = (agent!(PINNING), agent!(NO_OPENED_EVENTS));
-    let late = exporter.share("late 4096 ready-in=60000");
+    let late = exporter.share("late 4096 gate=closed");
     importer.send(&format!("open late {late} timeout=30000"));
     eventually("the importer waits", 1, || exporter.holders("late"));
     exporter.kill();
@@ -234,7 +222,7 @@ fn stream_waiting_for_bytes_of_a_killed_exporter_resumes() {
         let (mut exporter, mut importer) = (agent!(machine), agent!(machine));
         exporter.ok("warm-up");
         importer.ok("warm-up");
-        let late = exporter.share("late 4096 ready-in=60000");
+        let late = exporter.share("late 4096 gate=closed");
         importer.ok(&format!("open late {late} place=stream:0"));
         importer.ok("on-gone late");
         importer.send("sync");
@@ -252,13 +240,15 @@ fn stream_waiting_for_bytes_of_a_killed_exporter_resumes() {
 fn event_that_does_not_open_fails_without_timelines() {
     let machine = format!("{NO_OPENED_EVENTS};timelines=off");
     let (mut exporter, mut importer) = (agent!(PINNING), agent!(&machine));
-    let late = exporter.share("late 4096 ready-in=1");
+    let late = exporter.share("late 4096 gate=closed");
     importer.fails(&format!("open late {late}"), "Vendor");
+    exporter.ok("open-gates");
     exporter.ok("close late 10000");
     // And the reverse: the exporter has no counters to write.
     let (mut exporter, mut importer) = (agent!("devices=2;timelines=off"), agent!(NO_OPENED_EVENTS));
-    let late = exporter.share("late 4096 ready-in=1");
+    let late = exporter.share("late 4096 gate=closed");
     importer.fails(&format!("open late {late}"), "Vendor");
+    exporter.ok("open-gates");
     let plain = exporter.share("plain 4096");
     importer.ok(&format!("open plain {plain}"));
     importer.ok("timeline plain");

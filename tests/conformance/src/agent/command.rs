@@ -20,6 +20,19 @@ pub enum Place {
     Map(Vec<(DeviceIdentity, u32)>),
 }
 
+/// Whether a gate is closed in the agent's stream of device 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Gating {
+    /// It is not.
+    #[default]
+    Open,
+    /// Until [`Command::OpenGates`].
+    Closed,
+    /// For a moment.
+    Soon,
+}
+
 /// When memory is copied instead of opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -123,8 +136,8 @@ pub struct Sharing {
     pub access: Option<Access>,
     /// The device whose stream writes the bytes.
     pub ready_on: Option<u32>,
-    /// Delays the stream of device 0, which writes the bytes.
-    pub ready_in: Option<Duration>,
+    /// Blocks the stream of device 0, which writes the bytes.
+    pub gate: Gating,
     /// Whether the drop of the owner blocks until [`Command::Unblock`].
     pub blocked: bool,
     /// Drops the export of that name this number of µs before the new export starts.
@@ -197,10 +210,12 @@ pub enum Command {
     WarmUp,
     /// Submits a delay to a device's stream.
     Delay { time: Duration, device: u32 },
-    /// Closes a gate in a device's stream; with `soon` it opens in a moment.
-    CloseGate { device: u32, soon: bool },
+    /// Closes a gate in a device's stream.
+    CloseGate { device: u32, gate: Gating },
     /// Opens the gates that are closed; returns whether none had opened by itself.
     OpenGates,
+    /// Returns whether the gates are open.
+    GatesAreOpen,
     /// Waits for a device's stream.
     Sync { device: u32 },
     /// Returns the bytes of a device that are free, as the bare backend reports them.
@@ -389,7 +404,7 @@ pub enum Command {
     /// Returns the number of readers.
     RingCount,
     /// Publishes `count` sequences. The stream pauses within each, for a number of µs; or a gate is closed there.
-    RingPublish { count: u64, pause: u64, gated: bool },
+    RingPublish { count: u64, pause: u64, gate: Gating },
     /// Publishes `count` sequences on the host, after a stream has written them.
     RingPublishNow { count: u64 },
     /// Takes the next slot for writing and drops it; returns its sequence.

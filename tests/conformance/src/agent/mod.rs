@@ -17,7 +17,7 @@ use serde::Serialize;
 
 pub use answer::{Answer, Mapped, Reply};
 pub use command::{
-    BareHandle, Command, Copying, Opening, Place, RingLoop, SharedTensor, Sharing, TensorSharing,
+    BareHandle, Command, Copying, Gating, Opening, Place, RingLoop, SharedTensor, Sharing, TensorSharing,
 };
 pub(crate) use server::run;
 pub use server::{Rings, Server, reply, serve, touch};
@@ -235,7 +235,7 @@ impl Agent {
     /// [`Stop::Skipped`] where the device has no gates.
     #[track_caller]
     pub fn close_gate(&mut self, device: u32) -> Outcome {
-        match self.request(&Command::CloseGate { device, soon: false })?.result {
+        match self.request(&Command::CloseGate { device, gate: Gating::Closed })?.result {
             Err(refusal) if refusal.kind == "Unsupported" => skip(refusal.text),
             Err(refusal) => Err(Stop::failed(refusal.text)),
             Ok(_) => Ok(()),

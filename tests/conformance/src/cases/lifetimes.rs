@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_core::{DeviceOwner, Export};
 
-use crate::agent::{Agent, Command, Place};
+use crate::agent::{Agent, Command, Gating, Place};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, SOON, Witness, bytes_of, memory_stays_free, pattern};
 use crate::{Context, Outcome, Stop, unchecked};
@@ -160,7 +160,7 @@ fn exits_with_work(context: &Context, before_exit: impl FnOnce(&mut Agent) -> Ou
     let mut importer = context.agent()?;
     importer.prepare(0)?;
     importer.open("m", share.descriptor(), Place::Home)?;
-    importer.must(&Command::CloseGate { device: 0, soon: true })?;
+    importer.must(&Command::CloseGate { device: 0, gate: Gating::Soon })?;
     importer.must(&Command::Add { name: "m".into(), value: 2.0 })?;
     before_exit(&mut importer)?;
     importer.exit()?;

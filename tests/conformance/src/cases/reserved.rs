@@ -7,10 +7,11 @@ use std::time::Duration;
 use device_ipc_core::backend::{HandleKind, HandleKindInfo, Lifetime};
 use device_ipc_core::{Access, Descriptor, DevicePtr, Error, Mapping, Stream, counters};
 
-use crate::agent::{Agent, Command, Opening, Place, SharedTensor, Sharing, TensorSharing};
+use crate::agent::{Agent, Command, Gating, Opening, Place, SharedTensor, Sharing, TensorSharing};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, OLD, SOON, bytes_of, float_bytes, memory_stays_free, pattern, until};
 use crate::usage::Usage;
+use crate::gate::Gate;
 use crate::{Context, Outcome, Stop, skip, unchecked};
 
 const LEN: usize = 100_003;
@@ -176,8 +177,9 @@ pub fn replace_follows_the_stream(context: &Context) -> Outcome {
         stream.synchronize()?;
         for by_stream in [true, false] {
             let descriptor = if by_stream { &new } else { &old };
-            stream.delay(Duration::from_millis(100))?;
+            let gate = Gate::close(&stream)?;
             mapping.view_mut::<f32, _>(&stream)?.add(1.0)?;
+            gate.open_soon();
             if by_stream { mapping.replace_on(descriptor, &stream)? } else { mapping.replace(descriptor)? }
             mapping.view_mut::<f32, _>(&stream)?.add(10.0)?;
             stream.synchronize()?;
@@ -197,14 +199,14 @@ pub fn replace_waits_for_ready(context: &Context) -> Outcome {
     exporter.prepare(0)?;
     for_each_remappable(context, |kind| {
         let (first, old) = version(&mut exporter, kind.kind, "first", 0)?;
-        let late = |exporter: &mut Agent, time| {
+        let late = |exporter: &mut Agent, gate| {
             let (name, len, kind) = ("late".into(), LEN as u64, Some(kind.kind.0));
             exporter.must(&Command::Allocate { name, len, device: 0, kind, bytes: Some(vec![0; LEN]) })?;
-            exporter.share("late", Sharing { ready_in: Some(time), ..Sharing::default() })
+            exporter.share("late", Sharing { gate, ..Sharing::default() })
         };
         let mut stuck = context.agent()?;
         stuck.prepare(0)?;
-        let never = late(&mut stuck, Duration::from_secs(20))?;
+        let never = late(&mut stuck, Gating::Closed)?;
         let ipc = context.ipc();
         let stream = ipc.create_stream(0)?;
         let mut hasty = ipc.open(&first).reserved().timeout(Duration::from_secs(1)).on(&stream)?;
@@ -213,7 +215,7 @@ pub fn replace_waits_for_ready(context: &Context) -> Outcome {
         stuck.kill()?;
 
         let (mut mapping, stream) = open(context, &first)?;
-        let soon = late(&mut exporter, Duration::from_millis(50))?;
+        let soon = late(&mut exporter, Gating::Soon)?;
         mapping.replace_on(&soon, &stream)?;
         let read = bytes_of(&mapping, &stream)?;
         exporter.synchronize(0)?;

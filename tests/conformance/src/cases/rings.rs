@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use device_ipc_core::{Dtype, Error, Ring, RingReadSlot, RingReader, Stream, TensorLayout, TensorTable};
 
-use crate::agent::{Agent, Answer, Command};
+use crate::agent::{Agent, Answer, Command, Gating};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{SOON, happens_soon};
 use crate::gate::Gate;
@@ -397,10 +397,10 @@ pub fn writer_killed_within_a_slot(context: &Context) -> Outcome {
     };
     let stream = context.ipc().create_stream(0)?;
     let mut reader = context.ipc().open_ring(&descriptor.parse()?).on(&stream)?;
-    writer.must(&Command::RingPublish { count: 1, pause: 0, gated: false })?;
+    writer.must(&Command::RingPublish { count: 1, pause: 0, gate: Gating::Open })?;
     let first = published(reader.next(PATIENCE)?)?;
     // A gate is between the halves of the bytes; the publication follows the second one.
-    writer.send(&Command::RingPublish { count: 1, pause: 0, gated: true })?;
+    writer.send(&Command::RingPublish { count: 1, pause: 0, gate: Gating::Closed })?;
     let early = reader.next(SHORT);
     let pid = writer.peer().id();
     writer.kill()?;

@@ -9,8 +9,8 @@ use device_ipc_core::{
     Access, Buffer, DeviceOrdinal, DeviceOwner, DeviceRange, Export, HolderPolicy, Region, Result,
 };
 
-use super::{Server, named, taken};
-use crate::agent::{Answer, Command, Sharing};
+use super::{Server, gate_in, named, taken};
+use crate::agent::{Answer, Command, Gating, Sharing};
 use crate::unchecked;
 
 /// Memory whose drop blocks until its gate opens.
@@ -103,8 +103,9 @@ impl Server {
                 std::hint::spin_loop();
             }
         }
-        if let Some(time) = sharing.ready_in {
-            self.stream(0)?.delay(time)?;
+        if sharing.gate != Gating::Open {
+            let gate = gate_in(&self.stream(0)?, sharing.gate)?;
+            self.closed.extend(gate);
         }
         let of_mapping = sharing.of.as_ref().and_then(|of| self.mappings.get(of));
         let export = if let Some(mapping) = of_mapping {
@@ -131,7 +132,7 @@ impl Server {
     }
 
     fn start_share<O: DeviceOwner>(&mut self, owner: O, sharing: &Sharing) -> Result<Export> {
-        let ready = sharing.ready_on.or(sharing.ready_in.map(|_| 0));
+        let ready = sharing.ready_on.or((sharing.gate != Gating::Open).then_some(0));
         let stream = ready.map(|device| self.stream(device)).transpose()?;
         let builder = self.ipc.share(owner).access(sharing.access.unwrap_or(Access::ReadWrite));
         Ok(match &stream {

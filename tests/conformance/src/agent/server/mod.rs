@@ -19,7 +19,7 @@ use device_ipc_core::{
 };
 use serde::de::DeserializeOwned;
 
-use super::{Answer, Command, EVENT, Reply};
+use super::{Answer, Command, EVENT, Gating, Reply};
 use crate::check::Refusal;
 use crate::context::Context;
 use crate::gate::Gate;
@@ -128,14 +128,12 @@ impl Server {
             }
             Command::WarmUp => self.warm_up().map(done),
             Command::Delay { time, device } => self.stream(device)?.delay(time).map(done),
-            Command::CloseGate { device, soon } => {
-                let gate = Gate::try_close(&self.stream(device)?)?;
-                if soon {
-                    gate.open_soon();
-                }
-                self.closed.push(gate);
+            Command::CloseGate { device, gate } => {
+                let gate = gate_in(&self.stream(device)?, gate)?;
+                self.closed.extend(gate);
                 Ok(Answer::Done)
             }
+            Command::GatesAreOpen => Ok(Answer::Truth(self.closed.iter().all(Gate::is_open))),
             Command::OpenGates => {
                 let opened: Vec<_> = self.closed.drain(..).map(Gate::open_in_time).collect();
                 Ok(Answer::Truth(!opened.contains(&false)))
@@ -216,6 +214,18 @@ impl Server {
         stream.delay(Duration::from_micros(1))?;
         stream.synchronize()
     }
+}
+
+/// Closes a gate in a stream.
+fn gate_in(stream: &Stream, gating: Gating) -> Result<Option<Gate>> {
+    if gating == Gating::Open {
+        return Ok(None);
+    }
+    let gate = Gate::try_close(stream)?;
+    if gating == Gating::Soon {
+        gate.open_soon();
+    }
+    Ok(Some(gate))
 }
 
 fn named<'a, V>(map: &'a HashMap<String, V>, name: &str) -> &'a V {

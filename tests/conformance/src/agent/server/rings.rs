@@ -8,9 +8,8 @@ use device_ipc_core::{Dtype, Error, Result, Ring, RingReadSlot, RingReader, Tens
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::Server;
-use crate::agent::{Answer, Command, RingLoop};
-use crate::gate::Gate;
+use super::{Server, gate_in};
+use crate::agent::{Answer, Command, Gating, RingLoop};
 
 /// Time limit of each wait of a reader's loop.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -61,7 +60,7 @@ impl Server {
             }
             Command::RingReaders { count, timeout } => rings.writer().wait_readers(count, timeout).map(done),
             Command::RingCount => Ok(Answer::Number(rings.writer().readers() as u64)),
-            Command::RingPublish { count, pause, gated } => self.publish(count, pause, gated).map(done),
+            Command::RingPublish { count, pause, gate } => self.publish(count, pause, gate).map(done),
             Command::RingPublishNow { count } => self.publish_now(count).map(done),
             Command::RingWrite => {
                 let stream = self.stream(0)?;
@@ -157,7 +156,7 @@ impl Server {
         }
     }
 
-    fn publish(&mut self, count: u64, pause: u64, gated: bool) -> Result<()> {
+    fn publish(&mut self, count: u64, pause: u64, gate: Gating) -> Result<()> {
         let stream = self.stream(0)?;
         let half = TensorLayout::contiguous(Dtype::U8, [SLOT / 2])?;
         let halves = TensorTable::packed(1, [("first", half.clone()), ("second", half)])?;
@@ -166,9 +165,7 @@ impl Server {
             let byte = slot.sequence() as u8;
             slot.tensor(&halves, "first")?.view_mut::<u8, _>(&stream)?.fill_bytes(byte)?;
             stream.delay(Duration::from_micros(pause))?;
-            if gated {
-                self.closed.push(Gate::try_close(&stream)?);
-            }
+            self.closed.extend(gate_in(&stream, gate)?);
             slot.tensor(&halves, "second")?.view_mut::<u8, _>(&stream)?.fill_bytes(byte)?;
             slot.publish(&stream)?;
         }
