@@ -38,6 +38,15 @@ fn socket_of(forged: &Forged) -> String {
     String::from_utf8(forged.address().to_vec()).expect("a name of text")
 }
 
+/// Has a hostile process send lingering sockets to another one; returns their number. The receiver is stopped meanwhile, so that it
+/// closes each of them last, and not the sender.
+fn lingers(hostile: &mut Child, socket: &str, receiver: &Child) -> String {
+    receiver.stop();
+    let sent = hostile.ok(&format!("linger {socket} {LINGER} 4"));
+    receiver.resume();
+    sent
+}
+
 /// A lingering socket is closed by the thread that closes its last descriptor, for as long as its sender wants. The kernel
 /// refuses such descriptors for the broker if it can (`SO_PASSRIGHTS`), and the test also simulates a kernel that cannot.
 #[test]
@@ -52,7 +61,7 @@ fn open_while_other_user_sends_lingering_sockets_is_prompt() {
         }
         let descriptor = exporter.share("x 4096");
         let mut stranger = stranger();
-        let sent = stranger.ok(&format!("linger {} {LINGER} 4", socket_of(&Forged::of(&descriptor))));
+        let sent = lingers(&mut stranger, &socket_of(&Forged::of(&descriptor)), &exporter);
         let mut importer = agent!(PINNING);
         within(PROMPT, "an honest open", || importer.ok(&format!("open x {descriptor}")));
         println!("{denied:?}: {sent} lingering sockets were sent");
@@ -69,7 +78,7 @@ fn open_while_importer_sends_lingering_sockets_is_prompt() {
         let descriptor = exporter.share("x 4096");
         let mut hostile = agent!(PINNING);
         let socket = socket_of(&Forged::of(&descriptor));
-        let sent = hostile.ok(&format!("linger {socket} {LINGER} 4"));
+        let sent = lingers(&mut hostile, &socket, &exporter);
         let mut importer = agent!(PINNING);
         within(PROMPT, "an honest open", || importer.ok(&format!("open x {descriptor}")));
         println!("{denied:?}: {sent} lingering sockets were sent");
@@ -89,7 +98,7 @@ fn accept_during_lingering_sockets_keeps_its_deadline() {
         let name = format!("linger{}", listener.id());
         listener.ok(&format!("listen {name}"));
         let mut hostile = if user == 0 { agent!(PINNING) } else { stranger() };
-        hostile.ok(&format!("linger device-ipc.0.{name} {LINGER} 4"));
+        lingers(&mut hostile, &format!("device-ipc.0.{name}"), &listener);
         let answer = within(PROMPT, "an accept of 500 ms", || listener.ask(&format!("accept {name} c 500")));
         let Answer::Failed(failure) = answer else { panic!("{answer:?}") };
         // One that may connect and sends descriptors to a kernel that cannot refuse them is an error of that connection.
