@@ -9,11 +9,11 @@ use device_ipc_conformance::agent::{self, Agent};
 use device_ipc_conformance::check::Refusal;
 use device_ipc_conformance::{Peer, ReceiveError};
 use device_ipc_core::Descriptor;
-use device_ipc_test_process::{Census, Heap};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
+use device_ipc_test_process::{Census, Heap, wait_for_state};
+use rustix::process::{Signal, WaitIdOptions};
 
 use crate::agent::Request;
-use crate::wait::{DEADLINE, eventually};
+use crate::wait::DEADLINE;
 use crate::{ASCEND, CUDA};
 
 /// The parameters of an agent.
@@ -205,11 +205,7 @@ impl Child {
     /// Waits until it has stopped itself at a point of the protocol.
     #[track_caller]
     pub fn has_stopped(&self) {
-        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
-        let pid = i32::try_from(self.id()).ok().and_then(Pid::from_raw).expect("a process id");
-        eventually("it is stopped", true, || {
-            waitid(WaitId::Pid(pid), options).expect("it is our child").is_some()
-        });
+        wait_for_state(self.id(), WaitIdOptions::STOPPED);
     }
 
     /// Resumes it.

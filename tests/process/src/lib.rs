@@ -21,7 +21,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 
 pub use census::{Census, shared_memory_objects};
 pub use heap::{CountingHeap, Heap, allocations_of_this_thread};
@@ -215,8 +215,19 @@ pub fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(digits).collect()
 }
 
+/// Waits until a child of this process has exited or is stopped, as the options name it.
+#[track_caller]
+pub fn wait_for_state(child: u32, options: WaitIdOptions) {
+    let pid = i32::try_from(child).ok().and_then(Pid::from_raw).expect("a process id");
+    let (sender, changed) = channel();
+    // The kernel's wait has no time limit. The thread exits with the child.
+    std::thread::spawn(move || sender.send(waitid(WaitId::Pid(pid), options).map(drop)));
+    let status = changed.recv_timeout(LIMIT).expect("the child exits, or is stopped, in time");
+    status.expect("it is a child of this process");
+}
+
 /// Waits until a child exits. Returns `None` if it does not within the limit.
-fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+pub fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let pid = Pid::from_child(child);
     let exit = pidfd_open(pid, PidfdFlags::empty()).expect("a descriptor of a child that is not reaped");
     let deadline = Instant::now() + limit;

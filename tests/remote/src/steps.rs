@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use device_ipc_test_process::Process;
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use device_ipc_test_process::{Process, wait_for_state};
+use rustix::process::WaitIdOptions;
 
 use crate::cases::{Conditions, LONG_MS, Resources, SHORT_MS, StartUnder};
 use crate::{Hosts, eventually, resume};
@@ -94,13 +94,9 @@ fn warm(exporter: &mut Process, importer: &mut Process) {
 
 /// Waits until a child has killed itself, or, with `STOPPED`, has stopped itself.
 fn wait_for(child: &Process, end: WaitIdOptions, point: &str) {
-    let (pid, deadline) = (Pid::from_raw(child.id() as i32).expect("not 0"), Instant::now() + crate::LONG);
+    println!("{point}");
     // The process is reaped when it is dropped.
-    let options = end | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    while waitid(WaitId::Pid(pid), options).expect("a child").is_none() {
-        assert!(Instant::now() < deadline, "{point} is not reached");
-        thread::sleep(Duration::from_millis(5));
-    }
+    wait_for_state(child.id(), end | WaitIdOptions::NOWAIT);
 }
 
 fn each<T: Copy + Send + Sync>(steps: &[T], check: impl Fn(T) + Sync) {

@@ -209,16 +209,10 @@ pub(crate) fn send_by_file(directory: &Directory, arguments: &[&str]) -> (Termin
 
 /// Waits until a child process exits, and kills it after the timeout.
 pub(crate) fn wait(child: &mut Child) -> ExitStatus {
-    let end = Instant::now() + TIMEOUT;
-    loop {
-        if let Some(status) = child.try_wait().expect("waiting for the process") {
-            return status;
-        }
-        if Instant::now() >= end {
-            let _ = child.kill();
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    device_ipc_test_process::wait(child, TIMEOUT).unwrap_or_else(|| {
+        let _ = child.kill();
+        child.wait().expect("waiting for the process")
+    })
 }
 
 /// Starts a command whose standard output is a pipe that takes no further bytes after the line with `text`, and is not read. Returns the

@@ -5,9 +5,10 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use device_ipc_sim_ascendcl::{Cann, MACHINE_VARIABLE, VISIBLE_VARIABLE, install};
+use device_ipc_test_process::wait;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -48,17 +49,10 @@ fn output_of(program: &Path, folder: &Path, machine: &str) -> String {
         .stdout(Stdio::piped())
         .spawn()
         .expect("it starts");
-    let until = Instant::now() + DEADLINE;
-    let status = loop {
-        if let Some(status) = child.try_wait().expect("it is our child") {
-            break status;
-        }
-        if Instant::now() >= until {
-            child.kill().expect("it can be killed");
-            child.wait().expect("it is reaped");
-            panic!("{} did not end in time", program.display());
-        }
-        std::thread::sleep(Duration::from_millis(2));
+    let Some(status) = wait(&mut child, DEADLINE) else {
+        child.kill().expect("it can be killed");
+        child.wait().expect("it is reaped");
+        panic!("{} did not end in time", program.display());
     };
     let mut text = String::new();
     let mut output = child.stdout.take().expect("it is piped");

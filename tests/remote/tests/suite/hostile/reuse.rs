@@ -21,8 +21,8 @@ struct State {
     importers: Mutex<Vec<TcpStream>>,
     /// Whether the connection on which the importer sends its next message is closed then.
     cuts: AtomicBool,
-    /// Whether messages of the exporter are delayed.
-    delays: AtomicBool,
+    /// Delays messages of the exporter while it is locked.
+    gate: Mutex<()>,
     /// The number of parts of the importer's messages that were passed on.
     passed: AtomicUsize,
     is_closed: AtomicBool,
@@ -53,9 +53,7 @@ impl Network {
                 let [importer, exporter] = ends;
                 std::thread::spawn(move || {
                     pass(exporter, importer, || {
-                        while replies.delays.load(Ordering::SeqCst) {
-                            std::thread::sleep(Duration::from_millis(1));
-                        }
+                        drop(replies.gate.lock().unwrap());
                         true
                     });
                 });
@@ -175,7 +173,8 @@ fn connection_with_an_unanswered_ping_is_not_used_again() {
     let pull = format!("open pulled 1 20000 {descriptor}");
     connected.importer.ask(&format!("begin {pull}"));
     wait_until(|| connected.importer.ask("arriving") == "true");
-    connected.network.state.delays.store(true, Ordering::SeqCst);
+    let state = Arc::clone(&connected.network.state);
+    let delayed = state.gate.lock().unwrap();
     assert_eq!(connected.importer.ask("end"), "33554432 B right, copied");
     assert_eq!(connected.network.connections(), 2);
     eventually(&mut connected.exporter, "holders slow", "");
@@ -184,7 +183,7 @@ fn connection_with_an_unanswered_ping_is_not_used_again() {
     let passed = connected.network.state.passed.load(Ordering::SeqCst);
     connected.importer.ask(&format!("begin {pull}"));
     wait_until(|| connected.network.state.passed.load(Ordering::SeqCst) > passed);
-    connected.network.state.delays.store(false, Ordering::SeqCst);
+    drop(delayed);
     assert_eq!(connected.importer.ask("end"), "33554432 B right, copied");
     assert_eq!(connected.network.connections(), 3);
     assert_eq!(connected.importer.ask(&pull), "33554432 B right, copied");
