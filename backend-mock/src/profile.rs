@@ -216,6 +216,7 @@ fn ascend() -> Vec<MemoryKind> {
     let mut shareable = MemoryKind::new(HandleKind(2), "shareable handle", Form::Bytes);
     shareable.info.whitelist = true;
     shareable.granularity = HUGE_PAGE;
+    shareable.info.remappable = true;
     shareable.neighbours = true;
     shareable.hidden_home = HiddenHome::Unsupported;
     vec![key, shareable]

@@ -4,13 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use device_ipc_core::backend::{
-    BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceTimelines, Exported, Extent,
-    HandleKind, HandleKindInfo, Opened, ReceivedHandle, TestKernels,
+    BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceReservations, DeviceTimelines,
+    Exported, Extent, HandleKind, HandleKindInfo, Opened, ReceivedHandle, TestKernels,
 };
 use device_ipc_core::{Access, DeviceInfo, DeviceOrdinal, DeviceRange, Result};
 
 use crate::library::{NAME, VISIBLE_DEVICES, call};
 use crate::memory::options::PidValidation;
+use crate::memory::shareable::reserved::ReservationTable;
 use crate::memory::state::MemoryState;
 use crate::memory::wire::pid_bytes;
 use crate::memory::{kind, open};
@@ -30,6 +31,7 @@ pub struct AscendBackend {
     /// The kind that [`DeviceMemory::allocate`] allocates for.
     pub(super) default_kind: HandleKind,
     pub(super) memory: MemoryState,
+    pub(super) reservations: ReservationTable,
     pub(super) host_pages: HostPages,
 }
 
@@ -48,6 +50,7 @@ impl AscendBackend {
             validation,
             default_kind,
             memory: MemoryState::new(&driver, validation),
+            reservations: ReservationTable::new(&driver),
             host_pages: HostPages::default(),
             driver,
         })
@@ -55,6 +58,16 @@ impl AscendBackend {
 
     pub(crate) fn driver(&self) -> &Arc<Driver> {
         &self.driver
+    }
+
+    /// Returns whether the runtime has the functions of shareable handles.
+    fn has_shareable(&self) -> bool {
+        let acl = &self.driver.acl;
+        acl.aclrtMemExportToShareableHandle.is_ok()
+            && acl.aclrtMemImportFromShareableHandle.is_ok()
+            && acl.aclrtMemSetPidToShareableHandle.is_ok()
+            && acl.aclrtMallocPhysical.is_ok()
+            && acl.aclrtMapMem.is_ok()
     }
 }
 
@@ -82,13 +95,7 @@ impl DeviceIpc for AscendBackend {
     }
 
     fn handle_kinds(&self) -> Vec<HandleKindInfo> {
-        let acl = &self.driver.acl;
-        let shareable = acl.aclrtMemExportToShareableHandle.is_ok()
-            && acl.aclrtMemImportFromShareableHandle.is_ok()
-            && acl.aclrtMemSetPidToShareableHandle.is_ok()
-            && acl.aclrtMallocPhysical.is_ok()
-            && acl.aclrtMapMem.is_ok();
-        kind::all(shareable, self.validation == PidValidation::On, self.default_kind)
+        kind::all(self.has_shareable(), self.validation == PidValidation::On, self.default_kind)
     }
 
     fn extents_of(&self, range: DeviceRange, stated_base: Option<DeviceRange>) -> Result<Vec<Extent>> {
@@ -146,6 +153,10 @@ impl DeviceIpc for AscendBackend {
 
     fn memory(&self) -> &dyn DeviceMemory {
         self
+    }
+
+    fn reservations(&self) -> Option<&dyn DeviceReservations> {
+        self.has_shareable().then_some(self as &dyn DeviceReservations)
     }
 
     fn timelines(&self) -> Option<&dyn DeviceTimelines> {

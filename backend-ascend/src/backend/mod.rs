@@ -5,6 +5,7 @@ mod diagnosis;
 mod diagnostics;
 mod load;
 mod memory;
+mod reservations;
 mod test_kernels;
 mod timelines;
 

@@ -5,7 +5,7 @@
 //! (`IpcCloseMemoryByName` of the runtime's sources); so a key is imported once, counted here, and closed once. The
 //! table also identifies memory on other cards, to which special rules for copies apply ([`copies`](super::copies)).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use device_ipc_core::{DeviceOrdinal, DevicePtr, DeviceRange};
@@ -32,6 +32,8 @@ pub(super) enum ImportHandle {
     Key(Key),
     /// Shareable handles, mapped side by side into one reservation.
     Shareable(Vec<ImportedBlock>),
+    /// Shareable handles, mapped at reserved addresses that outlive the mapping.
+    Reserved,
 }
 
 /// Physical memory of another process, mapped here.
@@ -49,6 +51,29 @@ pub(super) struct ImportedBlock {
 
 static IMPORTS: Mutex<BTreeMap<DevicePtr, Import>> = Mutex::new(BTreeMap::new());
 static OPENING: Mutex<()> = Mutex::new(());
+
+/// The shareable handles that are imported for reserved addresses, mapped or not, with their devices.
+static RESERVED: Mutex<BTreeSet<(u64, DeviceOrdinal)>> = Mutex::new(BTreeSet::new());
+
+fn lock_reserved() -> MutexGuard<'static, BTreeSet<(u64, DeviceOrdinal)>> {
+    RESERVED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Records that a shareable handle is imported for reserved addresses.
+pub(super) fn add_reserved(number: u64, on: DeviceOrdinal) {
+    lock_reserved().insert((number, on));
+}
+
+/// Removes a shareable handle that was released.
+pub(super) fn remove_reserved(number: u64, on: DeviceOrdinal) {
+    lock_reserved().remove(&(number, on));
+}
+
+/// Returns whether any of the shareable handles is imported for reserved addresses of the device.
+pub(super) fn any_reserved(numbers: &[u64], on: DeviceOrdinal) -> bool {
+    let reserved = lock_reserved();
+    numbers.iter().any(|number| reserved.contains(&(*number, on)))
+}
 
 /// Locks the vendor's calls that open and close, so that two threads never open one key concurrently. Separate from the
 /// table's lock: a close may wait for work that another thread still submits, and every copy reads the table.
@@ -84,7 +109,7 @@ pub(super) fn by_numbers<'a>(
 ) -> Option<&'a mut Import> {
     table.values_mut().filter(|import| import.range.device == on).find(|import| match &import.handle {
         ImportHandle::Shareable(blocks) => blocks.iter().any(|block| numbers.contains(&block.number)),
-        ImportHandle::Key(_) => false,
+        ImportHandle::Key(_) | ImportHandle::Reserved => false,
     })
 }
 

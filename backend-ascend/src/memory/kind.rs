@@ -26,6 +26,7 @@ pub(crate) fn all(shareable: bool, whitelist: bool, first: HandleKind) -> Vec<Ha
     let mut handle = HandleKindInfo::new(SHAREABLE, "shareable handle");
     handle.whitelist = whitelist;
     handle.isolated = true;
+    handle.remappable = true;
     handle.across_pid_namespaces = true;
     match (shareable, first) {
         (false, _) => vec![key],

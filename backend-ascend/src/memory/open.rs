@@ -17,6 +17,23 @@ pub(crate) fn open(
     on: DeviceOrdinal,
     access: Access,
 ) -> Result<Opened> {
+    match (check(driver, handles, on, access)?.kind, handles) {
+        (KEY, [handle]) => key::import::open(driver, handle, on),
+        (KEY, _) => Err(unsupported(
+            &format!("open {} keys as one range", handles.len()),
+            "a key is one whole allocation at an address that the driver chooses; open each separately",
+        )),
+        _ => shareable::import::open(driver, handles, on),
+    }
+}
+
+/// Checks handles of one kind that are to be opened as one range. Returns the first.
+pub(super) fn check<'h>(
+    driver: &Driver,
+    handles: &'h [ReceivedHandle],
+    on: DeviceOrdinal,
+    access: Access,
+) -> Result<&'h ReceivedHandle> {
     driver.device(on)?;
     let Some(first) = handles.first() else {
         return Err(unsupported("open 0 handles as one range", "a range has at least one allocation"));
@@ -35,14 +52,7 @@ pub(crate) fn open(
             return Err(driver.no_peer_access(on, home));
         }
     }
-    match (first.kind, handles) {
-        (KEY, [handle]) => key::import::open(driver, handle, on),
-        (KEY, _) => Err(unsupported(
-            &format!("open {} keys as one range", handles.len()),
-            "a key is one whole allocation at an address that the driver chooses; open each separately",
-        )),
-        _ => shareable::import::open(driver, handles, on),
-    }
+    Ok(first)
 }
 
 fn check_handle(handle: &ReceivedHandle, first: &ReceivedHandle) -> Result<()> {
@@ -84,5 +94,8 @@ pub(crate) fn close(driver: &Driver, opened: &Opened) -> Result<()> {
     match import.handle {
         ImportHandle::Key(key) => key::import::close(driver, &key, import.range.len),
         ImportHandle::Shareable(blocks) => shareable::import::unmap(driver, base, &blocks),
+        ImportHandle::Reserved => {
+            Err(Error::InvalidRegion(format!("the memory at {base} belongs to an import; release that")))
+        }
     }
 }

@@ -3,6 +3,7 @@
 use device_ipc_core::backend::{Opened, ReceivedHandle};
 use device_ipc_core::{DeviceOrdinal, DevicePtr, Error, Result};
 
+use super::reserved::reserve;
 use crate::bindings::*;
 use crate::library::{AclLibrary, VISIBLE_DEVICES, call};
 use crate::memory::allocations::range_at;
@@ -18,6 +19,37 @@ pub(in crate::memory) fn open(
     handles: &[ReceivedHandle],
     on: DeviceOrdinal,
 ) -> Result<Opened> {
+    let (parts, total) = parse_all(handles)?;
+    let _opening = imports::lock_opening();
+    check_homes(driver, handles, on)?;
+    let numbers: Vec<u64> = parts.iter().map(|(number, _)| *number).collect();
+    if imports::any_reserved(&numbers, on) {
+        return Err(unsupported(
+            "open a shareable handle that this process has at reserved addresses of the device",
+            "the driver imports each once per device; use that mapping",
+        ));
+    }
+    if let Some(opened) = reopen(&parts, on)? {
+        return Ok(opened);
+    }
+    let _current = driver.enter(on)?;
+    let base = reserve(driver, total)?;
+    let range = range_at(on, base, total);
+    let mut mapping = PartialMapping { driver, base: range.ptr, blocks: Vec::new() };
+    let mut at = range.ptr;
+    for (handle, (number, size)) in handles.iter().zip(parts) {
+        mapping.add(handle, number, size, at, on)?;
+        at = at.checked_add(size).unwrap_or(DevicePtr::NULL);
+    }
+    tracing::debug!(target: crate::LOG, device = %on, bytes = range.len, "opened shareable handles");
+    let home = handles.first().and_then(|handle| handle.home);
+    let import = Import { range, home, opens: 1, handle: ImportHandle::Shareable(mapping.finish()) };
+    imports::lock().insert(range.ptr, import);
+    Ok(Opened { range, cookie: range.ptr.get() })
+}
+
+/// Returns the number and the size of each handle, and the total size.
+pub(super) fn parse_all(handles: &[ReceivedHandle]) -> Result<(Vec<(u64, u64)>, u64)> {
     let mut parts = Vec::with_capacity(handles.len());
     let mut total = 0u64;
     for handle in handles {
@@ -27,7 +59,11 @@ pub(in crate::memory) fn open(
         })?;
         parts.push((number, size));
     }
-    let _opening = imports::lock_opening();
+    Ok((parts, total))
+}
+
+/// Enables access of the device to the handles' home devices.
+pub(super) fn check_homes(driver: &Driver, handles: &[ReceivedHandle], on: DeviceOrdinal) -> Result<()> {
     for handle in handles {
         match handle.home {
             Some(home) => driver.enable_peers(on, home)?,
@@ -41,28 +77,28 @@ pub(in crate::memory) fn open(
             }
         }
     }
-    if let Some(opened) = reopen(&parts, on)? {
-        return Ok(opened);
-    }
-    let _current = driver.enter(on)?;
-    let mut base = std::ptr::null_mut();
-    // SAFETY: writes one address; alignment, address hint and flags are reserved.
+    Ok(())
+}
+
+/// Imports the physical memory of a shareable handle for device `on`.
+pub(super) fn import_physical(
+    driver: &Driver,
+    handle: &ReceivedHandle,
+    number: u64,
+    on: DeviceOrdinal,
+) -> Result<aclrtDrvMemHandle> {
+    let mut physical = aclrtDrvMemHandle(std::ptr::null_mut());
+    // SAFETY: writes one handle; the driver validates the number.
     let status = unsafe {
-        call!(driver, aclrtReserveMemAddress(&raw mut base, total as usize, 0, std::ptr::null_mut(), 0))
+        call!(
+            driver,
+            aclrtMemImportFromShareableHandle(number, driver.device(on)?.number(), &raw mut physical)
+        )
     };
-    driver.check("aclrtReserveMemAddress", status)?;
-    let range = range_at(on, base, total);
-    let mut mapping = PartialMapping { driver, base: range.ptr, blocks: Vec::new() };
-    let mut at = range.ptr;
-    for (handle, (number, size)) in handles.iter().zip(parts) {
-        mapping.add(handle, number, size, at, on)?;
-        at = at.checked_add(size).unwrap_or(DevicePtr::NULL);
+    if status != ACL_SUCCESS {
+        return Err(import_error(driver, "aclrtMemImportFromShareableHandle", status, handle, on));
     }
-    tracing::debug!(target: crate::LOG, device = %on, bytes = range.len, "opened shareable handles");
-    let home = handles.first().and_then(|handle| handle.home);
-    let import = Import { range, home, opens: 1, handle: ImportHandle::Shareable(mapping.finish()) };
-    imports::lock().insert(range.ptr, import);
-    Ok(Opened { range, cookie: range.ptr.get() })
+    Ok(physical)
 }
 
 /// Returns this device's mapping of the same shareable handles, with one more open: the driver lets a process import a
@@ -120,17 +156,7 @@ impl PartialMapping<'_> {
         on: DeviceOrdinal,
     ) -> Result<()> {
         let driver = self.driver;
-        let mut physical = aclrtDrvMemHandle(std::ptr::null_mut());
-        // SAFETY: writes one handle; the driver validates the number.
-        let status = unsafe {
-            call!(
-                driver,
-                aclrtMemImportFromShareableHandle(number, driver.device(on)?.number(), &raw mut physical)
-            )
-        };
-        if status != ACL_SUCCESS {
-            return Err(import_error(driver, "aclrtMemImportFromShareableHandle", status, handle, on));
-        }
+        let physical = import_physical(driver, handle, number, on)?;
         // SAFETY: the addresses were reserved and no memory is mapped there; the driver checks the size against the
         // physical memory's.
         let status = unsafe { call!(driver, aclrtMapMem(address(at), size as usize, 0, physical, 0)) };

@@ -3,4 +3,5 @@
 
 pub(crate) mod export;
 pub(crate) mod import;
+pub(crate) mod reserved;
 pub(crate) mod table;

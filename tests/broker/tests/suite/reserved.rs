@@ -3,23 +3,23 @@
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Answer, Before, CUDA, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, kill_points, revokes,
-    within,
+    ASCEND, Answer, Before, CUDA, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, kill_points,
+    revokes, within,
 };
 use device_ipc_core::Descriptor;
 
 /// The survivor's error comes in this time.
 const ERROR_DEADLINE: Duration = Duration::from_secs(5);
 
-const MACHINES: [&str; 4] = [PINNING, REVOKING, DESCRIPTORS, CUDA];
+const MACHINES: [&str; 5] = [PINNING, REVOKING, DESCRIPTORS, CUDA, ASCEND];
 
 /// The machines on which calls can be made to fail.
 const MOCKS: [&str; 3] = [PINNING, REVOKING, DESCRIPTORS];
 
 /// Shares memory of a kind that can be mapped at reserved addresses.
 fn share(exporter: &mut Child, machine: &str, name: &str) -> Descriptor {
-    // CUDA allocates memory of another kind by default.
-    let kind = if machine == CUDA { " kind=2" } else { "" };
+    // The vendors allocate memory of another kind by default.
+    let kind = if matches!(machine, CUDA | ASCEND) { " kind=2" } else { "" };
     exporter.share(&format!("{name} 8192{kind}"))
 }
 
@@ -229,7 +229,8 @@ fn exporter_of_other(importer: &mut Child) -> Child {
 /// The death of the exporter of the mapped version revokes or keeps the bytes as for other mappings.
 #[test]
 fn exporter_death_is_that_of_any_mapping() {
-    for machine in MACHINES {
+    // Ascend's memory of this kind is pinned.
+    for machine in MACHINES.into_iter().filter(|machine| *machine != ASCEND) {
         let (mut importer, mut exporter) = (agent!(machine), agent!(machine));
         open_reserved(&mut importer, &mut exporter, machine, "old");
         importer.ok("on-gone m");

@@ -7,11 +7,11 @@ use std::time::Duration;
 use device_ipc_core::backend::{HandleKind, HandleKindInfo, Lifetime};
 use device_ipc_core::{Access, Descriptor, DevicePtr, Error, Mapping, Stream, counters};
 
-use crate::agent::{Agent, Command, Gating, Opening, Place, SharedTensor, Sharing, TensorSharing};
+use crate::agent::{Agent, Command, Opening, Place, SharedTensor, Sharing, TensorSharing};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, OLD, SOON, bytes_of, float_bytes, memory_stays_free, pattern, until};
-use crate::usage::Usage;
 use crate::gate::Gate;
+use crate::usage::Usage;
 use crate::{Context, Outcome, Stop, skip, unchecked};
 
 const LEN: usize = 100_003;
@@ -199,30 +199,30 @@ pub fn replace_waits_for_ready(context: &Context) -> Outcome {
     exporter.prepare(0)?;
     for_each_remappable(context, |kind| {
         let (first, old) = version(&mut exporter, kind.kind, "first", 0)?;
-        let late = |exporter: &mut Agent, gate| {
-            let (name, len, kind) = ("late".into(), LEN as u64, Some(kind.kind.0));
-            exporter.must(&Command::Allocate { name, len, device: 0, kind, bytes: Some(vec![0; LEN]) })?;
-            exporter.share("late", Sharing { gate, ..Sharing::default() })
-        };
-        let mut stuck = context.agent()?;
-        stuck.prepare(0)?;
-        let never = late(&mut stuck, Gating::Closed)?;
+        let (late, _) = version(&mut exporter, kind.kind, "late", 1)?;
+        exporter.must(&Command::Drop { names: vec!["late".into()] })?;
+        drop(late);
+        exporter.close_gate(0)?;
+        exporter.must(&Command::Fill { name: "late".into(), byte: 0xee })?;
+        let late = exporter.share("late", Sharing { ready_on: Some(0), ..Sharing::default() })?;
         let ipc = context.ipc();
         let stream = ipc.create_stream(0)?;
         let mut hasty = ipc.open(&first).reserved().timeout(Duration::from_secs(1)).on(&stream)?;
-        refused(hasty.replace(&never), "a version that is not written", "Timeout", &[])?;
+        refused(hasty.replace(&late), "a version that is not written", "Timeout", &[])?;
         same(&bytes_of(&hasty, &stream)?, &old, "the bytes after a replacement that timed out")?;
-        stuck.kill()?;
+        drop(hasty);
+        is_released(&mut exporter, "first")?;
 
         let (mut mapping, stream) = open(context, &first)?;
-        let soon = late(&mut exporter, Gating::Soon)?;
-        mapping.replace_on(&soon, &stream)?;
-        let read = bytes_of(&mapping, &stream)?;
-        exporter.synchronize(0)?;
-        same(&read, &exporter.bytes("late")?, "the bytes that the exporter's stream wrote")?;
-        drop((mapping, hasty));
+        std::thread::scope(|scope| {
+            let replacing = scope.spawn(|| mapping.replace_on(&late, &stream));
+            exporter.open_gates("a version that is not written yet")?;
+            let replaced = replacing.join().map_err(|_| Stop::failed("the thread that replaces panicked"))?;
+            Ok::<_, Stop>(replaced?)
+        })?;
+        same(&bytes_of(&mapping, &stream)?, &vec![0xee; LEN], "the bytes that the exporter's stream wrote")?;
+        drop(mapping);
         is_released(&mut exporter, "late")?;
-        is_released(&mut exporter, "first")?;
         exporter.must(&Command::Drop { names: vec!["first".into(), "late".into()] }).map(drop)
     })
 }
@@ -422,14 +422,28 @@ pub fn device_that_is_not_the_home(context: &Context) -> Outcome {
     })
 }
 
-/// A reserved mapping and a plain one of the same export are two leases at two addresses; the cache keeps only the plain one.
+/// A reserved mapping and a plain one of the same export are two leases at two addresses; the cache keeps only the plain one. A
+/// vendor may import a handle once for a device: then the second mapping is refused, and the first is as before.
 pub fn not_shared_with_other_mappings(context: &Context) -> Outcome {
     let mut exporter = context.agent()?;
     for_each_remappable(context, |kind| {
         let (first, bytes) = version(&mut exporter, kind.kind, "first", 0)?;
         let ipc = context.ipc();
         let (mut reserved, stream) = open(context, &first)?;
-        let plain = ipc.open(&first).on(&stream)?;
+        let plain = match ipc.open(&first).on(&stream) {
+            Err(Error::Unsupported { .. }) => {
+                let again = ipc.open(&first).reserved().on(&stream);
+                refused(again, "a second reserved mapping", "Unsupported", &[])?;
+                refused(reserved.replace(&first), "a replacement by the mapped export", "Unsupported", &[])?;
+                same(&bytes_of(&reserved, &stream)?, &bytes, "the bytes after refused mappings")?;
+                drop(reserved);
+                is_released(&mut exporter, "first")?;
+                same(&bytes_of(&ipc.open(&first).on(&stream)?, &stream)?, &bytes, "the bytes of a plain mapping")?;
+                device_ipc_core::close_unused(SOON)?;
+                return exporter.must(&Command::Drop { names: vec!["first".into()] }).map(drop);
+            }
+            plain => plain?,
+        };
         let (other, _) = open(context, &first)?;
         let addresses = [&reserved, &plain, &other].map(|mapping| mapping.range().ptr);
         that(addresses[0] != addresses[1] && addresses[0] != addresses[2], format!("addresses are shared: {addresses:?}"))?;
