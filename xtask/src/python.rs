@@ -131,7 +131,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut maturin = python();
     maturin.args(["-m", "maturin", "develop", "--quiet"]);
     if Command::new(&interpreter).args(["-c", IS_OLD]).status()?.success() {
-        maturin.arg("--no-default-features");
+        maturin.args(["--no-default-features", "--features", "backends"]);
     }
     maturin.env("CARGO_TARGET_DIR", target_directory()).env("PATH", path_with(&environment.join("bin"))?);
     run_command(&mut maturin)?;
