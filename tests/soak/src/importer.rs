@@ -23,12 +23,14 @@ pub(crate) fn serve(device: u32) -> Result<()> {
     let stream = ipc.create_stream(device)?;
     let mut held = Vec::new();
     let mut observed = None;
+    let mut reserved = None;
     let lines = Lines::of_child()?;
     lines.send("ok")?;
     while let Ok(line) = lines.receive(FOREVER) {
         let (command, arguments) = line.split_once(' ').unwrap_or((&line, ""));
         let answer = match command {
             "sizes" => {
+                drop(reserved.take());
                 close_unused(TIMEOUT)?;
                 Ok(Sizes::take(&ipc, device)?.to_line())
             }
@@ -40,6 +42,7 @@ pub(crate) fn serve(device: u32) -> Result<()> {
                 observed = Some(observing);
                 String::new()
             }),
+            "replace" => replace(&ipc, &stream, arguments, &mut reserved).map(|()| String::new()),
             "dropped" => dropped(&stream, observed.take()).map(|()| String::new()),
             _ => carry_out(&ipc, &stream, command, arguments).map(|()| String::new()),
         };
@@ -58,6 +61,27 @@ fn open(ipc: &Ipc, stream: &Stream, arguments: &str) -> Result<Mapping> {
     let mapping = ipc.open(&descriptor).on(stream)?;
     check(&mapping.view::<f32, _>(stream)?.to_vec()?, value)?;
     Ok(mapping)
+}
+
+/// Replaces the memory at the reserved address by that of `VALUE DESCRIPTOR`; by a suspension for every tenth value.
+fn replace(ipc: &Ipc, stream: &Stream, arguments: &str, reserved: &mut Option<Mapping>) -> Result<()> {
+    let (value, descriptor) = value_and(arguments)?;
+    let descriptor: Descriptor = descriptor.parse()?;
+    let Some(mapping) = reserved else {
+        let mapping = ipc.open(&descriptor).reserved().on(stream)?;
+        check(&mapping.view::<f32, _>(stream)?.to_vec()?, value)?;
+        *reserved = Some(mapping);
+        return Ok(());
+    };
+    let address = mapping.range();
+    if value % 10.0 == 0.0 {
+        mapping.suspend()?;
+        mapping.resume(&descriptor)?;
+    } else {
+        mapping.replace_on(&descriptor, stream)?;
+    }
+    ensure!(mapping.range() == address, "the memory is at {:?}, and was at {address:?}", mapping.range());
+    check(&mapping.view::<f32, _>(stream)?.to_vec()?, value)
 }
 
 /// Opens `VALUE DESCRIPTOR`, copies the bytes to the host and drops the mapping: its lease is idle.

@@ -21,7 +21,7 @@ fn soak(backend: &str, setting: Option<(&str, PathBuf)>, expected: usize) {
 
 #[test]
 fn mock_processes_stay_flat() {
-    soak("mock", None, 17);
+    soak("mock", None, 19);
 }
 
 #[test]
@@ -29,11 +29,11 @@ fn simulated_cuda_processes_stay_flat() {
     // As a driver that is installed: cudarc loads it by its name.
     let folder = tempfile::tempdir().expect("a temporary folder");
     device_ipc_sim_cuda::install(folder.path()).expect("the simulator is built with the tests");
-    soak("cuda", Some(("LD_LIBRARY_PATH", folder.path().to_owned())), 19);
+    soak("cuda", Some(("LD_LIBRARY_PATH", folder.path().to_owned())), 21);
 }
 
 #[test]
 fn simulated_ascend_processes_stay_flat() {
     let library = device_ipc_sim_ascendcl::library().expect("the simulator is built with the tests");
-    soak("ascend", Some(("DEVICE_IPC_ASCEND_LIBRARY", library)), 15);
+    soak("ascend", Some(("DEVICE_IPC_ASCEND_LIBRARY", library)), 17);
 }

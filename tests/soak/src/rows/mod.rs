@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 use cudarc::driver::CudaStream;
-use device_ipc::{Buffer, Ipc, Stream, close_unused, counters, shutdown};
+use device_ipc::{Buffer, Export, Ipc, MemoryUse, Stream, close_unused, counters, shutdown};
 
 use crate::partner::Partner;
 use crate::sizes::Sizes;
@@ -54,6 +54,8 @@ pub(crate) enum Row {
     Bundle,
     /// A copy through the host
     Staged,
+    /// New memory that replaces the last round's at a reserved address; suspended and resumed every ten
+    Replaced,
     /// As `ready`, with importers that are killed while they have the memory open
     Killed,
 }
@@ -83,6 +85,7 @@ impl Row {
             Self::Channel => "channel",
             Self::Bundle => "bundle",
             Self::Staged => "staged",
+            Self::Replaced => "replaced",
             Self::Killed => "killed",
         }
     }
@@ -102,12 +105,18 @@ struct Exporter {
     kill_every: u64,
     done: u64,
     default_stream: Option<Arc<CudaStream>>,
+    /// The export that the importer has at its reserved address.
+    version: Option<Export>,
 }
 
 impl Exporter {
     /// New memory that holds the round's value everywhere once the stream has got there.
     fn new_tensor(&self) -> Result<Buffer> {
-        let buffer = self.ipc.allocate(self.device, (ELEMENTS * size_of::<f32>()) as u64)?;
+        self.new_tensor_for(MemoryUse::new())
+    }
+
+    fn new_tensor_for(&self, usage: MemoryUse) -> Result<Buffer> {
+        let buffer = self.ipc.allocate_for(self.device, (ELEMENTS * size_of::<f32>()) as u64, usage)?;
         buffer.view_mut::<f32, _>(&self.stream)?.copy_from(&[self.value(); ELEMENTS])?;
         Ok(buffer)
     }
@@ -127,6 +136,7 @@ impl Exporter {
             Row::Timeline => self.timeline()?,
             Row::Bundle => self.bundle()?,
             Row::Staged => self.staged()?,
+            Row::Replaced => self.replaced()?,
             Row::Killed => self.killed()?,
             Row::Ring => return self.ring(most.min(100)),
             Row::Channel => return self.channel(most.min(100)),
@@ -166,6 +176,7 @@ impl Exporter {
     /// The sizes of both processes, with nothing in use.
     fn sizes(&mut self) -> Result<[Sizes; 2]> {
         let importer = Sizes::from_line(&self.importer.ask("sizes")?)?;
+        self.version = None;
         close_unused(TIMEOUT)?;
         let begin = Instant::now();
         while counters().exports > 0 {
@@ -185,7 +196,8 @@ pub(crate) fn run(row: Row, options: &Options) -> Result<()> {
     let stream = ipc.create_stream(options.device)?;
     let importer = Partner::start(options.device)?;
     let (device, kill_every) = (options.device, options.kill_every);
-    let mut exporter = Exporter { ipc, stream, device, importer, kill_every, done: 0, default_stream: None };
+    let (done, default_stream, version) = (0, None, None);
+    let mut exporter = Exporter { ipc, stream, device, importer, kill_every, done, default_stream, version };
     // Killed importers are other processes before and after.
     let processes = if row == Row::Killed { &["exporter"][..] } else { &["exporter", "importer"] };
     exporter.rounds(row, options.warm_up)?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use cudarc::driver::CudaContext;
-use device_ipc::{Error, Export, LeaseState, cuda};
+use device_ipc::{Error, Export, LeaseState, MemoryUse, cuda};
 
 use super::{ELEMENTS, Exporter};
 use crate::TIMEOUT;
@@ -89,6 +89,15 @@ impl Exporter {
         let export = self.ready_tensor()?;
         self.opened_by("staged", &export)?;
         finish(export)
+    }
+
+    /// The importer maps the new memory at the address of the last round's, which ends then.
+    pub(super) fn replaced(&mut self) -> Result<()> {
+        let buffer = self.new_tensor_for(MemoryUse::new().remappable())?;
+        self.stream.synchronize()?;
+        let export = self.ipc.share(buffer).start()?;
+        self.opened_by("replace", &export)?;
+        self.version.replace(export).map_or(Ok(()), finish)
     }
 
     /// Every `kill_every` rounds the importer is killed while it has the memory open, and another takes its place.
