@@ -12,6 +12,8 @@ use crate::raw::RawHandle;
 pub(crate) enum Command {
     /// Allocates blocks of this size and shares each of them `times` times.
     Share { blocks: usize, bytes: u64, times: usize },
+    /// Allocates blocks that importers can map at reserved addresses, and shares each.
+    ShareRemappable { blocks: usize, bytes: u64 },
     /// Allocates further blocks and exports raw handles of them, for the process with this vendor id.
     RawHandles { blocks: usize, bytes: u64, peer: Vec<u8> },
     /// Frees these blocks.

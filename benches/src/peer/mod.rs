@@ -71,7 +71,15 @@ impl Remote {
     }
 
     pub(super) fn share(&mut self, blocks: usize, bytes: u64, times: usize) -> Result<Vec<Descriptor>> {
-        let Reply::Shared { descriptors } = self.request(&Command::Share { blocks, bytes, times })? else {
+        self.shared(&Command::Share { blocks, bytes, times })
+    }
+
+    pub(super) fn share_remappable(&mut self, blocks: usize, bytes: u64) -> Result<Vec<Descriptor>> {
+        self.shared(&Command::ShareRemappable { blocks, bytes })
+    }
+
+    fn shared(&mut self, command: &Command) -> Result<Vec<Descriptor>> {
+        let Reply::Shared { descriptors } = self.request(command)? else {
             bail!("protocol violation: the peer process did not reply with descriptors");
         };
         descriptors.iter().map(|text| Ok(text.parse()?)).collect()

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use device_ipc::{AsStream, Buffer, CacheLimits, Channel, Descriptor, Export, Ipc, Mapping, Stream};
+use device_ipc::{
+    AsStream, Buffer, CacheLimits, Channel, Descriptor, Export, Ipc, Mapping, MemoryUse, Stream,
+};
 
 use super::bundles;
 use super::channels;
@@ -93,6 +95,7 @@ impl Server {
     fn execute(&mut self, command: &Command) -> Result<Reply> {
         match command {
             Command::Share { blocks, bytes, times } => self.share(*blocks, *bytes, *times),
+            Command::ShareRemappable { blocks, bytes } => self.share_remappable(*blocks, *bytes),
             Command::RawHandles { blocks, bytes, peer } => self.raw_handles(*blocks, *bytes, peer),
             Command::FreeRaw => {
                 for (block, export) in self.raw_blocks.drain(..) {
@@ -221,6 +224,17 @@ impl Server {
                 descriptors.push(export.descriptor().to_string());
                 self.exports.push(export);
             }
+        }
+        Ok(Reply::Shared { descriptors })
+    }
+
+    fn share_remappable(&mut self, blocks: usize, bytes: u64) -> Result<Reply> {
+        let mut descriptors = Vec::with_capacity(blocks);
+        for _ in 0..blocks {
+            let block = self.ipc.allocate_for(self.device, bytes, MemoryUse::new().remappable())?;
+            let export = self.ipc.share(block).start()?;
+            descriptors.push(export.descriptor().to_string());
+            self.exports.push(export);
         }
         Ok(Reply::Shared { descriptors })
     }

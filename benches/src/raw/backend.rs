@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use device_ipc::backend::{DeviceIpc, Generation, HandleBytes, HandleKind, ReceivedHandle};
 use device_ipc::{Access, BorrowedStream, DeviceOrdinal, DevicePtr, DeviceRange, Ipc, ProcessIdentity};
 
-use super::{RawExport, RawHandle, RawMapping, RawSide};
+use super::{Exchange, RawExport, RawHandle, RawMapping, RawSide};
 
 /// The calls of a backend.
 pub(super) struct BackendCalls {
@@ -74,6 +74,10 @@ impl RawSide for BackendCalls {
 
     fn close(&self, mapping: RawMapping) -> Result<()> {
         mapping.opened.map_or(Ok(()), |opened| Ok(self.backend.close(opened)?))
+    }
+
+    fn exchangeable(&self, _device: u32, _bytes: u64) -> Result<Option<Box<dyn Exchange>>> {
+        Ok(None)
     }
 
     unsafe fn register(&self, page: NonNull<u8>, bytes: usize, device: u32) -> Result<u64> {

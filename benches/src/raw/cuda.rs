@@ -11,7 +11,7 @@ use anyhow::{Result, bail, ensure};
 use cudarc::driver::sys;
 use device_ipc::{BorrowedStream, DeviceRange};
 
-use super::{RawExport, RawHandle, RawMapping, RawSide};
+use super::{Exchange, RawExport, RawHandle, RawMapping, RawSide};
 
 /// The primary context of a device, as a number, because any thread may use the handle.
 type Context = usize;
@@ -105,6 +105,11 @@ impl RawSide for CudaDriver {
         check("cuIpcCloseMemHandle", unsafe { sys::cuIpcCloseMemHandle(mapping.address) })
     }
 
+    fn exchangeable(&self, device: u32, bytes: u64) -> Result<Option<Box<dyn Exchange>>> {
+        self.enter(device)?;
+        Ok(Some(Box::new(Blocks::new(device, bytes)?)))
+    }
+
     unsafe fn register(&self, page: NonNull<u8>, bytes: usize, device: u32) -> Result<u64> {
         self.enter(device)?;
         let host = page.as_ptr().cast();
@@ -163,4 +168,70 @@ fn check(call: &str, status: sys::CUresult) -> Result<()> {
         return Ok(());
     }
     bail!("{call} failed with {status:?}")
+}
+
+/// Two blocks of virtual memory, of which one is mapped at `address`.
+struct Blocks {
+    blocks: [u64; 2],
+    address: u64,
+    bytes: usize,
+    access: sys::CUmemAccessDesc,
+    mapped: usize,
+}
+
+impl Blocks {
+    fn new(device: u32, bytes: u64) -> Result<Self> {
+        ensure!(device == 0, "the bare calls are for device 0, whose location is all zeros");
+        // SAFETY: structures of numbers; all zeros are device 0 without handle types and flags. The fields of a location differ
+        // between the versions of CUDA.
+        let (mut properties, mut access) =
+            unsafe { std::mem::zeroed::<(sys::CUmemAllocationProp, sys::CUmemAccessDesc)>() };
+        properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        access.location = properties.location;
+        access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let bytes = bytes as usize;
+        let (mut blocks, mut address) = ([0; 2], 0);
+        // SAFETY: each call writes one value. What a failed call leaves ends with the process.
+        unsafe {
+            for block in &mut blocks {
+                check("cuMemCreate", sys::cuMemCreate(block, bytes, &raw const properties, 0))?;
+            }
+            check("cuMemAddressReserve", sys::cuMemAddressReserve(&raw mut address, bytes, 0, 0, 0))?;
+        }
+        let made = Self { blocks, address, bytes, access, mapped: 0 };
+        made.map()?;
+        Ok(made)
+    }
+
+    fn map(&self) -> Result<()> {
+        let Self { address, bytes, .. } = *self;
+        // SAFETY: nothing is mapped at the reserved address.
+        unsafe {
+            check("cuMemMap", sys::cuMemMap(address, bytes, 0, self.blocks[self.mapped], 0))?;
+            check("cuMemSetAccess", sys::cuMemSetAccess(address, bytes, &raw const self.access, 1))
+        }
+    }
+}
+
+impl Exchange for Blocks {
+    fn exchange(&mut self) -> Result<()> {
+        // SAFETY: mapped by `map`, and no work uses it.
+        check("cuMemUnmap", unsafe { sys::cuMemUnmap(self.address, self.bytes) })?;
+        self.mapped = 1 - self.mapped;
+        self.map()
+    }
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        // SAFETY: created by `new`, and no work uses them.
+        unsafe {
+            let _ = sys::cuMemUnmap(self.address, self.bytes);
+            let _ = sys::cuMemAddressFree(self.address, self.bytes);
+            for block in self.blocks {
+                let _ = sys::cuMemRelease(block);
+            }
+        }
+    }
 }

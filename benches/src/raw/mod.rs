@@ -65,6 +65,9 @@ pub(super) trait RawSide: Send + Sync {
     /// Closes an opened handle.
     fn close(&self, mapping: RawMapping) -> Result<()>;
 
+    /// Creates two blocks of this process that can be exchanged at one address; `None` if the raw side has no such calls.
+    fn exchangeable(&self, device: u32, bytes: u64) -> Result<Option<Box<dyn Exchange>>>;
+
     /// Registers a page of host memory for streams of the device until the process exits, and returns its device address.
     ///
     /// # Safety
@@ -95,6 +98,12 @@ pub(super) trait RawSide: Send + Sync {
     ///
     /// Both ranges stay allocated until the stream has executed the copy.
     unsafe fn copy_peer(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()>;
+}
+
+/// Two blocks of this process, of which one is mapped.
+pub(super) trait Exchange {
+    /// Unmaps the block that is mapped, and maps the other one at its address.
+    fn exchange(&mut self) -> Result<()>;
 }
 
 /// Returns the raw side of a backend.

@@ -11,6 +11,7 @@ mod many;
 mod open_again;
 mod pull;
 mod ready_acknowledge;
+mod replace;
 mod ring;
 mod state_dict;
 mod weights;
@@ -22,6 +23,7 @@ pub(super) const ROWS: &[Row] = &[
     export::ROW,
     first_open::ROW,
     open_again::ROW,
+    replace::ROW,
     hand_over::ROW,
     channel_tcp::ROW,
     ready_acknowledge::ROW,

@@ -1,0 +1,94 @@
+//! Memory that is exchanged at a reserved address, and given back and taken again.
+
+use anyhow::Result;
+use device_ipc::{Descriptor, DeviceOrdinal, Mapping, Stream};
+
+use crate::frame::{Bench, Row, timed};
+use crate::line::{Line, Subject, Target, Unit};
+use crate::wait::settle;
+
+pub(super) const ROW: Row = Row { name: "replace", title: "memory exchanged at a reserved address", run };
+
+const SIZES: [u64; 3] = [64 << 20, 1 << 30, 16 << 30];
+
+struct State {
+    mapping: Mapping,
+    stream: Stream,
+    versions: Vec<Descriptor>,
+    /// The number of replacements so far.
+    count: usize,
+}
+
+fn run(bench: &Bench) -> Result<Vec<Line>> {
+    let mut lines = Vec::new();
+    for bytes in SIZES {
+        let device = DeviceOrdinal::new(bench.device);
+        let free = bench.ipc.backend().memory().memory_info(device)?.free_bytes;
+        // Two versions on each side.
+        if bytes > free / 5 {
+            lines.push(bench.skipped(size(bytes), format!("{} are free", size(free))));
+            continue;
+        }
+        measure(bench, bytes, &mut lines)?;
+    }
+    Ok(lines)
+}
+
+fn measure(bench: &Bench, bytes: u64, lines: &mut Vec<Line>) -> Result<()> {
+    let mut exporter = bench.remote(bench.device)?;
+    let versions = exporter.share_remappable(2, bytes)?;
+    let stream = bench.ipc.create_stream(bench.device)?;
+    let mapping = bench.ipc.open(&versions[0]).reserved().on(&stream)?;
+    // As a program that has views of the tensors.
+    let _ = mapping.range();
+    let mut state = State { mapping, stream, versions, count: 0 };
+    bench.raw.enter(bench.device)?;
+    let mut blocks = bench.raw.exchangeable(bench.device, bytes)?;
+    let replace = Subject {
+        case: format!("replace, {}", size(bytes)),
+        against: format!("unmap, map and access of blocks of this process, by {}", bench.raw.name()),
+        unit: Unit::Nanoseconds,
+        target: Target::Times { most: 1.2, plus: 200_000.0 },
+        needs_hardware: true,
+        note: Some(
+            "ours: with the request to the exporter, the import, the wait for the stream and the release",
+        ),
+    };
+    lines.push(bench.compare(
+        replace,
+        &mut state,
+        |state| timed(1, |_| state.replace()),
+        |_| blocks.as_mut().map(|blocks| timed(1, |_| blocks.exchange())).transpose(),
+    )?);
+    let suspend = Subject {
+        case: format!("suspend and resume, {}", size(bytes)),
+        against: String::new(),
+        unit: Unit::Nanoseconds,
+        target: Target::None,
+        needs_hardware: true,
+        note: None,
+    };
+    let samples: Vec<f64> = (0..bench.rounds)
+        .map(|_| {
+            timed(1, |_| {
+                state.mapping.suspend()?;
+                Ok(state.mapping.resume(&state.versions[0])?)
+            })
+        })
+        .collect::<Result<_>>()?;
+    lines.push(bench.figure(suspend, &samples));
+    drop((state, blocks));
+    settle()?;
+    exporter.finish()
+}
+
+impl State {
+    fn replace(&mut self) -> Result<()> {
+        self.count += 1;
+        Ok(self.mapping.replace_on(&self.versions[self.count % 2], &self.stream)?)
+    }
+}
+
+fn size(bytes: u64) -> String {
+    if bytes < 1 << 30 { format!("{} MiB", bytes >> 20) } else { format!("{} GiB", bytes >> 30) }
+}
