@@ -33,6 +33,7 @@ fn round_trips_cover_each_device_and_pair() {
     let checks = checks(&text);
     assert_eq!(verdicts(&checks, "round trip"), ["ok"; 4], "{text}");
     assert_eq!(verdicts(&checks, "sealed memory (memfd_create)"), ["ok"]);
+    assert_eq!(verdicts(&checks, "two devices of one process"), ["ok"], "a backend that is named is probed");
     let (code, text) =
         doctor(&["--backend", "mock", "--quick"], &[("DEVICE_IPC_MOCK", "devices=2;peers=0>1")]);
     assert_eq!(code, Some(0));
