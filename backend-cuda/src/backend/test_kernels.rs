@@ -32,6 +32,25 @@ impl TestKernels for CudaBackend {
         };
         driver.check("cuLaunchHostFunc", status)
     }
+
+    fn host_function(&self, function: Box<dyn FnOnce() + Send>, stream: BorrowedStream<'_>) -> Result<()> {
+        let driver = self.driver();
+        let (raw, _current) = driver.enter_with(stream)?;
+        driver.refuse_capture(raw, "a host function")?;
+        let function = Box::into_raw(Box::new(function));
+        // SAFETY: the function takes the box back when it is called; a stream that fails before leaves it.
+        let status = unsafe { (driver.api.launch_host_func)(raw, run_function, function.cast()) };
+        driver.check("cuLaunchHostFunc", status).inspect_err(|_| {
+            // SAFETY: the call has failed, so the driver does not hold the box.
+            drop(unsafe { Box::from_raw(function) });
+        })
+    }
+}
+
+extern "C" fn run_function(function: *mut c_void) {
+    // SAFETY: made by `Box::into_raw` above for this one call.
+    let function = unsafe { Box::from_raw(function.cast::<Box<dyn FnOnce() + Send>>()) };
+    function();
 }
 
 extern "C" fn sleep_for(nanoseconds: *mut c_void) {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::gpu::backend;
+use crate::gpu::{backend, gate};
 use crate::raw::{CAPTURE_INVALIDATED, Raw};
 use cudarc::driver::CudaContext;
 use device_ipc_core::backend::{DeviceIpc, DeviceMemory, TestKernels};
@@ -125,7 +125,6 @@ fn on_other_streams(backend: &CudaBackend) {
     }
     let event = backend.create_event(ZERO).unwrap();
     event.export().unwrap();
-    backend.delay(Duration::from_millis(5), on).unwrap();
     event.record(on).unwrap();
     event.wait_on(on).unwrap();
     event.synchronize(Duration::from_secs(10)).unwrap();
@@ -144,7 +143,7 @@ fn captured_stream_records_work_and_rejects_immediate_calls() {
     let (reached, late) = (backend.create_event(ZERO).unwrap(), backend.create_event(ZERO).unwrap());
     reached.record(busy.as_borrowed()).unwrap();
     backend.synchronize(busy.as_borrowed()).unwrap();
-    backend.delay(Duration::from_millis(500), busy.as_borrowed()).unwrap();
+    let gate = gate(&backend, &*busy);
     late.record(busy.as_borrowed()).unwrap();
     let mut bytes = vec![0; 2048];
     for mode in MODES {
@@ -174,6 +173,7 @@ fn captured_stream_records_work_and_rejects_immediate_calls() {
         reached.wait_on(on).expect("the event has completed");
         assert_eq!(captured.end(), Ok(3), "fill, copy and kernel, in mode {mode}");
     }
+    gate.open();
     backend.synchronize(busy.as_borrowed()).unwrap();
     // SAFETY: no work uses it any longer: no graph was launched.
     unsafe { backend.free(range) }.unwrap();

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use device_ipc_core::backend::{DeviceIpc, DeviceStream, Gate};
 use device_ipc_cuda::CudaBackend;
 
 /// Returns the backend, for one test at a time: delays and frees of one test would block the streams of another and
@@ -15,4 +16,10 @@ pub(crate) fn backend() -> Option<(Arc<CudaBackend>, MutexGuard<'static, ()>)> {
             None
         }
     }
+}
+
+/// Closes a gate in a stream.
+pub(crate) fn gate(backend: &Arc<CudaBackend>, stream: &dyn DeviceStream) -> Gate {
+    let backend: Arc<dyn DeviceIpc> = backend.clone();
+    Gate::close(&backend, stream.as_borrowed()).unwrap()
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::backend::host_copy::read_elements;
 use crate::backend::interop::{DeviceOwner, Region, ViewStream, ViewTypes};
 use crate::backend::stream::{AsStream, BorrowedStream};
+use crate::backend::test_kernels::test_kernels;
 use crate::backend::{DeviceIpc, DeviceStream, Gate, MemoryUse, TestKernels, check_stream_of};
 use crate::model::address::{DevicePtr, DeviceRange};
 use crate::model::device::DeviceOrdinal;
@@ -277,19 +278,13 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] where the backend has no [`TestKernels`], or the device neither timelines nor host functions; else
-    /// the vendor's error.
+    /// [`Error::Unsupported`] where the device has neither timelines nor host functions; else the vendor's error.
     pub fn gate(&self) -> Result<Gate> {
-        Gate::close(&self.inner.backend, self.test_kernels()?, self.as_stream())
+        Gate::close(&self.inner.backend, self.as_stream())
     }
 
     fn test_kernels(&self) -> Result<&dyn TestKernels> {
-        let backend = &self.inner.backend;
-        backend.test_kernels().ok_or_else(|| Error::Unsupported {
-            backend: backend.info().name,
-            what: "run a test kernel".into(),
-            why: "it implements no `TestKernels`; submit a kernel of your own to the stream".into(),
-        })
+        test_kernels(&*self.inner.backend)
     }
 
     /// Waits on the host until all work submitted to the stream has finished.

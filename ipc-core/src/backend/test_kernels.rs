@@ -71,11 +71,12 @@ enum Barrier {
 }
 
 impl Gate {
-    pub(super) fn close(
-        backend: &Arc<dyn DeviceIpc>,
-        kernels: &dyn TestKernels,
-        stream: BorrowedStream<'_>,
-    ) -> Result<Self> {
+    /// Closes a gate in a stream of the backend, behind the work that was submitted before.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::gate`](crate::Stream::gate).
+    pub fn close(backend: &Arc<dyn DeviceIpc>, stream: BorrowedStream<'_>) -> Result<Self> {
         let Some(timelines) = backend.timelines().filter(|_| has_timelines(&**backend, stream)) else {
             let open = Arc::new((Mutex::new(false), Condvar::new()));
             let barrier = Arc::clone(&open);
@@ -83,7 +84,7 @@ impl Gate {
                 let is_open = open.0.lock().unwrap_or_else(PoisonError::into_inner);
                 drop(open.1.wait_while(is_open, |is_open| !*is_open));
             };
-            kernels.host_function(Box::new(wait), stream)?;
+            test_kernels(&**backend)?.host_function(Box::new(wait), stream)?;
             return Ok(Self(Barrier::HostFunction(barrier)));
         };
         let (word, address) = Page::next_word(backend, timelines, stream.device())?;
@@ -108,6 +109,19 @@ impl Drop for Gate {
     fn drop(&mut self) {
         self.open();
     }
+}
+
+/// Returns the test kernels of a backend.
+///
+/// # Errors
+///
+/// [`Error::Unsupported`] if it has none.
+pub(super) fn test_kernels(backend: &dyn DeviceIpc) -> Result<&dyn TestKernels> {
+    backend.test_kernels().ok_or_else(|| Error::Unsupported {
+        backend: backend.info().name,
+        what: "run a test kernel".into(),
+        why: "it implements no `TestKernels`; submit a kernel of your own to the stream".into(),
+    })
 }
 
 /// A page of words of gates. Each word serves one gate, and the page is never unmapped: the stream may reach a gate after its drop.

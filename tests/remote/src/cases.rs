@@ -408,14 +408,13 @@ pub fn other_engine_is_refused(mut pair: Pair, mut other: Process) {
 
 /// The exporter waits for its streams before it grants a lease.
 pub fn pull_waits_until_the_bytes_are_ready(mut pair: Pair) {
-    let descriptor = pair.exporter.ask("share x 4096 1 500");
-    let begun = Instant::now();
-    assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "4096 B right, copied");
-    assert!(begun.elapsed() >= Duration::from_millis(300), "the stream had not got there");
-    let descriptor = pair.exporter.ask("share y 4096 1 20000");
+    let descriptor = pair.exporter.ask("share x 4096 1 blocked");
     let error = pair.open("pulled", 1, SHORT_MS, &descriptor);
     assert!(error.starts_with("Timeout of InPull") && error.contains("streams"), "{error}");
-    eventually(&mut pair.exporter, "holders y", "");
+    eventually(&mut pair.exporter, "holders x", "");
+    pair.importer.ask(&format!("begin open pulled 1 {LONG_MS} {descriptor}"));
+    assert_eq!(pair.exporter.ask("open-gate"), "opened");
+    assert_eq!(pair.importer.ask("end"), "4096 B right, copied");
 }
 
 /// A pull from an exporter that dies ends in an error with its name.

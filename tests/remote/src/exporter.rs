@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use device_ipc_core::backend::Gate;
 use device_ipc_core::{Dtype, Export, HolderPolicy, Ipc, Result, Ring, Stream, TensorLayout, TestClock};
 use device_ipc_test_process::serve;
 
@@ -47,6 +48,7 @@ struct Exporter {
     ipc: Ipc,
     address: Option<SocketAddr>,
     stream: Stream,
+    gate: Option<Gate>,
     exports: HashMap<String, Export>,
     rings: HashMap<String, Ring>,
 }
@@ -60,14 +62,14 @@ fn start(load: Load, words: &[&str]) -> Result<Exporter, String> {
     let address = remote.address();
     let ipc = on_backend(Ipc::builder().remote(remote))?;
     let stream = ipc.create_stream(0).map_err(|error| report(&error))?;
-    Ok(Exporter { ipc, address, stream, exports: HashMap::new(), rings: HashMap::new() })
+    Ok(Exporter { ipc, address, stream, gate: None, exports: HashMap::new(), rings: HashMap::new() })
 }
 
 impl Exporter {
     fn answer(&mut self, request: &str, words: &[&str]) -> Result<String> {
         let name = words[0].to_owned();
         Ok(match request {
-            // share NAME LENGTH SEED [DELAY_MS]: bytes in the middle of an allocation, ready after the delay.
+            // share NAME LENGTH SEED [blocked]: bytes in the middle of an allocation, ready when the gate is opened.
             "share" => {
                 let (length, seed) = (argument::<usize>(words, 1), argument(words, 2));
                 let around = 4096;
@@ -76,16 +78,21 @@ impl Exporter {
                 let mut owned = Arc::clone(&buffer);
                 drop(buffer);
                 let writable = Arc::get_mut(&mut owned).expect("the only reference");
-                writable.view_mut::<u8, _>(&self.stream)?.copy_from(&bytes)?;
                 if words.len() > 3 {
-                    self.stream.delay(Duration::from_millis(argument(words, 3)))?;
-                } else {
+                    self.gate = Some(self.stream.gate()?);
+                }
+                writable.view_mut::<u8, _>(&self.stream)?.copy_from(&bytes)?;
+                if self.gate.is_none() {
                     // Short timeouts of importers begin after this.
                     self.stream.synchronize()?;
                 }
                 let part = owned.slice(around as u64, length as u64)?;
                 let share = self.ipc.share(part).ready_on(&self.stream);
                 self.keep(name, share.start()?)
+            }
+            "open-gate" => {
+                self.gate = None;
+                "opened".into()
             }
             // dict NAME TENSORS BYTES: tensors in ten allocations, each with the seed of its number.
             "dict" => {
