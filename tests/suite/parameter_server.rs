@@ -9,7 +9,6 @@
 //! ```
 
 use std::ffi::OsString;
-use std::process::Command;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
@@ -52,7 +51,7 @@ fn run(environment: &[(&str, OsString)]) {
         worker.send(&first);
         worker.line(|line| (line == "1").then_some(()));
     }
-    stop(&stopped);
+    stopped.suspend();
     killed.kill();
     for number in 2..=VERSIONS {
         let descriptor = version(&mut server);
@@ -65,7 +64,7 @@ fn run(environment: &[(&str, OsString)]) {
             worker.line(|line| (line == number.to_string()).then_some(()));
         }
         if number == VERSIONS {
-            signal(&stopped, "CONT");
+            stopped.resume();
             stopped.send(&first);
             stopped.line(|line| (line == "stale").then_some(()));
             stopped.send(&descriptor);
@@ -79,26 +78,6 @@ fn run(environment: &[(&str, OsString)]) {
     server.finish();
     holder.line(|line| (line == "dropped" || line == "gone").then_some(()));
     holder.finish();
-}
-
-fn signal(process: &Process, name: &str) {
-    let sent = Command::new("kill").args([format!("-{name}"), process.id().to_string()]).status();
-    assert!(sent.is_ok_and(|status| status.success()), "SIG{name} was not sent");
-}
-
-/// Returns when every thread of the process is stopped.
-fn stop(process: &Process) {
-    signal(process, "STOP");
-    let tasks = format!("/proc/{}/task", process.id());
-    let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
-        let state = task.and_then(|task| std::fs::read_to_string(task.path().join("stat")));
-        state.is_ok_and(|state| state.rsplit(')').next().is_some_and(|state| state.starts_with(" T")))
-    };
-    let end = Instant::now() + AT_ONCE;
-    while !std::fs::read_dir(&tasks).expect("it runs").all(is_stopped) {
-        assert!(Instant::now() < end, "it does not stop");
-        std::thread::yield_now();
-    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use device_ipc_core::backend::engine::{
 use device_ipc_core::{Error, Result, Unavailable};
 use device_ipc_nixl::{LIBRARY_VARIABLE, NixlEngine};
 use device_ipc_test_process::{Process, hex, request, serve, unhex};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Time limit of a pull that is to succeed.
@@ -208,7 +208,8 @@ fn importer() {
                             while unsafe { first.read_volatile() } == 0 && Instant::now() < deadline {
                                 std::hint::spin_loop();
                             }
-                            signal(exporter.parse().unwrap(), Signal::STOP);
+                            let exporter = Pid::from_raw(exporter.parse().unwrap()).unwrap();
+                            kill_process(exporter, Signal::STOP).unwrap();
                         }
                         reads.push_back(started);
                         "started".into()
@@ -322,19 +323,6 @@ fn pieces(engine: &NixlEngine, length: usize, seed: u8, metadata: &[&str]) -> St
     format!("{} pieces, wrong: {wrong:?}", pieces.len())
 }
 
-fn signal(process: u32, signal: Signal) {
-    let pid = Pid::from_raw(process as i32).unwrap();
-    kill_process(pid, signal).expect("the process exists");
-}
-
-/// Suspends a child of this process, and waits until all of its threads have stopped.
-fn suspend(child: &Process) {
-    signal(child.id(), Signal::STOP);
-    let pid = Pid::from_raw(child.id() as i32).unwrap();
-    let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child").expect("it has stopped");
-    assert!(status.stopped(), "{status:?}");
-}
-
 fn open_files() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
@@ -417,7 +405,7 @@ fn pull_from_a_killed_exporter_fails() {
     let Some((mut exporter, mut importer)) = exporter_and_importer() else { return };
     let metadata = exporter.ask("share 4096 1");
     // The pull cannot finish before the exporter is killed.
-    suspend(&exporter);
+    exporter.suspend();
     assert_eq!(start(&mut importer, &metadata, 0, 4096, LONG), "started");
     exporter.kill();
     let error = importer.ask("wait 0 1");
@@ -431,7 +419,7 @@ fn all_pulls_from_a_killed_exporter_fail() {
     // With a connection, as opposed to the test above.
     assert_eq!(start(&mut importer, &metadata[0], 0, 4096, LONG), "started");
     assert_eq!(importer.ask("wait 0 1"), "4096 right");
-    suspend(&exporter);
+    exporter.suspend();
     for metadata in [&metadata[0], &metadata[1], &metadata[0]] {
         assert_eq!(start(&mut importer, metadata, 0, 4096, LONG), "started");
     }
@@ -452,9 +440,9 @@ fn all_pulls_from_a_killed_exporter_fail() {
 fn transfer_that_is_dropped_early_does_not_disturb_others() {
     let Some((mut exporter, mut importer)) = exporter_and_importer() else { return };
     let metadata = exporter.ask("share 4096 1");
-    suspend(&exporter);
+    exporter.suspend();
     assert_eq!(importer.ask(&format!("leak {metadata} 4096")), "false");
-    signal(exporter.id(), Signal::CONT);
+    exporter.resume();
     assert_eq!(start(&mut importer, &metadata, 0, 4096, LONG), "started");
     assert_eq!(importer.ask("wait 0 1"), "4096 right");
     importer.finish();
@@ -476,7 +464,7 @@ fn read_from_a_suspended_exporter_continues_with_it() {
     let Some((mut exporter, mut importer)) = exporter_and_importer() else { return };
     start_and_suspend(&mut exporter, &mut importer, SHORT);
     assert_eq!(importer.ask("wait 0 1"), "running");
-    signal(exporter.id(), Signal::CONT);
+    exporter.resume();
     assert_eq!(importer.ask("wait 0 1"), format!("{MANY} right"));
     exporter.finish();
 }

@@ -21,7 +21,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid};
 
 pub use census::{Census, shared_memory_objects};
 pub use heap::{CountingHeap, Heap, allocations_of_this_thread};
@@ -108,6 +108,23 @@ impl Process {
     pub fn ask(&mut self, request: &str) -> String {
         self.send(request);
         self.receive()
+    }
+
+    /// Suspends the process; returns when all of its threads have stopped.
+    #[track_caller]
+    pub fn suspend(&self) {
+        self.signal(Signal::STOP);
+        wait_for_state(self.id(), WaitIdOptions::STOPPED);
+    }
+
+    /// Continues the suspended process.
+    #[track_caller]
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("the process exists");
     }
 
     /// Kills the process by SIGKILL and reaps it.

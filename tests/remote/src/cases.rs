@@ -5,10 +5,7 @@ use std::time::{Duration, Instant};
 use device_ipc_test_process::Process;
 
 use crate::backend::is_mock;
-use crate::{
-    Host, Hosts, LOOPBACK, advance_until, after_a_while, elsewhere, eventually, resume, suspend,
-    with_wrong_token,
-};
+use crate::{Host, Hosts, LOOPBACK, advance_until, after_a_while, elsewhere, eventually, with_wrong_token};
 
 /// Timeout of calls that are to succeed, in ms.
 pub(crate) const LONG_MS: u32 = 60_000;
@@ -220,12 +217,12 @@ pub fn pull_into_existing_memory_writes_the_tensors_alone(mut pair: Pair) {
 /// Existing memory is kept as long as the engine may write it, and returned to its owner after an error.
 pub fn memory_of_a_failed_pull_into_is_kept_as_long_as_it_is_written(mut pair: Pair) {
     let descriptor = pair.begin_request("into", MANY, SHORT_MS);
-    suspend(&pair.exporter);
+    pair.exporter.suspend();
     let answer = pair.importer.ask("end");
     assert!(answer.starts_with("Timeout of InPull") && answer.ends_with("the set is kept"), "{answer}");
     assert_eq!(pair.importer.ask("kept"), "true");
     pair.let_go();
-    resume(&pair.exporter);
+    pair.exporter.resume();
     eventually(&mut pair.importer, "kept", "false");
     eventually(&mut pair.exporter, "holders x", "");
     pair.exporter.ask("drop x");
@@ -420,7 +417,7 @@ pub fn pull_waits_until_the_bytes_are_ready(mut pair: Pair) {
 /// A pull from an exporter that dies ends in an error with its name.
 pub fn pull_fails_when_the_exporter_is_killed(mut pair: Pair) {
     pair.begin(MANY, LONG_MS);
-    suspend(&pair.exporter);
+    pair.exporter.suspend();
     pair.exporter.kill();
     let begun = Instant::now();
     let error = pair.importer.ask("end");
@@ -437,13 +434,13 @@ pub fn pull_fails_when_the_exporter_is_killed(mut pair: Pair) {
 /// A pull from a suspended exporter ends by its timeout, and the exporter keeps nothing of it when it continues.
 pub fn pull_from_a_suspended_exporter_times_out(mut pair: Pair) {
     let descriptor = pair.begin(MANY, SHORT_MS);
-    suspend(&pair.exporter);
+    pair.exporter.suspend();
     let begun = Instant::now();
     let error = pair.importer.ask("end");
     assert!(error.starts_with("Timeout of InPull") && error.contains("suspended"), "{error}");
     assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
     pair.let_go();
-    resume(&pair.exporter);
+    pair.exporter.resume();
     // The engine finishes with the destination, and the importer releases the lease.
     eventually(&mut pair.exporter, "holders x", "");
     assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), format!("{MANY} B right, copied"));
@@ -454,7 +451,7 @@ pub fn pull_from_a_suspended_exporter_times_out(mut pair: Pair) {
 /// The lease of an importer ends with its process.
 pub fn lease_ends_when_the_importer_is_killed(mut pair: Pair) {
     pair.begin(MANY, LONG_MS);
-    suspend(&pair.importer);
+    pair.importer.suspend();
     let holders = pair.exporter.ask("holders x");
     assert!(holders.starts_with(&format!("{} ", pair.importer.id())), "{holders}");
     assert!(holders.ends_with(&format!(" on {}", pair.addresses()[1])), "{holders}");
@@ -476,10 +473,10 @@ pub fn dropped_export_is_kept_until_the_pull_has_finished(mut pair: Pair) {
     }
     for close in closes {
         pair.begin(MANY, LONG_MS);
-        suspend(&pair.importer);
+        pair.importer.suspend();
         let answer = pair.exporter.ask(&format!("{close} x 0"));
         assert!(answer.starts_with("StillHeld"), "{answer}");
-        resume(&pair.importer);
+        pair.importer.resume();
         pair.let_go();
         assert_eq!(pair.importer.ask("end"), format!("{MANY} B right, copied"), "{close}");
     }
@@ -489,7 +486,7 @@ pub fn dropped_export_is_kept_until_the_pull_has_finished(mut pair: Pair) {
 /// The lease of a silent importer ends after the time limit of its transfer and a grace period.
 pub fn lease_of_a_silent_importer_ends(mut pair: Pair) {
     pair.begin(64 << 20, SHORT_MS);
-    suspend(&pair.importer);
+    pair.importer.suspend();
     assert_ne!(pair.exporter.ask("holders x"), "");
     let waited = after_a_while(&mut pair.exporter, "holders x", "");
     assert!(waited > Duration::from_secs(10), "{waited:?}");

@@ -26,7 +26,6 @@ use std::time::{Duration, Instant};
 use device_ipc_core::backend::engine::TransferEngine;
 use device_ipc_core::{Descriptor, Error};
 use device_ipc_test_process::{Census, CountingHeap, Heap, Process};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 pub use cases::*;
 pub use channel::channel_end;
@@ -89,25 +88,6 @@ fn resources() -> String {
 
 fn open_files() -> usize {
     Census::of(std::process::id()).all_descriptors()
-}
-
-/// Sends a signal to a process.
-pub fn signal(process: u32, signal: Signal) {
-    let pid = Pid::from_raw(process as i32).expect("not 0");
-    kill_process(pid, signal).expect("the process exists");
-}
-
-/// Suspends a child of this process, and waits until all of its threads have stopped.
-pub fn suspend(child: &Process) {
-    signal(child.id(), Signal::STOP);
-    let pid = Pid::from_raw(child.id() as i32);
-    let (_, status) = waitpid(pid, WaitOptions::UNTRACED).expect("a child").expect("it has stopped");
-    assert!(status.stopped(), "{status:?}");
-}
-
-/// Continues a suspended child.
-pub fn resume(child: &Process) {
-    signal(child.id(), Signal::CONT);
 }
 
 /// Returns a descriptor as an exporter of another host would have made it.

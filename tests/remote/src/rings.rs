@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use device_ipc_test_process::Process;
 
 use crate::cases::{LONG_MS, Pair, SHORT_MS, Start};
-use crate::{after_a_while, elsewhere, eventually, resume, suspend};
+use crate::{after_a_while, elsewhere, eventually};
 
 /// The size of a slot whose copy takes a while.
 const LARGE: usize = 16 << 20;
@@ -128,7 +128,7 @@ pub fn ring_reader_reports_the_death_of_the_writer_in_a_copy(mut pair: Pair) {
     pair.joined(2, LARGE, LONG_MS);
     pair.begin_read(2);
     pair.publish(1);
-    suspend(&pair.exporter);
+    pair.exporter.suspend();
     pair.exporter.kill();
     let error = pair.importer.ask("end");
     assert!(error.contains(" right, ExporterGone of InPull"), "{error}");
@@ -140,13 +140,13 @@ pub fn ring_reader_reports_a_suspended_writer(mut pair: Pair) {
     pair.joined(2, 4096, SHORT_MS);
     pair.publish(1);
     assert_eq!(pair.importer.ask(&format!("read r 1 {LONG_MS}")), "1 right");
-    suspend(&pair.exporter);
+    pair.exporter.suspend();
     let begun = Instant::now();
     let error = pair.importer.ask(&format!("read r 1 {LONG_MS}"));
     assert!(error.starts_with("0 right, Timeout of InPull") && error.contains("suspended"), "{error}");
     assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
     assert_eq!(pair.importer.ask("gone"), "false");
-    resume(&pair.exporter);
+    pair.exporter.resume();
     eventually(&mut pair.exporter, "readers x", "0");
     pair.finish();
 }
@@ -156,7 +156,7 @@ pub fn ring_writer_continues_when_the_reader_is_killed(mut pair: Pair) {
     pair.joined(2, 4096, LONG_MS);
     let answer = pair.publish_until_full();
     assert!(answer.starts_with("4 published, Timeout"), "{answer}");
-    suspend(&pair.importer);
+    pair.importer.suspend();
     let holders = pair.exporter.ask("holders x");
     assert!(holders.starts_with(&format!("{} ", pair.importer.id())), "{holders}");
     pair.importer.kill();
@@ -171,11 +171,11 @@ pub fn ring_writer_continues_when_the_reader_is_killed(mut pair: Pair) {
 /// A suspended reader is dismissed after its timeout and a grace period, and learns of it when it continues.
 pub fn ring_reader_that_is_suspended_is_dismissed(mut pair: Pair) {
     pair.joined(2, 4096, SHORT_MS);
-    suspend(&pair.importer);
+    pair.importer.suspend();
     let waited = after_a_while(&mut pair.exporter, "readers x", "0");
     assert!(waited > Duration::from_secs(10), "{waited:?}");
     pair.publish(10);
-    resume(&pair.importer);
+    pair.importer.resume();
     let error = pair.importer.ask(&format!("read r 10 {LONG_MS}"));
     assert!(error.contains(" right, DismissedFromRing of DismissedFromRing"), "{error}");
     pair.finish();

@@ -7,7 +7,7 @@ use device_ipc_test_process::{Process, wait_for_state};
 use rustix::process::WaitIdOptions;
 
 use crate::cases::{Conditions, LONG_MS, Resources, SHORT_MS, StartUnder};
-use crate::{Hosts, eventually, resume};
+use crate::{Hosts, eventually};
 
 /// The length of the region.
 const BYTES: usize = 32 << 20;
@@ -142,7 +142,7 @@ pub fn exporter_stopped_at_each_step_times_out(start: StartUnder, place: Place) 
         assert!(answer.starts_with(expected), "{point}: {answer}");
         assert!(begun.elapsed() < NOTICED, "{point}: {:?}", begun.elapsed());
         wait_for(&exporter, WaitIdOptions::STOPPED, point);
-        resume(&exporter);
+        exporter.resume();
         eventually(&mut exporter, "holders x", "");
         assert_eq!(pull(&mut importer, LONG_MS, &descriptor), format!("{BYTES} B right, copied"));
         assert_eq!(exporter.ask("close x 60000"), "closed");
@@ -203,7 +203,7 @@ pub fn importer_stopped_at_each_step_loses_the_lease(start: StartUnder, place: P
         if is_freed {
             assert_eq!(exporter.ask("close x 60000"), "closed");
         }
-        resume(&importer);
+        importer.resume();
         importer.receive();
         let answer = importer.ask("end");
         if !is_freed {

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use device_ipc_core::backend::engine::TransferEngine;
 use device_ipc_remote_tests::{
     Ends, Resources, SocketEngine, dropped_export_of_a_message_is_pulled, eventually, eventually_files,
-    resume, suspend,
 };
 use device_ipc_test_process::{Process, command_of_test};
 
@@ -233,14 +232,14 @@ fn messages_of_a_killed_process_arrive_whole() {
 #[test]
 fn calls_with_a_suspended_peer_end_by_their_timeout() {
     let (mut near, mut far) = connected();
-    suspend(&far);
+    far.suspend();
     let error = near.ask("receive 300");
     assert!(error.starts_with("Timeout"), "{error}");
     let error = near.ask("numbered 10000 500");
     assert!(error.starts_with("Timeout") && error.contains("in flight"), "{error}");
     let error = near.ask("close 300");
     assert!(error.starts_with("Timeout"), "{error}");
-    resume(&far);
+    far.resume();
     // It continues, receives the messages that were sent, and then the end.
     assert_eq!(far.ask("check 60"), "right");
     let end = loop {
@@ -255,11 +254,11 @@ fn calls_with_a_suspended_peer_end_by_their_timeout() {
 #[test]
 fn suspended_peer_continues_the_channel() {
     let (mut near, mut far) = connected();
-    suspend(&far);
+    far.suspend();
     assert_eq!(near.ask("send one 1000"), "sent");
     let error = near.ask("receive 300");
     assert!(error.starts_with("Timeout"), "{error}");
-    resume(&far);
+    far.resume();
     assert_eq!(far.ask("receive 60000"), "one");
     assert_eq!(far.ask("reply two"), "replied");
     assert_eq!(near.ask("poll 60000"), "two");

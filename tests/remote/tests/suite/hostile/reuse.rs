@@ -4,8 +4,6 @@ use std::net::Shutdown;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use device_ipc_remote_tests::{resume, suspend};
-
 use super::*;
 
 /// A network between an importer and an exporter, which can fail as a test needs it.
@@ -216,10 +214,10 @@ fn drop_of_the_export_is_reported_over_a_kept_and_over_a_new_connection() {
 #[test]
 fn suspended_exporter_is_reported_over_a_kept_connection() {
     let mut connected = Connected::start();
-    suspend(&connected.exporter);
+    connected.exporter.suspend();
     let error = connected.importer.ask(&format!("open pulled 1 700 {}", connected.descriptor));
     assert!(error.starts_with("Timeout of InPull") && error.contains("after 700 ms"), "{error}");
-    resume(&connected.exporter);
+    connected.exporter.resume();
     connected.check_pull(2);
     eventually(&mut connected.exporter, "holders x", "");
 }
