@@ -11,11 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use device_ipc_core::backend::{
-    BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceStream, DeviceTimelines, Exported,
-    Extent, HandleKind, HandleKindInfo, MemoryInfo, Opened, ReceivedHandle, TestKernels,
+    BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceReservations, DeviceStream,
+    DeviceTimelines, Exported, Extent, HandleKind, HandleKindInfo, Imported, MemoryInfo, Opened,
+    ReceivedHandle, TestKernels,
 };
 use device_ipc_core::{
-    Access, BorrowedStream, DeviceInfo, DeviceOrdinal, DeviceRange, Error, Result, Unavailable,
+    Access, BorrowedStream, DeviceInfo, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result, Unavailable,
 };
 use device_ipc_mock::MockBackend;
 use device_ipc_mock::engine::Address;
@@ -51,6 +52,14 @@ pub(crate) enum Mistake {
     EmptyRangesAreRefused,
     /// Submitting work waits for the work.
     SubmittingWaits,
+    /// `unmap` leaves the import mapped.
+    UnmapDoesNothing,
+    /// `import` ignores that the access is read-only.
+    ImportIsAlwaysWritable,
+    /// `release` keeps the import.
+    ReleaseDoesNothing,
+    /// `unreserve` keeps the addresses.
+    UnreserveDoesNothing,
 }
 
 /// The mock with at most one mistake.
@@ -171,6 +180,48 @@ impl DeviceIpc for Faulty {
 
     fn test_kernels(&self) -> Option<&dyn TestKernels> {
         Some(self)
+    }
+
+    fn reservations(&self) -> Option<&dyn DeviceReservations> {
+        Some(self)
+    }
+}
+
+impl Faulty {
+    fn reserved(&self) -> &dyn DeviceReservations {
+        self.mock.reservations().expect("the mock has reservations")
+    }
+}
+
+impl DeviceReservations for Faulty {
+    fn reserve(&self, on: DeviceOrdinal, bytes: u64) -> Result<DeviceRange> {
+        self.reserved().reserve(on, bytes)
+    }
+
+    fn unreserve(&self, reserved: DeviceRange) -> Result<()> {
+        if self.makes(Mistake::UnreserveDoesNothing) { Ok(()) } else { self.reserved().unreserve(reserved) }
+    }
+
+    fn import(&self, handles: Vec<ReceivedHandle>, on: DeviceOrdinal, access: Access) -> Result<Imported> {
+        let access = if self.makes(Mistake::ImportIsAlwaysWritable) { Access::ReadWrite } else { access };
+        self.reserved().import(handles, on, access)
+    }
+
+    fn map(&self, imported: &Imported, at: DevicePtr) -> Result<()> {
+        self.reserved().map(imported, at)
+    }
+
+    fn unmap(&self, imported: &Imported) -> Result<()> {
+        if self.makes(Mistake::UnmapDoesNothing) { Ok(()) } else { self.reserved().unmap(imported) }
+    }
+
+    fn release(&self, imported: Imported) -> Result<()> {
+        match self.mistake {
+            Some(Mistake::ReleaseDoesNothing) => self.reserved().unmap(&imported),
+            // The import stays, and with it the mapping that `unmap` has left.
+            Some(Mistake::UnmapDoesNothing) => Ok(()),
+            _ => self.reserved().release(imported),
+        }
     }
 }
 

@@ -122,6 +122,30 @@ const TABLE: &[(Mistake, &str, &str, &str)] = &[
         "device_memory::work_is_done_later_and_in_order",
         "submitting work should not wait for the stream",
     ),
+    (
+        Mistake::UnmapDoesNothing,
+        "bytes",
+        "reserved::suspended_addresses_hold_nothing",
+        "DeviceReservations::unmap has to unmap the range",
+    ),
+    (
+        Mistake::ImportIsAlwaysWritable,
+        "bytes",
+        "reserved::read_only_is_kept",
+        "DeviceReservations::map has to give the access of the import",
+    ),
+    (
+        Mistake::ReleaseDoesNothing,
+        "fds",
+        "reserved::nothing_is_left_behind",
+        "DeviceIpc::close, DeviceIpc::unexport or DeviceMemory::free keeps the memory",
+    ),
+    (
+        Mistake::UnreserveDoesNothing,
+        "bytes",
+        "reserved::nothing_is_left_behind",
+        "DeviceReservations::unreserve has to free the addresses",
+    ),
 ];
 
 fn main() -> ExitCode {

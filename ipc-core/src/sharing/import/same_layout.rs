@@ -75,3 +75,6 @@ fn same<T: PartialEq + Debug>(what: impl Display, known: &T, found: &T) -> Resul
     let (expected, found) = (format!("{known:?}"), format!("{found:?}"));
     Err(LayoutError::Differs { what: what.to_string(), expected, found })
 }
+
+#[cfg(test)]
+mod tests;

@@ -141,7 +141,7 @@ fn network() -> impl Strategy<Value = Vec<SocketAddr>> {
     vec(address.prop_filter("a process has it", |address| is_reachable(*address)), 0..=MAX_ADDRESSES)
 }
 
-fn descriptor() -> impl Strategy<Value = Descriptor> {
+pub(crate) fn descriptor() -> impl Strategy<Value = Descriptor> {
     let given = ("[A-Za-z0-9_-]{1,32}", identity(), broker(), any::<bool>(), network());
     (given, prop_oneof![unnamed().boxed(), named().boxed()]).prop_map(
         |((backend, exporter, broker, writable, network), (parts, memory, ring))| {
