@@ -118,6 +118,10 @@ impl DeviceMemory for MockMemory {
         self.machine.synchronize(stream_of(stream)?).map_err(engine("synchronize"))
     }
 
+    fn is_complete(&self, stream: BorrowedStream<'_>) -> Result<bool> {
+        self.machine.query(stream_of(stream)?).map_err(engine("query"))
+    }
+
     fn create_stream(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceStream>> {
         let stream = self.machine.create_stream(device.index()).map_err(engine("create_stream"))?;
         Ok(Box::new(MockStream { machine: Arc::clone(&self.machine), stream, device }))

@@ -10,6 +10,7 @@ use device_ipc_core::backend::{DeviceMemory, DeviceStream, HandleKind, MemoryInf
 use device_ipc_core::{BorrowedStream, DeviceOrdinal, DeviceRange, Result};
 
 use super::cuda::CudaBackend;
+use crate::library::status::number;
 use crate::memory::allocate;
 use crate::objects::staging::MAX_STAGED_BYTES;
 use crate::objects::stream::OwnedStream;
@@ -101,6 +102,19 @@ impl DeviceMemory for CudaBackend {
         driver.refuse_capture(raw, "waiting for the stream on the host")?;
         // SAFETY: the stream lives, as `BorrowedStream` promises.
         driver.check("cuStreamSynchronize", unsafe { (driver.api.stream_synchronize)(raw) })
+    }
+
+    fn is_complete(&self, stream: BorrowedStream<'_>) -> Result<bool> {
+        let driver = self.driver();
+        let (raw, _current) = driver.enter_with(stream)?;
+        if driver.is_capturing(raw)? {
+            return Ok(false);
+        }
+        // SAFETY: the stream lives, as `BorrowedStream` promises.
+        match unsafe { (driver.api.stream_query)(raw) } {
+            number::ERROR_NOT_READY => Ok(false),
+            status => driver.check("cuStreamQuery", status).map(|()| true),
+        }
     }
 
     fn create_stream(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceStream>> {

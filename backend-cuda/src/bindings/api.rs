@@ -255,6 +255,7 @@ api! {
         stream_destroy = "cuStreamDestroy_v2", "4.0", (Stream);
         stream_get_ctx = "cuStreamGetCtx", "9.2", (Stream, *mut Context);
         stream_synchronize = "cuStreamSynchronize", "2.0", (Stream);
+        stream_query = "cuStreamQuery", "2.0", (Stream);
         stream_wait_event = "cuStreamWaitEvent", "3.2", (Stream, Event, c_uint);
         launch_host_func = "cuLaunchHostFunc", "10.0", (Stream, HostFn, *mut c_void);
 

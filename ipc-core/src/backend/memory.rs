@@ -117,6 +117,19 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     /// The vendor's error, including errors of the work itself.
     fn synchronize(&self, stream: BorrowedStream<'_>) -> Result<()>;
 
+    /// Returns whether all work submitted to the stream has completed. Does not wait.
+    ///
+    /// An export that is made behind a stream without work needs no event. The default, for vendors without such a query, returns
+    /// false.
+    ///
+    /// # Errors
+    ///
+    /// The vendor's error, including errors of the work itself.
+    fn is_complete(&self, stream: BorrowedStream<'_>) -> Result<bool> {
+        let _ = stream;
+        Ok(false)
+    }
+
     /// Creates a stream on `device`.
     ///
     /// # Errors

@@ -469,10 +469,13 @@ pub(crate) fn extents_by_driver(
     Ok(extents)
 }
 
-/// Returns the event that importers wait for; `None` if the host has waited for the stream.
+/// Returns the event that importers wait for; `None` if the stream has no work, or if the host has waited for it.
 pub(crate) fn ready_event(session: &Session, stream: BorrowedStream<'_>) -> Result<Option<ReadyEvent>> {
     let backend = session.backend();
     check_backend("the stream", stream.backend(), backend.info().name)?;
+    if backend.memory().is_complete(stream)? {
+        return Ok(None);
+    }
     if !backend.capabilities(stream.device())?.ipc_events {
         backend.memory().synchronize(stream)?;
         return Ok(None);

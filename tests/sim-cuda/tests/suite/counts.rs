@@ -114,8 +114,10 @@ fn the_exporter() {
     let block = Arc::new(allocate(&ipc, device));
     let share = || ipc.share(Arc::clone(&block)).start().expect("shared");
     let stream = ipc.create_stream(device).expect("a stream");
+    stream.delay(Duration::from_millis(200)).expect("submitted");
     let behind = ipc.share(allocate(&ipc, device)).ready_on(&stream).start();
     let exports: [Export; 3] = [share(), share(), behind.expect("shared")];
+    stream.synchronize().expect("reached");
     for export in &exports {
         println!("\n{}", export.descriptor());
     }
@@ -215,11 +217,20 @@ fn exports(ipc: &Ipc, recorder: &Recorder) {
     assert_eq!(first, in_context(&asked), "the first export of an allocation");
     let (further, another) = recorder.calls(|| share(&block));
     assert!(further.is_empty(), "a further export: {further:?}");
+    let stream = ipc.create_stream(0).expect("a stream");
+    let (behind, third) =
+        recorder.calls(|| ipc.share(Arc::clone(&block)).ready_on(&stream).start().expect("shared"));
+    assert_eq!(
+        behind,
+        entered(&["cuStreamGetCtx", "cuStreamIsCapturing", "cuStreamQuery"]),
+        "an export behind a stream without work"
+    );
+    drop(stream);
     let (ended, ()) = recorder.calls(|| {
-        drop((export, another));
+        drop((export, another, third));
         settle();
     });
-    assert_eq!(ended, in_context(&[]).repeat(2), "the drop of each owner");
+    assert_eq!(ended, in_context(&[]).repeat(3), "the drop of each owner");
 }
 
 fn opens_at_home(ipc: &Ipc, recorder: &Recorder) {
