@@ -281,7 +281,9 @@ fn work(tasks: &Receiver<Task>, backlog: &Backlog) {
         }
         if !timed.is_empty() {
             let now = clock::now();
-            timed.extract_if(.., |(at, _)| *at <= now).for_each(|(_, job)| run(job));
+            let mut due: Vec<_> = timed.extract_if(.., |(at, _)| *at <= now).collect();
+            due.sort_by_key(|(at, _)| *at);
+            due.into_iter().for_each(|(_, job)| run(job));
         }
     }
 }
