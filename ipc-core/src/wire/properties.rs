@@ -166,13 +166,15 @@ fn reply() -> impl Strategy<Value = Reply> {
             })
         },
     );
-    let lease = (any::<(u64, [u8; 16], u64, u32)>(), option::of(vec(any::<u8>(), 0..70)));
-    let lease = lease.prop_map(|((export, token, lease, slot), ready)| LeaseAhead {
+    let lease =
+        (any::<(u64, [u8; 16], u64, u32)>(), option::of(vec(any::<u8>(), 0..70)), option::of(handle()));
+    let lease = lease.prop_map(|((export, token, lease, slot), ready, handle)| LeaseAhead {
         export: ExportId(export),
         token: Token::from_bytes(token),
         lease: LeaseId(lease),
         slot,
         ready: ready.map(crate::backend::HandleBytes::new),
+        handle,
     });
     let ahead = (any::<u64>(), vec(lease, 0..4))
         .prop_map(|(request, leases)| Reply::Ahead { request: RequestId(request), leases });

@@ -245,13 +245,15 @@ pub(crate) struct LeaseAhead {
     pub(crate) slot: u32,
     /// The vendor's handle of the ready event.
     pub(crate) ready: Option<HandleBytes>,
+    /// The handle of the export's allocation, unless it is that of the opened export.
+    pub(crate) handle: Option<WireHandle>,
 }
 
 /// Maximum number of leases ahead for one open.
 pub(crate) const MAX_LEASES_AHEAD: usize = 128;
 
 /// The handle of one allocation.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct WireHandle {
     pub(crate) allocation: AllocationId,
     pub(crate) kind: HandleKind,

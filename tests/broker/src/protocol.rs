@@ -227,6 +227,8 @@ pub struct LeaseAhead {
     pub slot: u32,
     /// The event's handle.
     pub ready: Option<Vec<u8>>,
+    /// The handle of the export's allocation, unless it is that of the opened export.
+    pub handle: Option<Handle>,
 }
 
 /// The use of a lease.

@@ -12,7 +12,7 @@ use crate::os::kill::kill_point;
 use crate::os::log::Throttle;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::Runtime;
-use crate::sharing::export::{ExportTable, Importer, OpenRequest, stale};
+use crate::sharing::export::{ExportTable, Importer, OpenRequest, Readahead, stale};
 use crate::sharing::lease_page::{LeasePlaces, LeaseWord};
 use crate::sharing::staging::{Outgoing, Refused};
 use crate::sharing::timeline::{Returned, Slots, Termination, Timeline};
@@ -74,6 +74,7 @@ pub(crate) struct BrokerSession<'a> {
     /// The number of the next opens that get no leases ahead, because the importer has returned one: its cache has no room, or the
     /// bytes are not ready yet.
     opens_without_ahead: usize,
+    readahead: Readahead,
     /// The importer exits in order, and its device work with the memory has completed.
     exits: bool,
 }
@@ -207,6 +208,7 @@ impl<'a> BrokerSession<'a> {
             places: LeasePlaces::default(),
             stagings: HashMap::new(),
             opens_without_ahead: 0,
+            readahead: Readahead::default(),
             exits: false,
         }
     }
@@ -342,7 +344,7 @@ impl<'a> BrokerSession<'a> {
                 kill_point!("exporter:leased");
                 let needs_the_driver = !open_there && granted.needs_the_driver(device);
                 if let Some(ahead) = ahead.filter(|_| !needs_the_driver)
-                    && self.lease_ahead(request, export, ahead, connection) != Next::Keep
+                    && self.lease_ahead(request, export, ahead, device, connection) != Next::Keep
                 {
                     return Next::Close;
                 }
@@ -365,10 +367,15 @@ impl<'a> BrokerSession<'a> {
         request: RequestId,
         opened: ExportId,
         (access, importer): (Access, Importer),
+        device: usize,
         connection: &mut Connection,
     ) -> Next {
-        let Self { exports, places, leases, .. } = self;
-        let begun = exports.lease_ahead(opened, access, &importer, || places.take());
+        let Self { exports, places, leases, readahead, .. } = self;
+        let others = readahead.of_open(opened);
+        // Drivers do not open handles of the same process.
+        let others = if connection.peer().pid == self.identity.pid { 0 } else { others };
+        let begun = exports.lease_ahead(opened, access, &importer, (others, device), || places.take());
+        readahead.note(&begun);
         for ahead in &begun {
             places.note(ahead.slot, Some(ahead.lease));
             leases.insert(ahead.lease, ahead.export);

@@ -28,4 +28,6 @@ pub(crate) use shared::Shared;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use table::NewExport;
 pub(crate) use table::{Bearer, ChannelId};
-pub(crate) use table::{ExportTable, Granted, Importer, LocalGrant, OpenRequest, TimelineObserver, stale};
+pub(crate) use table::{
+    ExportTable, Granted, Importer, LocalGrant, OpenRequest, Readahead, TimelineObserver, stale,
+};

@@ -29,6 +29,7 @@ use crate::transport::{AllowList, ConnectionId, Epoch};
 use crate::wire::descriptor::ExportId;
 use crate::wire::{Reply, Token};
 
+pub(crate) use ahead::Readahead;
 use allocations::Address;
 use deaths::Deaths;
 pub(crate) use grants::{Bearer, ChannelId};

@@ -1,4 +1,5 @@
-//! Leases ahead: an importer that opens one of many exports of an allocation receives the leases on the next ones with it.
+//! Leases ahead: an importer that opens one of many exports of an allocation receives the leases on the next ones with it, and one that
+//! opens exports in their order those on exports in other allocations.
 
 use device_ipc_broker_tests::{Child, PINNING, agent, eventually};
 
@@ -127,6 +128,41 @@ fn lease_ahead_ends_with_its_importer() {
     let mut second = agent!(PINNING);
     (1..100).for_each(|part| drop(second.ok(&parts.open(part))));
     assert_eq!(second.counter("requests_total"), 1);
+}
+
+#[test]
+fn allocations_opened_in_order_share_requests() {
+    let mut exporter = agent!(PINNING);
+    let share = |part: usize| {
+        let descriptor = exporter.ok(&format!("share-parts x{part}- 1")).trim().to_owned();
+        let grant = exporter.ok(&format!("grant x{part}-0 {LIMIT}"));
+        format!("open-by y{part} {descriptor} {grant}")
+    };
+    let opens: Vec<_> = (0..100).map(share).collect();
+    let mut importer = agent!(PINNING);
+    for open in &opens {
+        importer.ok(open);
+    }
+    assert_eq!(importer.counter("requests_total"), 8, "of the exports 0, 1, 3, 6, 11, 20, 37 and 70");
+    assert_eq!(importer.counter("driver_opens_total"), 100);
+    importer.ok("touch y99");
+    assert_eq!(exporter.ok("states x99-0").matches("in use").count(), 1);
+    // An importer of some opens no others.
+    let mut other = agent!(PINNING);
+    for part in [50, 10, 12] {
+        let descriptor = opens[part].split_whitespace().nth(2).expect("a descriptor");
+        let grant = exporter.ok(&format!("grant x{part}-0 {LIMIT}"));
+        other.ok(&format!("open-by z{part} {descriptor} {grant}"));
+    }
+    assert_eq!((other.counter("requests_total"), other.counter("driver_opens_total")), (3, 3));
+    drop(other);
+    for part in 0..100 {
+        importer.ok(&format!("drop y{part}"));
+        exporter.ok(&format!("drop x{part}-0"));
+    }
+    eventually("exports", 0, || exporter.counter("exports"));
+    eventually("mapped", 0, || importer.counter("mapped_bytes"));
+    assert_eq!((exporter.counter("leases"), exporter.allocated()), (0, 0));
 }
 
 #[test]

@@ -295,6 +295,7 @@ fn leases_ahead(count: u64) -> Vec<LeaseAhead> {
         lease: 1000 + number,
         slot: number as u32,
         ready: None,
+        handle: None,
     };
     (0..count).map(lease).collect()
 }

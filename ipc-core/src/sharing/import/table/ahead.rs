@@ -55,11 +55,14 @@ impl<'a> LeasesAhead<'a> {
             self.expected = expected;
             return;
         }
-        let ready = expected.into_iter().filter_map(|one| match self.lease(wanted, &one, opened, epoch) {
-            Some(lease) => Some((one, lease)),
-            None => {
-                self.expected.push(one);
-                None
+        let key = |one: &Expected| one.entry.key().clone();
+        let ready = expected.into_iter().filter_map(|one| {
+            match self.lease(wanted, &one, &key(&one), opened, epoch) {
+                Some(lease) => Some((one, lease)),
+                None => {
+                    self.expected.push(one);
+                    None
+                }
             }
         });
         let ready: Vec<_> = ready.collect();
@@ -78,7 +81,14 @@ impl<'a> LeasesAhead<'a> {
         }
     }
 
-    fn lease(&self, wanted: &OpenTarget<'_>, one: &Expected, opened: &Lease, epoch: u64) -> Option<Lease> {
+    fn lease(
+        &self,
+        wanted: &OpenTarget<'_>,
+        one: &Expected,
+        key: &LeaseKey,
+        opened: &Lease,
+        epoch: u64,
+    ) -> Option<Lease> {
         let word = self.link.lease_word(one.ahead.slot)?;
         let ready = match &one.ahead.ready {
             None => None,
@@ -87,8 +97,11 @@ impl<'a> LeasesAhead<'a> {
                 Some(Box::new(Ready::Event(event.query().unwrap_or(false).then_some(event)?, true.into())))
             }
         };
-        let Regions::One(range) = &opened.regions else { return None };
-        let range = self.table.ranges.hold_known(Arc::clone(range), |_| true)?;
+        let range = match (&one.ahead.handle, &opened.regions) {
+            (Some(handle), _) => self.table.open_ahead(wanted, key, self.link, handle).ok()?,
+            (None, Regions::One(range)) => self.table.ranges.hold_known(Arc::clone(range), |_| true)?,
+            (None, _) => return None,
+        };
         Some(Lease {
             id: one.ahead.lease,
             alone: false,

@@ -88,6 +88,21 @@ impl ImportTable {
         Ok(std::mem::take(&mut opened.ranges).into())
     }
 
+    /// Returns a reference to the driver mapping of an allocation that a lease ahead is in.
+    pub(super) fn open_ahead(
+        &self,
+        wanted: &OpenTarget<'_>,
+        lease_key: &LeaseKey,
+        link: &Link,
+        handle: &WireHandle,
+    ) -> Result<RangeRef> {
+        if wanted.alone || handle.fds != 0 || handle.kind == WireHandle::OWN_ADDRESS {
+            return Err(Error::Protocol("it sent a handle ahead that cannot be opened".into()));
+        }
+        let place = (&lease_key.exporter, lease_key.on);
+        self.open_region(wanted, place, link, (0, 0), [handle.clone()].into_iter(), &mut std::iter::empty())
+    }
+
     /// Returns a reference to the driver mapping of a region, which these handles open unless it is open already.
     fn open_region(
         &self,
