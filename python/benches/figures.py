@@ -129,6 +129,11 @@ def receive_by_queue(side: str, values: Any, acknowledgements: Any) -> None:
             kept.clear()
             del value
             gc.collect()
+            if side == "install":
+                # PyTorch unmaps the memory with its last tensor, this library when it is asked for.
+                import device_ipc
+
+                device_ipc.close_unused(SECONDS)
         elif command == "one":
             kept[:] = [value]  # the one of before is dropped after this one has come
         else:

@@ -14,6 +14,7 @@ use crate::error::OrRaise as _;
 use crate::export::{Descriptor, Export};
 use crate::mapping::{Mapping, MappingInner};
 use crate::open::{Place, device_map};
+use crate::recent;
 use crate::session::{access, check_fork, ipc_for_users, not_picklable, note_use};
 use crate::stream::StreamArg;
 use crate::tensor::device_name;
@@ -158,16 +159,24 @@ impl Channel {
     ) -> PyResult<()> {
         self.check()?;
         let mut parts = Vec::with_capacity(memory.len());
+        let mut streams: Vec<StreamArg> = ready
+            .map(|ready| StreamArg::parse(ready, &self.ipc, 0.into()))
+            .into_iter()
+            .collect::<PyResult<_>>()?;
         for item in memory {
             parts.push(if let Ok(export) = item.cast::<Export>() {
                 Part::Export(export.get().get()?)
             } else if let Ok(descriptor) = item.cast::<Descriptor>() {
                 Part::Descriptor(descriptor.get().descriptor.clone())
+            } else if let Some((export, ipc, device)) = recent::export_of(&item)? {
+                if ready.is_none() && streams.iter().all(|stream| stream.device() != device) {
+                    streams.extend(StreamArg::of_torch(py, &ipc, device)?);
+                }
+                Part::Export(export)
             } else {
                 Part::Export(crate::share::share(py, &item, None, "rw", ready, "allow", None)?.get()?)
             });
         }
-        let stream = ready.map(|ready| StreamArg::parse(ready, &self.ipc, 0.into())).transpose()?;
         let mut message = Message::new().bytes(data.unwrap_or_default());
         for part in &parts {
             message = match part {
@@ -175,7 +184,7 @@ impl Channel {
                 Part::Descriptor(descriptor) => message.descriptor(descriptor),
             };
         }
-        if let Some(stream) = &stream {
+        for stream in &streams {
             message = message.ready_on(stream);
         }
         let asked = reply_to.map(|message| &*message.get().received);

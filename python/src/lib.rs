@@ -23,6 +23,7 @@ mod open;
 mod owner;
 mod patience;
 mod pull;
+mod recent;
 mod remedy;
 mod ring;
 mod session;

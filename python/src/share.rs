@@ -18,7 +18,7 @@ use crate::export::Export;
 use crate::mapping::Mapping;
 use crate::memory::dtype;
 use crate::owner::PyOwner;
-use crate::session::{access, host_backend, ipc_for_users};
+use crate::session::{access, host_backend, ipc, ipc_for_users};
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor};
 use crate::{backend, cuda_array_interface, dlpack};
@@ -118,6 +118,10 @@ impl Source {
         let keeper = Keeper::Owned(Arc::clone(&owner) as _);
         // SAFETY: as in `owned`.
         (unsafe { OwnedRegion::new(owner, region) }, keeper)
+    }
+
+    pub(crate) const fn region(&self) -> DeviceRange {
+        self.region
     }
 
     pub(crate) const fn layout(&self) -> &TensorLayout {
@@ -269,6 +273,16 @@ pub(crate) fn share(
         Ok(options.apply(ipc.share_all(set)).start()?)
     });
     shared.or_raise(py).map(|export| Export::new(export, device))
+}
+
+/// Shares one tensor without a name, read-write, behind no work. Returns the export with its entry point.
+pub(crate) fn start(py: Python<'_>, source: Source) -> PyResult<(device_ipc::Export, Ipc)> {
+    let ipc = ipc(py, Some(source.backend))?;
+    let options =
+        Options { access: device_ipc::Access::ReadWrite, exposure: ExposurePolicy::Allow, streams: &[] };
+    let (_, owner, layout) = owned(vec![(None, source)]).remove(0);
+    let shared = py.detach(|| options.start_one(&ipc, owner, &layout));
+    Ok((shared.or_raise(py)?, ipc))
 }
 
 struct Options<'a> {

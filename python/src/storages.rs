@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use device_ipc::{
-    Access, AsStream as _, Descriptor, DeviceOrdinal, DevicePtr, DeviceRange, Error, Ipc, OwnedRegion, Region,
+    Access, AsStream as _, Descriptor, DeviceOrdinal, DevicePtr, DeviceRange, Error, OwnedRegion, Region,
 };
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -136,7 +136,7 @@ impl Storages {
         let py = storage.py();
         let ipc = ipc(py, Some(place.backend))?;
         let range = DeviceRange::new(place.device, DevicePtr::new(place.ptr), place.nbytes);
-        let stream = current_stream(py, &ipc, place.device)?;
+        let stream = StreamArg::of_torch(py, &ipc, place.device)?;
         let owner = PyOwner::new(storage.clone().unbind());
         // SAFETY: a storage keeps its memory allocated.
         let owned = unsafe { OwnedRegion::new(owner, Region::new(place.backend, range)) };
@@ -266,7 +266,7 @@ impl Storages {
         let grant = if is_grant(grant.as_bytes()) { Some(grant::parse(py, grant.as_any())?) } else { None };
         let ipc = ipc(py, Some(descriptor.backend()))?;
         let backend = ipc.backend().info().name;
-        let stream = current_stream(py, &ipc, device)?.map(Arc::new);
+        let stream = StreamArg::of_torch(py, &ipc, device)?.map(Arc::new);
         let call = || {
             let mut builder = ipc.open(&descriptor);
             if let Some(grant) = &grant {
@@ -349,7 +349,7 @@ impl Storages {
                 Some(shared) => {
                     // A receiver that has the storage waits for nothing, so what was written since has to be complete.
                     let ipc = ipc(py, Some(place.backend))?;
-                    if let Some(stream) = current_stream(py, &ipc, place.device)? {
+                    if let Some(stream) = StreamArg::of_torch(py, &ipc, place.device)? {
                         py.detach(|| ipc.backend().memory().synchronize(stream.as_stream())).or_raise(py)?;
                     }
                     shared
@@ -465,17 +465,6 @@ fn is_grant(bytes: &[u8]) -> bool {
 
 fn number_of(storage: &Bound<'_, PyAny>) -> PyResult<u64> {
     storage.getattr(intern!(storage.py(), "_cdata"))?.extract()
-}
-
-/// Returns the stream that PyTorch submits its work to.
-fn current_stream(py: Python<'_>, ipc: &Ipc, device: DeviceOrdinal) -> PyResult<Option<StreamArg>> {
-    if backend::dlpack_type(ipc.backend().info().name) == Some(dlpack::KDL_CUDA)
-        && let Some(exchange) = Exchange::of_torch(py)
-        && let Some(stream) = exchange.current_stream(py, device)?
-    {
-        return Ok(Some(StreamArg::of_framework(ipc, device, stream)));
-    }
-    StreamArg::current(py, ipc, device)
 }
 
 /// Returns the number of references of PyTorch to the storage.

@@ -7,6 +7,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::error::{OrRaise as _, PlacementError};
+use crate::exchange::Exchange;
 use crate::owner::PyOwner;
 use crate::session::{DeviceArg, ipc, not_picklable};
 use crate::tensor::device_name;
@@ -147,6 +148,17 @@ impl StreamArg {
     /// A stream that a framework names as its current one.
     pub(crate) fn of_framework(ipc: &Ipc, device: DeviceOrdinal, raw: u64) -> Self {
         Self { backend: ipc.backend().info().name, device, raw, ipc: ipc.clone(), _owner: None }
+    }
+
+    /// Returns the stream that PyTorch submits its work to, on a device that it uses.
+    pub(crate) fn of_torch(py: Python<'_>, ipc: &Ipc, device: DeviceOrdinal) -> PyResult<Option<Self>> {
+        if backend::dlpack_type(ipc.backend().info().name) == Some(dlpack::KDL_CUDA)
+            && let Some(exchange) = Exchange::of_torch(py)
+            && let Some(stream) = exchange.current_stream(py, device)?
+        {
+            return Ok(Some(Self::of_framework(ipc, device, stream)));
+        }
+        Self::current(py, ipc, device)
     }
 
     /// Returns the stream that the caller passed, or that of the framework in use.

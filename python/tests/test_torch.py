@@ -1,6 +1,7 @@
 """torch tensors on the mock, whose memory is CPU memory for torch. Skipped where torch cannot be imported."""
 
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,14 @@ from conftest import Start
 from test_share import finish, line, ones, tell
 
 torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
+
+def eventually(what: str, expected: object, value: Callable[[], object]) -> None:
+    """Waits until a value is the expected one."""
+    until = time.monotonic() + 100
+    while (found := value()) != expected:
+        assert time.monotonic() < until, f"{what}: expected {expected!r}, found {found!r}"
+        time.sleep(0.01)
+
 
 def filled(shape: "list[int]", dtype: Any, value: float) -> Any:
     tensor = dt.empty(shape, dtype, "mock:0")
@@ -233,3 +242,52 @@ def test_views_of_a_read_only_mapping_need_permission() -> None:
     assert dt.Tensors(device_ipc.open(str(export)))["a"].sum() == 4
     with dt.open(str(export), allow_read_only=True) as state:
         assert state["a"].sum() == 4
+
+
+def test_tensor_sent_again_over_a_channel_is_one_export(start: Start) -> None:
+    before = device_ipc.counters()
+    with device_ipc.listen("torch-sent-again", backend="mock") as listener:
+        other = start(
+            """
+            import torch
+            channel = d.connect("torch-sent-again", backend="mock")
+            requests = []
+            while (message := channel.receive(timeout=60)).exports:
+                with message.open() as mapping:
+                    value = torch.from_dlpack(mapping.tensor).sum().item()
+                requests.append(d.counters()["requests_total"])
+                channel.send(str(value).encode())
+            print(requests[99] - requests[1], flush=True)
+            sys.stdin.readline()
+            """
+        )
+        channel = listener.accept(timeout=60)
+    tensor = filled([8], torch.float32, 0)
+    for value in range(100):
+        tensor.fill_(value)
+        channel.send(b"", tensor)
+        assert float(channel.receive(timeout=60).data) == 8 * value
+    after = device_ipc.counters()
+    assert after["exports_total"] - before["exports_total"] == 1
+
+    def exports() -> int:
+        return int(device_ipc.counters()["exports"] - before["exports"])
+
+    # Other memory behind the same object is another export, and the former one ends soon.
+    former = dt.empty([8], torch.float32, "mock:0").fill_(-1)
+    tensor.data, former = former, tensor.data
+    channel.send(b"", tensor)
+    assert float(channel.receive(timeout=60).data) == -8
+    # So does that of a tensor that is not sent any more, though its object stays.
+    eventually("exports", 0, exports)
+    # A part of it is another tensor, whose export ends with its object.
+    channel.send(b"", tensor[:4])
+    assert float(channel.receive(timeout=60).data) == -4
+    channel.send(b"", tensor)
+    assert float(channel.receive(timeout=60).data) == -8
+    del tensor
+    eventually("exports", 0, exports)
+    channel.send(b"")
+    assert line(other) == "0"
+    tell(other, "end")
+    finish(other)

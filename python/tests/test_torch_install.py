@@ -154,6 +154,30 @@ def test_storages_of_one_block_share_requests(receiver: Receiver, is_kept: bool)
     eventually("exports", 0, exports)
 
 
+def test_storages_of_many_blocks_share_requests(receiver: Receiver) -> None:
+    tensors = [filled(1, [16, 8]) for _ in range(300)]
+    payloads = [payload(tensor) for tensor in tensors]
+    before = requests(receiver)
+    assert receiver.ask("open_all", payloads) == 300 * 128
+    after = requests(receiver)
+    # Twice as many leases ahead with each request: 1, 1 and 1, 1 and 2, 1 and 4, ... at most 1 and 64, as before if the sequence goes on.
+    assert after[0] - before[0] <= 10 and after[1] - before[1] == 300
+    tensors.clear()
+    receiver.ask("drop")
+    torch.cuda.ipc_collect()
+    eventually("exports", 0, exports)
+
+
+def test_single_storage_is_opened_alone(receiver: Receiver) -> None:
+    tensors = [filled(1, [16, 8]) for _ in range(10)]
+    payloads = [payload(tensor) for tensor in tensors]
+    before = requests(receiver)
+    # Not in the order in which they were shared.
+    assert receiver.ask("open_all", payloads[::-2]) == 5 * 128
+    after = requests(receiver)
+    assert (after[0] - before[0], after[1] - before[1]) == (5, 5)
+
+
 def test_payload_opened_after_leases_ahead_were_taken_back_is_stale(receiver: Receiver) -> None:
     device_ipc.torch.install(payload_lifetime=0.2)
     tensors = mock.in_one_block(3)
