@@ -37,7 +37,7 @@ cases! {
     pulled_bytes_are_those_of_the_exporter(&LENGTHS),
     state_dict_is_pulled,
     pull_over_a_lost_link_times_out,
-    lease_ends_while_the_link_is_lost,
+    lease_ends_while_the_link_is_lost(true),
     ring_publications_arrive_in_order(&RINGS),
     ring_of_another_host_is_pulled,
     ring_writer_waits_for_a_slow_reader,

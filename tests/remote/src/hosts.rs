@@ -63,15 +63,11 @@ impl Hosts {
         exporter.ip(&["link", "add", DEVICE, "type", "veth", "peer", "name", DEVICE, "netns", &other])?;
         for host in [&exporter, &importer] {
             host.ip(&["address", "add", &format!("{}/24", host.address), "dev", DEVICE])?;
-            host.set_link(true);
+            host.ip(&["link", "set", DEVICE, "up"])?;
         }
         // UCX uses no device without a carrier.
         for host in [&exporter, &importer] {
-            let deadline = Instant::now() + crate::LONG;
-            while !host.ip(&["link", "show", DEVICE])?.contains("state UP") {
-                assert!(Instant::now() < deadline, "{DEVICE} has no carrier");
-                thread::sleep(Duration::from_millis(5));
-            }
+            host.wait_for_carrier();
         }
         Ok(Self { exporter, importer })
     }
@@ -126,6 +122,20 @@ impl Host {
     pub(crate) fn set_link(&self, is_up: bool) {
         let state = if is_up { "up" } else { "down" };
         self.ip(&["link", "set", DEVICE, state]).expect("the device exists");
+        if is_up {
+            self.wait_for_carrier();
+            // Addresses that could not be resolved meanwhile are unreachable for a while.
+            self.ip(&["neighbour", "flush", "dev", DEVICE]).expect("the device exists");
+        }
+    }
+
+    #[track_caller]
+    fn wait_for_carrier(&self) {
+        let deadline = Instant::now() + crate::LONG;
+        while !self.ip(&["link", "show", DEVICE]).expect("the device exists").contains("state UP") {
+            assert!(Instant::now() < deadline, "{DEVICE} has no carrier");
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Runs `ip`, and returns its output.

@@ -41,7 +41,7 @@ cases! {
     state_dict_is_pulled,
     pull_fails_when_the_exporter_is_killed,
     pull_over_a_lost_link_times_out,
-    lease_ends_while_the_link_is_lost,
+    lease_ends_while_the_link_is_lost(false),
     ring_publications_arrive_in_order(&RINGS),
     ring_of_another_host_is_pulled,
     ring_writer_waits_for_a_slow_reader,
