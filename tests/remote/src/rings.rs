@@ -1,6 +1,6 @@
 //! The cases of rings that are read from another host, for every engine.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use device_ipc_test_process::Process;
 
@@ -111,13 +111,11 @@ pub fn ring_reader_reports_the_death_of_the_writer(mut pair: Pair) {
     let answer = pair.publish_until_full();
     assert!(answer.starts_with("4 published, Timeout"), "{answer}");
     pair.exporter.kill();
-    let begun = Instant::now();
     for arrived in [2, 0] {
         let error = pair.importer.ask(&format!("read r 5 {LONG_MS}"));
         assert!(error.starts_with(&format!("{arrived} right, ExporterGone of InPull")), "{error}");
         assert!(error.contains(&format!("process {} of", pair.exporter.id())), "{error}");
     }
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     eventually(&mut pair.importer, "gone", "true");
     assert_eq!(pair.importer.ask("leave r"), "left");
     pair.importer.finish();
@@ -141,10 +139,8 @@ pub fn ring_reader_reports_a_suspended_writer(mut pair: Pair) {
     pair.publish(1);
     assert_eq!(pair.importer.ask(&format!("read r 1 {LONG_MS}")), "1 right");
     pair.exporter.suspend();
-    let begun = Instant::now();
     let error = pair.importer.ask(&format!("read r 1 {LONG_MS}"));
     assert!(error.starts_with("0 right, Timeout of InPull") && error.contains("suspended"), "{error}");
-    assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
     assert_eq!(pair.importer.ask("gone"), "false");
     pair.exporter.resume();
     eventually(&mut pair.exporter, "readers x", "0");
@@ -160,9 +156,7 @@ pub fn ring_writer_continues_when_the_reader_is_killed(mut pair: Pair) {
     let holders = pair.exporter.ask("holders x");
     assert!(holders.starts_with(&format!("{} ", pair.importer.id())), "{holders}");
     pair.importer.kill();
-    let begun = Instant::now();
     pair.publish(100);
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     eventually(&mut pair.exporter, "holders x", "");
     assert_eq!(pair.exporter.ask("close-ring x 60000"), "closed");
     pair.exporter.finish();
