@@ -316,7 +316,10 @@ fn run_exporter() {
     }
     let stream = ipc.create_stream(0).expect("a stream");
     let block = ipc.allocate(0, 4096).expect("memory");
+    // A stream without work has no event.
+    let gate = stream.gate().expect("the mock has timelines");
     let export = ipc.share(block).ready_on(&stream).start().expect("shared");
+    gate.open();
     println!("{}", export.descriptor());
     exports.push(export);
     let ended = std::io::stdin().lock().lines().next();
