@@ -82,6 +82,11 @@ pub(crate) fn host_backend() -> Option<&'static str> {
 /// Returns the entry point of this backend, or of the default one.
 pub(crate) fn ipc(py: Python<'_>, backend: Option<&str>) -> PyResult<Ipc> {
     crate::log::refresh(py)?;
+    ipc_in_use(py, backend)
+}
+
+/// As [`ipc`], without a look at the levels of `logging`, which calls Python: for each of many tensors.
+pub(crate) fn ipc_in_use(py: Python<'_>, backend: Option<&str>) -> PyResult<Ipc> {
     let find = |known: &[(Option<String>, Ipc)]| {
         known.iter().find(|(name, _)| name.as_deref() == backend).map(|(_, ipc)| ipc.clone())
     };

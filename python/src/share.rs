@@ -18,7 +18,7 @@ use crate::export::Export;
 use crate::mapping::Mapping;
 use crate::memory::dtype;
 use crate::owner::PyOwner;
-use crate::session::{access, host_backend, ipc, ipc_for_users};
+use crate::session::{access, host_backend, ipc_for_users, ipc_in_use};
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor};
 use crate::{backend, cuda_array_interface, dlpack};
@@ -277,7 +277,7 @@ pub(crate) fn share(
 
 /// Shares one tensor without a name, read-write, behind no work. Returns the export with its entry point.
 pub(crate) fn start(py: Python<'_>, source: Source) -> PyResult<(device_ipc::Export, Ipc)> {
-    let ipc = ipc(py, Some(source.backend))?;
+    let ipc = ipc_in_use(py, Some(source.backend))?;
     let options =
         Options { access: device_ipc::Access::ReadWrite, exposure: ExposurePolicy::Allow, streams: &[] };
     let (_, owner, layout) = owned(vec![(None, source)]).remove(0);

@@ -21,7 +21,7 @@ use crate::exchange::Exchange;
 use crate::grant;
 use crate::mapping::MappingInner;
 use crate::owner::PyOwner;
-use crate::session::ipc;
+use crate::session::ipc_in_use;
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor, TensorData, device_name};
 use crate::uses::{self, Use, Uses};
@@ -134,7 +134,7 @@ impl Storages {
     /// receives leases on the next ones of the same block of the allocator.
     fn add(&self, storage: &Bound<'_, PyAny>, place: &Place, cdata: u64) -> PyResult<Arc<Shared>> {
         let py = storage.py();
-        let ipc = ipc(py, Some(place.backend))?;
+        let ipc = ipc_in_use(py, Some(place.backend))?;
         let range = DeviceRange::new(place.device, DevicePtr::new(place.ptr), place.nbytes);
         let stream = StreamArg::of_torch(py, &ipc, place.device)?;
         let owner = PyOwner::new(storage.clone().unbind());
@@ -264,7 +264,7 @@ impl Storages {
     ) -> PyResult<Py<PyAny>> {
         let descriptor = Descriptor::from_bytes(handle.as_bytes()).map_err(Error::from).or_raise(py)?;
         let grant = if is_grant(grant.as_bytes()) { Some(grant::parse(py, grant.as_any())?) } else { None };
-        let ipc = ipc(py, Some(descriptor.backend()))?;
+        let ipc = ipc_in_use(py, Some(descriptor.backend()))?;
         let backend = ipc.backend().info().name;
         let stream = StreamArg::of_torch(py, &ipc, device)?.map(Arc::new);
         let call = || {
@@ -348,7 +348,7 @@ impl Storages {
             let shared = match self.known(py, cdata, place.ptr, place.nbytes) {
                 Some(shared) => {
                     // A receiver that has the storage waits for nothing, so what was written since has to be complete.
-                    let ipc = ipc(py, Some(place.backend))?;
+                    let ipc = ipc_in_use(py, Some(place.backend))?;
                     if let Some(stream) = StreamArg::of_torch(py, &ipc, place.device)? {
                         py.detach(|| ipc.backend().memory().synchronize(stream.as_stream())).or_raise(py)?;
                     }
