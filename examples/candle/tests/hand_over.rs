@@ -3,8 +3,8 @@
 //! cudarc is linked to libcuda here, so this program interposes the functions that free memory, and records what candle
 //! frees. (device-ipc loads libcuda at run time and is not recorded.)
 
-#[path = "../../../tests/support/mod.rs"]
-mod support;
+#[path = "../../../tests/suite/roles.rs"]
+mod roles;
 
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use candle_core::{DType, Device, Storage, Tensor};
 use device_ipc::{Descriptor, Ipc, Mapping, cuda};
 use device_ipc_candle_example::{MappedTensor, share};
 use libloading::Library;
-use support::{argument, no_cuda, role as this_role, start};
+use roles::{argument, no_cuda, role as this_role, start};
 
 /// The addresses that were freed.
 static FREED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
@@ -67,7 +67,7 @@ fn half_precision_tensor_keeps_its_type() {
 #[test]
 fn tensor_of_default_pool_is_rejected() {
     if no_cuda().is_none() {
-        start("reject", &[]).finish();
+        start(module_path!(), "reject", &[]).finish();
     }
 }
 
@@ -78,9 +78,9 @@ fn hand_over(how: &str) {
     }
     let path = std::env::temp_dir().join(format!("device-ipc-candle-{how}-{}", std::process::id()));
     let arguments = [("PATH", path.to_str().expect("a plain path")), ("HOW", how)];
-    let exporter = start("export", &arguments);
+    let exporter = start(module_path!(), "export", &arguments);
     exporter.line(|line| line.contains("published").then_some(()));
-    start("import", &arguments).finish();
+    start(module_path!(), "import", &arguments).finish();
     exporter.finish();
     std::fs::remove_file(&path).expect("the file is ours");
 }

@@ -1,7 +1,7 @@
 //! A candle model with the weights of a keeper in another process: on the mock, and in place on a machine with a GPU.
 
-#[path = "../../../tests/support/mod.rs"]
-mod support;
+#[path = "../../../tests/suite/roles.rs"]
+mod roles;
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use candle_nn::linear;
 use device_ipc::{Dtype, Error, Export, Ipc, Keeper, Mapping, TensorLayout};
 use device_ipc_candle_example::Weights;
 use device_ipc_test_process::Process;
-use support::{argument, role as this_role, start};
+use roles::{argument, role as this_role, start};
 
 const WEIGHT: [f32; 6] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
 const BIAS: [f32; 2] = [0.5, -0.5];
@@ -19,7 +19,7 @@ const BIAS: [f32; 2] = [0.5, -0.5];
 fn keeper(backend: &str) -> (Process, String) {
     let name = format!("candle-{backend}-{}-{:?}", std::process::id(), std::thread::current().id());
     let name = name.replace(['(', ')'], "");
-    let keeper = start("keep", &[("BACKEND", backend), ("NAME", &name)]);
+    let keeper = start(module_path!(), "keep", &[("BACKEND", backend), ("NAME", &name)]);
     keeper.line(|line| (line == "kept").then_some(()));
     (keeper, format!("keeper:{name}"))
 }
@@ -134,7 +134,7 @@ fn weights_of_any_descriptor_load_and_a_drop_ends_the_lease() {
 #[cfg(feature = "cuda")]
 #[test]
 fn model_on_a_gpu_has_the_memory_of_the_keeper() {
-    if let Some(reason) = support::no_cuda() {
+    if let Some(reason) = roles::no_cuda() {
         eprintln!("skipped: {reason}");
         return;
     }
