@@ -272,7 +272,7 @@ fn importer_opens_block_on_every_device_and_waits_for_event() {
         // SAFETY: the range is ours.
         unsafe { backend.write(range, &bytes_of(&values), stream.as_borrowed()) }.unwrap();
         event.record(stream.as_borrowed()).unwrap();
-        other.send("recorded");
+        assert_eq!(other.ask("recorded"), "waits");
         gate.open();
         other.finish();
         let got = floats(&backend, range, &*stream);
@@ -317,6 +317,7 @@ fn the_other_process() {
     request().expect("the exporter lives");
     event.wait_on(stream.as_stream()).unwrap();
     assert!(!event.query().unwrap(), "the exporter is not there yet, so this proves nothing about waiting");
+    answer("waits");
     {
         // SAFETY: mapped until `close` below, and there is one view.
         let mut view = unsafe { stream.view_mut::<f32>(opened.range) }.unwrap();
