@@ -99,13 +99,14 @@ impl Gate {
         let _ = self.soon.send(());
     }
 
-    /// Holds where the gate is open: `what` has returned, which waits for the stream.
+    /// Holds where the gate was opened: `what` has returned, which waits for the stream.
     ///
     /// # Errors
     ///
-    /// [`Stop::Failed`] where it is closed.
+    /// [`Stop::Failed`] where it is closed, or has opened by itself.
     #[track_caller]
     pub fn was_passed(&self, what: &str) -> Outcome {
-        that(self.is_open(), format!("{what} should wait for the stream, and did not"))
+        let is_opened = self.shared.state.load(Ordering::SeqCst) == OPENED;
+        that(is_opened, format!("{what} should wait for the stream until the gate is opened, and did not"))
     }
 }

@@ -66,7 +66,7 @@ impl Mapping {
     /// [`Error::Forked`]; the vendor's error.
     pub fn suspend(&mut self) -> Result<()> {
         let timeout = self.reserved("suspend")?.timeout;
-        check_may_wait("Mapping::suspend", timeout)?;
+        check_may_wait("suspending a mapping", timeout)?;
         if self.is_suspended() {
             return Ok(());
         }
@@ -97,7 +97,7 @@ impl Mapping {
                 why: "its addresses hold memory; replace it instead".into(),
             });
         }
-        check_may_wait("Mapping::resume", reserved.timeout)?;
+        check_may_wait("resuming a mapping", reserved.timeout)?;
         let next = self.import(reserved, descriptor)?;
         kill_point!("importer:replace-ready");
         self.map(next, descriptor)
@@ -135,7 +135,7 @@ impl Mapping {
         if self.is_suspended() {
             return Err(Error::Suspended);
         }
-        check_may_wait("Mapping::replace", reserved.timeout)?;
+        check_may_wait("replacing the memory of a mapping", reserved.timeout)?;
         if let Some(stream) = stream {
             self.check_stream(stream)?;
         }

@@ -107,14 +107,16 @@ pub fn each_device_waits_for_its_own_stream(context: &Context) -> Outcome {
     let mut gates = Vec::new();
     for (index, memory) in memories.iter().enumerate() {
         importer.must(&Command::Prepare { device: index as u32 })?;
-        gates.push(Gate::close(&memory.stream)?);
+        let gate = Gate::close(&memory.stream)?;
+        // Without timelines, one thread runs the gates of both streams, and the other gate waits for this one.
+        gate.open_soon();
+        gates.push(gate);
         memory.buffer.view_mut::<u8, _>(&memory.stream)?.fill_bytes(2 + index as u8)?;
     }
     let mut bundle = memories[0].ipc.tensors();
     for (index, memory) in memories.iter().enumerate() {
         bundle.owned(index.to_string(), Arc::clone(&memory.buffer), Some(bytes_of_shape(&[64])?))?;
     }
-    gates.iter().for_each(Gate::open_soon);
     let export = memories[0].ipc.share_all(bundle).ready_on(&memories[0].stream).ready_on(&memories[1].stream).start()?;
     importer.open("b", export.descriptor(), Place::Home)?;
     gates.iter().try_for_each(|gate| gate.was_passed("opening without a stream"))?;
