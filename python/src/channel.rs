@@ -12,13 +12,13 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::error::OrRaise as _;
 use crate::export::{Descriptor, Export};
-use crate::mapping::{Mapping, MappingInner};
+use crate::mapping::Mapping;
+use crate::mapping_inner::MappingInner;
 use crate::open::{Place, device_map};
 use crate::recent;
 use crate::session::{access, check_fork, ipc_for_users, not_picklable, note_use};
 use crate::stream::StreamArg;
 use crate::tensor::device_name;
-use crate::uses::Uses;
 use crate::wait::{self, DEFAULT};
 
 /// Listens for channels under a name.
@@ -449,7 +449,7 @@ impl ReceivedExport {
         };
         let mapping = wait::interruptible(py, call)?.or_raise(py)?;
         let backend = self.ipc.backend().info().name;
-        Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only, uses: Uses::default() }))
+        Ok(Mapping::new(MappingInner::new(mapping, backend, stream, allow_read_only)))
     }
 
     fn __reduce__(&self) -> PyResult<()> {

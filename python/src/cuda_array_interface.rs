@@ -21,6 +21,7 @@ pub(crate) fn interface<'py>(py: Python<'py>, tensor: &TensorData) -> PyResult<B
     if !tensor.is_writable {
         return Err(absent("the memory is read-only".into()));
     }
+    tensor.keeper.check_mapped(py)?;
     let typestr =
         to_typestr(tensor.dtype).ok_or_else(|| absent(format!("it has no element type {}", tensor.dtype)))?;
     let element = tensor.dtype.bytes().unwrap_or(1);

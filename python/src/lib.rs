@@ -18,6 +18,7 @@ mod grant;
 mod keeper;
 mod log;
 mod mapping;
+mod mapping_inner;
 mod memory;
 mod open;
 mod owner;

@@ -2,39 +2,24 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use device_ipc::{Access, DeviceRange, Dtype, TensorLayout};
+use device_ipc::{DeviceRange, Dtype, TensorLayout};
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyList, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::error::{OrRaise as _, exception};
-use crate::export::Descriptor;
+use crate::export::{Descriptor, parse};
 use crate::grant::Grant;
+use crate::mapping_inner::MappingInner;
 use crate::owner::Callback;
 use crate::session::{check_fork, not_picklable, note_use};
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor, TensorData, device_name, to_dlpack, to_numpy};
 use crate::timeline::Timeline;
-use crate::uses::{self, Use, Uses};
+use crate::uses::{self, Use};
 use crate::views::torch_views;
 use crate::{cuda_array_interface, dlpack, wait};
-
-/// A mapping with what its tensors need; each tensor and each DLPack capsule has a reference.
-pub(crate) struct MappingInner {
-    pub(crate) mapping: device_ipc::Mapping,
-    pub(crate) backend: &'static str,
-    /// The stream that waits for the bytes; the host has waited where there is none.
-    pub(crate) stream: Option<Arc<StreamArg>>,
-    pub(crate) allow_read_only: bool,
-    pub(crate) uses: Uses,
-}
-
-impl MappingInner {
-    pub(crate) fn is_writable(&self) -> bool {
-        self.mapping.access() == Access::ReadWrite
-    }
-}
 
 /// Memory of another process: a mapping of names to tensors. A single tensor without a name has the name `""`, and the mapping
 /// itself can be passed to frameworks.
@@ -73,13 +58,13 @@ impl Mapping {
 
     fn only(&self, py: Python<'_>) -> PyResult<TensorData> {
         let inner = self.inner()?;
-        let tensor = inner.mapping.tensor().map_err(|error| match error {
+        let found = inner.view(py, |mapping| mapping.tensor().map(|tensor| data(&inner, "", &tensor)))?;
+        found.map_err(|error| match error {
             device_ipc::Error::Layout(device_ipc::LayoutError::Named(count)) => PyTypeError::new_err(
                 format!("the mapping has {count} named tensors; take one of them: mapping[name]"),
             ),
             other => exception(py, &other),
-        })?;
-        Ok(data(&inner, "", &tensor))
+        })
     }
 }
 
@@ -117,13 +102,13 @@ impl Mapping {
     /// The regions of the memory as tensors of bytes: each named tensor lies in one of them. One import of each into a framework is
     /// enough for views of all tensors.
     #[getter]
-    fn regions(&self) -> PyResult<Vec<Tensor>> {
+    fn regions(&self, py: Python<'_>) -> PyResult<Vec<Tensor>> {
         let inner = self.inner()?;
         let made = |(position, range)| {
             let keeper = Keeper::Mapping(Use::new(&inner, format!("regions[{position}]")));
             Tensor { data: TensorData::bytes(inner.backend, range, inner.is_writable(), keeper) }
         };
-        Ok(inner.mapping.regions().enumerate().map(made).collect())
+        inner.view(py, |mapping| mapping.regions().enumerate().map(made).collect())
     }
 
     /// Returns the kinds of tensors and the tensors, for views of the regions. A kind is an element type and the position of a region in
@@ -132,11 +117,13 @@ impl Mapping {
     /// shape.
     fn _places<'py>(&self, py: Python<'py>) -> PyResult<(Vec<Kind>, Vec<Place<'py>>)> {
         let inner = self.inner()?;
-        let mut regions: Vec<_> = inner.mapping.regions().enumerate().collect();
+        let (mut regions, ranges) = inner.view(py, |mapping| {
+            let ranges: Vec<_> = mapping.tensors().map(|(_, tensor)| tensor.range()).collect();
+            (mapping.regions().enumerate().collect::<Vec<_>>(), ranges)
+        })?;
         regions.sort_unstable_by_key(|(_, region)| (region.device, region.ptr));
         let mut kinds: Vec<(Dtype, Option<usize>)> = Vec::new();
-        let place = |(name, tensor): (&str, device_ipc::Tensor<'_>)| {
-            let (range, layout) = (tensor.range(), tensor.layout());
+        let place = |((name, layout), range): ((&str, &TensorLayout), DeviceRange)| {
             let behind = regions
                 .partition_point(|(_, region)| (region.device, region.ptr) <= (range.device, range.ptr));
             let region = behind.checked_sub(1).map(|before| regions[before]);
@@ -157,7 +144,7 @@ impl Mapping {
             let shape = PyTuple::new(py, layout.shape())?;
             Ok((PyString::new(py, name), kind, found.map_or(0, |(_, offset)| offset), shape, strides))
         };
-        let places = inner.mapping.tensors().map(place).collect::<PyResult<_>>()?;
+        let places = inner.contents.tensors().zip(ranges).map(place).collect::<PyResult<_>>()?;
         Ok((kinds.into_iter().map(|(dtype, region)| (dtype.to_string(), region)).collect(), places))
     }
 
@@ -174,15 +161,16 @@ impl Mapping {
 
     /// The devices in whose address space the tensors are.
     #[getter]
-    fn devices(&self) -> PyResult<Vec<String>> {
+    fn devices(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         let inner = self.inner()?;
-        Ok(inner.mapping.devices().iter().map(|device| device_name(inner.backend, device.get())).collect())
+        let devices = inner.read(py, device_ipc::Mapping::devices)?;
+        Ok(devices.iter().map(|device| device_name(inner.backend, device.get())).collect())
     }
 
     /// The length in bytes of all regions.
     #[getter]
     fn nbytes(&self) -> PyResult<u64> {
-        Ok(self.inner()?.mapping.len())
+        Ok(self.inner()?.nbytes)
     }
 
     /// Whether the memory is mapped without write access.
@@ -193,14 +181,15 @@ impl Mapping {
 
     /// Whether the memory is a copy that was made when it was opened.
     #[getter]
-    fn is_copy(&self) -> PyResult<bool> {
-        Ok(self.inner()?.mapping.is_copy())
+    fn is_copy(&self, py: Python<'_>) -> PyResult<bool> {
+        self.inner()?.read(py, device_ipc::Mapping::is_copy)
     }
 
-    /// The descriptor that the memory was opened by; send its text to let another process open the memory.
+    /// The descriptor that the memory was opened by, or replaced by last; send its text to let another process open the memory.
     #[getter]
-    fn descriptor(&self) -> PyResult<Descriptor> {
-        Ok(Descriptor { descriptor: self.inner()?.mapping.descriptor().clone() })
+    fn descriptor(&self, py: Python<'_>) -> PyResult<Descriptor> {
+        let descriptor = self.inner()?.read(py, |mapping| mapping.descriptor().clone())?;
+        Ok(Descriptor { descriptor })
     }
 
     /// Returns a right to open the export once, for a process that the memory is sent on to; as `Export.grant`.
@@ -210,7 +199,7 @@ impl Mapping {
     #[pyo3(signature = (limit=600.0))]
     fn grant(&self, py: Python<'_>, limit: Option<f64>) -> PyResult<Grant> {
         let (inner, limit) = (self.inner()?, crate::wait::limit(limit)?);
-        py.detach(|| inner.mapping.grant(limit)).or_raise(py).map(Grant::from)
+        inner.read(py, |mapping| py.detach(|| mapping.grant(limit)))?.or_raise(py).map(Grant::from)
     }
 
     /// Returns the timeline between this process and the exporter, for memory that is written repeatedly. Mappings with the same lease
@@ -221,10 +210,10 @@ impl Mapping {
     fn timeline(&self, py: Python<'_>) -> PyResult<Timeline> {
         let inner = self.inner()?;
         let ipc = crate::session::ipc(py, Some(inner.backend))?;
-        let device = inner.mapping.device();
         // A request to the exporter.
-        let timeline = wait::interruptible(py, || inner.mapping.timeline())?.or_raise(py)?;
-        Ok(Timeline::new(timeline, ipc, device))
+        let timeline =
+            inner.read(py, |mapping| wait::interruptible(py, || mapping.timeline()))??.or_raise(py)?;
+        Ok(Timeline::new(timeline, ipc, inner.device))
     }
 
     /// Checks that the exporter has written the bytes, or still may; raises `GoneError` if it died before that.
@@ -233,7 +222,57 @@ impl Mapping {
     /// behind the wait is complete, before its result is used. `close` and the end of the block call it too. Raises `ValueError` if
     /// the mapping is closed.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        self.inner()?.mapping.check().or_raise(py)
+        self.inner()?.read(py, device_ipc::Mapping::check)?.or_raise(py)
+    }
+
+    /// Takes the memory away and ends the lease, so that the exporter can free the memory; addresses and tensors stay, for
+    /// `resume`. For a mapping that was opened with `reserved=True`. Does nothing if it is suspended.
+    ///
+    /// Waits for all work of this process on the devices of the mapping. Until `resume`, new views raise `Error`. Existing
+    /// tensors of frameworks must not be used: that is an illegal address on a device, and ends the process on the mock.
+    ///
+    /// Raises `UnsupportedError` for other mappings, and `ValueError` if the mapping is closed.
+    fn suspend(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner()?.exchange(py, device_ipc::Mapping::suspend)
+    }
+
+    /// Maps an export at the addresses of a suspended mapping, and waits until its bytes are ready: the same export, or another
+    /// one with equal names, element types, shapes, strides and offsets. Existing tensors then have its bytes.
+    ///
+    /// `descriptor` is a `Descriptor`, its text or its bytes. The time limit, access and users are those of `open`. Raises
+    /// `LayoutError` with the first difference, `UnsupportedError` if the mapping is not suspended, and otherwise as `open`; the
+    /// mapping then stays suspended. Raises `ValueError` if it is closed.
+    fn resume(&self, py: Python<'_>, descriptor: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (inner, descriptor) = (self.inner()?, parse(py, descriptor)?);
+        inner.exchange(py, |mapping| mapping.resume(&descriptor))
+    }
+
+    /// Exchanges the memory for that of another export of equal layout, at the same addresses, and ends the lease on the former.
+    /// Waits until the new bytes are ready, and for the work of this process on the devices of the mapping.
+    ///
+    /// `descriptor` is that of `resume`. With a `stream`, only the work that was submitted to it is waited for; order work of
+    /// other streams before that, by events. Raises `Error` if the mapping is suspended, `PlacementError` or `TypeError` for a `stream`
+    /// that is none of the memory's device or is being captured, and otherwise as `resume`: the mapping then has its former memory.
+    #[pyo3(signature = (descriptor, stream=None))]
+    fn replace(
+        &self,
+        py: Python<'_>,
+        descriptor: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (inner, descriptor) = (self.inner()?, parse(py, descriptor)?);
+        let ipc = crate::session::ipc(py, Some(inner.backend))?;
+        let stream = stream.map(|stream| StreamArg::parse(stream, &ipc, inner.device)).transpose()?;
+        inner.exchange(py, |mapping| match &stream {
+            Some(stream) => mapping.replace_on(&descriptor, stream),
+            None => mapping.replace(&descriptor),
+        })
+    }
+
+    /// Whether the addresses hold no memory: after `suspend`, until `resume`.
+    #[getter]
+    fn is_suspended(&self) -> PyResult<bool> {
+        Ok(self.inner()?.is_suspended())
     }
 
     /// Whether the mapping was closed.
@@ -253,19 +292,22 @@ impl Mapping {
         check_fork()?;
         let Ok(inner) = self.inner() else { return Ok(()) };
         let ipc = crate::session::ipc(py, Some(inner.backend))?;
-        let stream =
-            stream.map(|stream| StreamArg::parse(stream, &ipc, inner.mapping.device())).transpose()?;
-        let checked = inner.mapping.check();
+        let stream = stream.map(|stream| StreamArg::parse(stream, &ipc, inner.device)).transpose()?;
+        // Not while another thread exchanges the memory, which then releases it.
+        let checked = inner.try_read(|mapping| if mapping.is_suspended() { Ok(()) } else { mapping.check() });
         drop(inner);
         let taken = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
         // Tensors that are in use have a reference, and the last of them ends the lease.
-        if let Some(MappingInner { mapping, stream: opened_on, .. }) = taken.and_then(Arc::into_inner)
+        if let Some((mapping, opened_on)) = taken.and_then(Arc::into_inner).map(MappingInner::into_mapping)
             && let Some(stream) = stream.map(Arc::new).or(opened_on)
         {
             // Where the stream cannot take the release, the mapping is dropped, which is ordered behind all work of the device.
             py.detach(|| drop(mapping.release(&*stream)));
         }
-        checked.or_raise(py).or_else(|error| if is_handling(py)? { Ok(()) } else { Err(error) })
+        checked
+            .unwrap_or(Ok(()))
+            .or_raise(py)
+            .or_else(|error| if is_handling(py)? { Ok(()) } else { Err(error) })
     }
 
     /// Returns the tensor of this name, or `default`.
@@ -288,8 +330,7 @@ impl Mapping {
     fn on_dropped(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
         let inner = self.inner()?;
         let callback = self.callback(callback);
-        py.detach(|| inner.mapping.on_dropped(move || callback.call()));
-        Ok(())
+        inner.read(py, |mapping| py.detach(|| mapping.on_dropped(move || callback.call())))
     }
 
     /// Calls a function without arguments once when the exporter's process has ended, now if it has; otherwise as `on_dropped`.
@@ -298,8 +339,7 @@ impl Mapping {
     fn on_gone(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
         let inner = self.inner()?;
         let callback = self.callback(callback);
-        py.detach(|| inner.mapping.on_gone(move |_| callback.call()));
-        Ok(())
+        inner.read(py, |mapping| py.detach(|| mapping.on_gone(move |_| callback.call())))
     }
 
     /// Returns a view of the names, in the exporter's order.
@@ -318,28 +358,28 @@ impl Mapping {
     }
 
     /// Returns names and tensors, for the iterators of the views.
-    fn _items(&self) -> PyResult<Vec<(String, Tensor)>> {
+    fn _items(&self, py: Python<'_>) -> PyResult<Vec<(String, Tensor)>> {
         let inner = self.inner()?;
         let item = |(name, tensor): (&str, device_ipc::Tensor<'_>)| {
             (name.to_owned(), Tensor { data: data(&inner, name, &tensor) })
         };
-        Ok(inner.mapping.tensors().map(item).collect())
+        inner.view(py, |mapping| mapping.tensors().map(item).collect())
     }
 
     fn __getitem__(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
         let inner = self.inner()?;
-        let tensor = inner.mapping.get(name).map_err(|error| exception(py, &error))?;
-        Ok(Tensor { data: data(&inner, name, &tensor) })
+        let found = inner.view(py, |mapping| mapping.get(name).map(|tensor| data(&inner, name, &tensor)))?;
+        Ok(Tensor { data: found.or_raise(py)? })
     }
 
     fn __contains__(&self, name: &Bound<'_, PyAny>) -> PyResult<bool> {
         let Ok(name) = name.extract::<String>() else { return Ok(false) };
-        Ok(self.inner()?.mapping.get(&name).is_ok())
+        Ok(self.inner()?.contents.layout_of(&name).is_some())
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let inner = self.inner()?;
-        let names: Vec<_> = inner.mapping.tensors().map(|(name, _)| name).collect();
+        let names: Vec<_> = inner.contents.tensors().map(|(name, _)| name).collect();
         PyList::new(py, names)?.call_method0("__iter__")
     }
 
@@ -353,7 +393,7 @@ impl Mapping {
     }
 
     fn __len__(&self) -> PyResult<usize> {
-        Ok(self.inner()?.mapping.tensors().len())
+        Ok(self.inner()?.contents.tensors().len())
     }
 
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -434,12 +474,11 @@ impl Mapping {
 
     fn __repr__(&self) -> String {
         let Ok(inner) = self.inner() else { return "<device_ipc.Mapping, closed>".into() };
-        let device = device_name(inner.backend, inner.mapping.device().get());
-        let (tensors, bytes) = (inner.mapping.tensors().len(), inner.mapping.len());
-        format!(
-            "<device_ipc.Mapping of {tensors} tensors, {bytes} B, on {device}, {}>",
-            inner.mapping.access()
-        )
+        let device = device_name(inner.backend, inner.device.get());
+        let MappingInner { contents, nbytes, access, .. } = &*inner;
+        let state = if inner.is_suspended() { ", suspended" } else { "" };
+        let tensors = contents.tensors().len();
+        format!("<device_ipc.Mapping of {tensors} tensors, {nbytes} B, on {device}, {access}{state}>")
     }
 }
 

@@ -11,12 +11,12 @@ use pyo3::types::PyDict;
 use crate::error::OrRaise as _;
 use crate::export::parse;
 use crate::keeper;
-use crate::mapping::{Mapping, MappingInner};
+use crate::mapping::Mapping;
+use crate::mapping_inner::MappingInner;
 use crate::pull;
 use crate::session::{DeviceArg, access, ipc_for_users};
 use crate::stream::StreamArg;
 use crate::tensor::device_name;
-use crate::uses::Uses;
 use crate::wait;
 
 /// Where memory is opened.
@@ -124,16 +124,17 @@ pub(crate) fn device_map(
 ///
 /// `allow_users` lists user ids whose exports may be opened beside those of this user; by default none. `grant` is a
 /// right to open the export once, of `Export.grant`. `progress` is called with the number of bytes that have been copied
-/// and the number of all bytes, on any thread.
+/// and the number of all bytes, on any thread. `reserved` maps the memory at addresses that the mapping keeps, for
+/// `Mapping.suspend`, `resume` and `replace`.
 ///
 /// Raises `StaleError` if the export has ended, `GoneError` if its process has, `PlacementError` if the device cannot
-/// reach the memory, `NotPermittedError` if the access or this user is not permitted, `TimeoutError` after `timeout`
+/// reach the memory, `UnsupportedError` for `reserved` and memory of another kind, `NotPermittedError` if the access or this user is not permitted, `TimeoutError` after `timeout`
 /// seconds, `DescriptorError` if the text is no descriptor, `ForkedError` in a child of fork, and `ValueError` for arguments
 /// that are invalid or contradict each other.
 #[pyfunction]
 #[pyo3(signature = (
     descriptor, *, device=None, access=None, stream=None, staged=false, pulled=false, timeout=30.0, allow_users=None,
-    allow_read_only=false, grant=None, progress=None
+    allow_read_only=false, grant=None, progress=None, reserved=false
 ))]
 #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
 pub(crate) fn open(
@@ -149,6 +150,7 @@ pub(crate) fn open(
     allow_read_only: bool,
     grant: Option<&Bound<'_, PyAny>>,
     progress: Option<Py<PyAny>>,
+    reserved: bool,
 ) -> PyResult<Mapping> {
     let grant = grant.map(|grant| crate::grant::parse(py, grant)).transpose()?;
     let access = self::access(access)?;
@@ -179,6 +181,9 @@ pub(crate) fn open(
     let report = progress.map(pull::report);
     let call = || {
         let mut builder = options(source.open(&ipc), access, staged, limit);
+        if reserved {
+            builder = builder.reserved();
+        }
         if let Some(report) = &report {
             builder = builder.on_progress(report);
         }
@@ -198,7 +203,7 @@ pub(crate) fn open(
         }
     };
     let mapping = wait::interruptible(py, call)?.or_raise(py)?;
-    Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only, uses: Uses::default() }))
+    Ok(Mapping::new(MappingInner::new(mapping, backend, stream, allow_read_only)))
 }
 
 /// The source of the right to open memory.

@@ -5,6 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 
+use crate::mapping_inner::NoWait;
+
 /// References to Python objects that a thread of the library may drop.
 pub(crate) struct PyOwner<T = Py<PyAny>>(Option<T>);
 
@@ -28,6 +30,7 @@ impl<T> Drop for PyOwner<T> {
         let mut objects = Some(objects);
         // A reference that is dropped without the interpreter lock is released at the next call of PyO3 only, which may never
         // come: the device memory would stay.
+        let _no_wait = NoWait::begin();
         Python::try_attach(|_| drop(objects.take()));
         // The interpreter is shutting down, and the process with it.
         std::mem::forget(objects);
@@ -45,6 +48,7 @@ impl Callback {
 
     /// Calls the object without arguments on this thread. An exception is printed.
     pub(crate) fn call(&self) {
+        let _no_wait = NoWait::begin();
         Python::try_attach(|py| {
             // The object may replace or drop this callback: the lock is not held during the call.
             let Some(callable) = self

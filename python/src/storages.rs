@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use device_ipc::{
-    Access, AsStream as _, Descriptor, DeviceOrdinal, DevicePtr, DeviceRange, Error, OwnedRegion, Region,
+    AsStream as _, Descriptor, DeviceOrdinal, DevicePtr, DeviceRange, Error, OwnedRegion, Region,
 };
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -19,12 +19,12 @@ use pyo3::{ffi, intern};
 use crate::error::{OrRaise as _, StaleError};
 use crate::exchange::Exchange;
 use crate::grant;
-use crate::mapping::MappingInner;
+use crate::mapping_inner::MappingInner;
 use crate::owner::PyOwner;
 use crate::session::ipc_in_use;
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor, TensorData, device_name};
-use crate::uses::{self, Use, Uses};
+use crate::uses::{self, Use};
 use crate::{backend, dlpack, wait};
 
 /// The references to the object of a storage that only this module has: that of its entry, and that of its export's owner.
@@ -283,16 +283,16 @@ impl Storages {
             }
             refused(py, &error)
         })?;
-        let uses = Uses::default();
-        let inner = Arc::new(MappingInner { mapping, backend, stream, allow_read_only: false, uses });
+        let inner = Arc::new(MappingInner::new(mapping, backend, stream, false));
         uses::note(&inner);
-        let region = inner.mapping.regions().next().filter(|region| region.len >= nbytes);
+        let region =
+            inner.read(py, |mapping| mapping.regions().next())?.filter(|region| region.len >= nbytes);
         let Some(region) = region else {
-            let found = inner.mapping.len();
+            let found = inner.nbytes;
             return Err(StaleError::new_err(format!("the payload names {nbytes} B of memory of {found} B")));
         };
-        let is_writable = inner.mapping.access() == Access::ReadWrite;
-        let data = TensorData::bytes(backend, region, is_writable, Keeper::Mapping(Use::only(&inner)));
+        let data =
+            TensorData::bytes(backend, region, inner.is_writable(), Keeper::Mapping(Use::only(&inner)));
         let storage = match Exchange::of_torch(py) {
             // An extension of PyTorch, such as torch_npu, has storages of a kind of its own, which only its functions make.
             Some(exchange) if backend::dlpack_type(backend) != Some(dlpack::EXTENSION) => {
@@ -342,8 +342,13 @@ impl Storages {
         let lifetime = self.lifetime()?;
         let (handle, grant) = if let Some(received) = self.received(py, cdata)? {
             let mapping = received.mapping.upgrade();
-            let granted = py.detach(move || mapping.map(|inner| inner.mapping.grant(lifetime)).transpose());
-            (received.handle.clone_ref(py), granted.or_raise(py)?)
+            let grant = |inner: &Arc<MappingInner>| {
+                inner.read(py, |mapping| py.detach(|| mapping.grant(lifetime)))?.or_raise(py)
+            };
+            let granted = mapping.as_ref().map(grant).transpose()?;
+            // The last reference ends a lease.
+            py.detach(|| drop(mapping));
+            (received.handle.clone_ref(py), granted)
         } else {
             let shared = match self.known(py, cdata, place.ptr, place.nbytes) {
                 Some(shared) => {
@@ -417,7 +422,7 @@ impl Storages {
             if !one.is_expired(py)?
                 && let Some(inner) = one.mapping.upgrade()
             {
-                devices.push(device_name(inner.backend, inner.mapping.device().get()));
+                devices.push(device_name(inner.backend, inner.device.get()));
             }
         }
         Ok(devices)

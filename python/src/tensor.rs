@@ -13,7 +13,7 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::dtype::to_typestr;
 use crate::error::OrRaise as _;
-use crate::mapping::MappingInner;
+use crate::mapping_inner::MappingInner;
 use crate::ring::ReadSlotInner;
 use crate::session::not_picklable;
 use crate::stream::DlpackStream;
@@ -37,6 +37,12 @@ impl Keeper {
             Self::ReadSlot(slot) => slot.wait_ready(py, tensor),
             Self::Owned(_) => Ok(()),
         }
+    }
+
+    /// Fails if the memory is that of a suspended mapping.
+    pub(crate) fn check_mapped(&self, py: Python<'_>) -> PyResult<()> {
+        let Self::Mapping(mapping) = self else { return Ok(()) };
+        mapping.inner.check_mapped(py)
     }
 
     /// Returns whether the caller has asked for capsules of read-only memory of a device.
@@ -391,12 +397,13 @@ pub(crate) fn prepare(
 /// Makes a stream wait for the bytes of a mapping, or waits on the host.
 impl MappingInner {
     fn wait_ready(&self, py: Python<'_>, tensor: &TensorData, stream: DlpackStream) -> PyResult<()> {
+        self.check_mapped(py)?;
         if backend::is_host(tensor.backend) {
             // The host reads the memory.
             let Some(opened_on) = &self.stream else { return Ok(()) };
             return opened_on.synchronize(py);
         }
         let Some(stream) = stream.borrowed(tensor.backend, tensor.range.device) else { return Ok(()) };
-        py.detach(|| self.mapping.wait_ready(&stream)).or_raise(py)
+        self.read(py, |mapping| py.detach(|| mapping.wait_ready(&stream)))?.or_raise(py)
     }
 }

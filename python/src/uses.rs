@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use crate::mapping::MappingInner;
+use crate::mapping_inner::MappingInner;
 
 /// The numbers of tensors and exports to frameworks that use a mapping.
 #[derive(Default)]
@@ -23,7 +23,7 @@ impl MappingInner {
         drop(named);
         if let Some(views) = self.uses.views.get() {
             let used =
-                self.mapping.tensors().zip(views).filter(|(_, count)| count.load(Ordering::Relaxed) > 0);
+                self.contents.tensors().zip(views).filter(|(_, count)| count.load(Ordering::Relaxed) > 0);
             names.extend(used.map(|((name, _), _)| name.to_owned()));
             names.sort_unstable();
             names.dedup();
@@ -56,7 +56,7 @@ impl Use {
 
     /// A use by one of many views, which costs less.
     pub(crate) fn view(inner: &Arc<MappingInner>, position: usize) -> Arc<Self> {
-        let none = || inner.mapping.tensors().map(|_| AtomicUsize::new(0)).collect();
+        let none = || inner.contents.tensors().map(|_| AtomicUsize::new(0)).collect();
         inner.uses.views.get_or_init(none)[position].fetch_add(1, Ordering::Relaxed);
         Arc::new(Self { inner: Arc::clone(inner), tensor: Used::View(position) })
     }
@@ -106,7 +106,10 @@ pub(crate) fn of(descriptor: &device_ipc::Descriptor) -> (Vec<String>, bool) {
     let alive: Vec<_> = mappings.iter().filter_map(Weak::upgrade).collect();
     // The last reference ends a lease, which is done without the lock.
     drop(mappings);
-    let of_export: Vec<_> = alive.iter().filter(|inner| inner.mapping.descriptor() == descriptor).collect();
+    let is_of_export =
+        |mapping: &device_ipc::Mapping| mapping.descriptor() == descriptor && !mapping.is_suspended();
+    let of_export: Vec<_> =
+        alive.iter().filter(|inner| inner.try_read(is_of_export).unwrap_or(false)).collect();
     let names = of_export.iter().flat_map(|inner| inner.names_in_use()).collect();
     (names, !of_export.is_empty())
 }

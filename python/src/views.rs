@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 
 use crate::dtype::to_dlpack;
 use crate::exchange::Exchange;
-use crate::mapping::MappingInner;
+use crate::mapping_inner::MappingInner;
 use crate::stream::DlpackStream;
 use crate::tensor::{Keeper, Tensor, TensorData, prepare};
 use crate::uses::Use;
@@ -27,7 +27,15 @@ pub(crate) fn torch_views<'py>(
     }
     let Some(exchange) = Exchange::of_torch(py) else { return Ok(None) };
     let mut devices: Vec<DeviceOrdinal> = Vec::new();
-    for region in inner.mapping.regions() {
+    let (regions, tensors) = inner.view(py, |mapping| {
+        let data = |(position, (_, tensor)): (usize, (&str, device_ipc::Tensor<'_>))| {
+            let keeper = Keeper::Mapping(Use::view(inner, position));
+            TensorData::new(inner.backend, tensor.range(), tensor.layout(), inner.is_writable(), keeper)
+        };
+        let tensors: Vec<_> = mapping.tensors().enumerate().map(data).collect();
+        (mapping.regions().collect::<Vec<_>>(), tensors)
+    })?;
+    for region in regions {
         if !devices.contains(&region.device) {
             devices.push(region.device);
             wait_ready(py, inner, region)?;
@@ -35,12 +43,10 @@ pub(crate) fn torch_views<'py>(
     }
     let views = PyDict::new(py);
     let mut places: HashMap<DeviceRange, Bound<'py, PyAny>> = HashMap::new();
-    for (position, (name, tensor)) in inner.mapping.tensors().enumerate() {
-        let (range, layout) = (tensor.range(), tensor.layout());
-        let keeper = Keeper::Mapping(Use::view(inner, position));
-        let data = TensorData::new(inner.backend, range, layout, inner.is_writable(), keeper);
+    for ((name, _), data) in inner.contents.tensors().zip(tensors) {
+        let range = data.range;
         let first = places.get(&range);
-        let view = if first.is_none() && to_dlpack(layout.dtype()).is_some() {
+        let view = if first.is_none() && to_dlpack(data.dtype).is_some() {
             exchange.make(py, &data)?
         } else {
             other.call1((Tensor { data }, first))?

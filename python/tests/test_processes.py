@@ -206,6 +206,35 @@ def test_open_from_a_stopped_exporter_times_out_and_ends_at_ctrl_c(start: Start)
     device_ipc.open(text).close()
 
 
+def test_ctrl_c_ends_a_request_over_a_connection_that_exists(start: Start) -> None:
+    other = start(
+        """
+        exports = [d.share(d.empty((4,), "float32", "mock:0")) for _ in range(2)]
+        print(*exports, flush=True)
+        sys.stdin.readline()
+        """
+    )
+    waiting = start(
+        """
+        connected = d.open(sys.argv[1])
+        print("open", flush=True)
+        sys.stdin.readline()
+        try:
+            print("waiting", flush=True)
+            d.open(sys.argv[2], timeout=None)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        """,
+        *line(other).split(),
+    )
+    assert line(waiting) == "open"
+    other.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, other.pid, os.WSTOPPED)
+    tell(waiting, "")
+    assert line(waiting) == "waiting"
+    interrupt(waiting)
+
+
 def interrupt(process: "subprocess.Popen[str]") -> None:
     """Sends SIGINT to a process that has said that it waits, and checks that this ends the wait."""
     time.sleep(0.2)  # usually enough for it to wait; a signal that comes earlier ends it too

@@ -146,6 +146,8 @@ impl Conversation {
         buffer: &mut Vec<u8>,
         deadline: Deadline,
     ) -> Result<Option<(Reply, ReceivedFds)>> {
+        // An interrupt ends the wait: the socket does not look for one.
+        clock::slice(deadline.left());
         if deadline.left() > LONGEST_SLEEP {
             let taken = socket::take_asleep(self.socket(), buffer);
             return self.read(taken, buffer);

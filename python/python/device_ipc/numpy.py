@@ -64,13 +64,15 @@ def open(
     allow_users: Sequence[int] = (),
     grant: _native.Grant | str | bytes | None = None,
     progress: Callable[[int, int], object] | None = None,
+    reserved: bool = False,
 ) -> Arrays:
     """Opens memory of another process as NumPy arrays, which are read-only where the memory is.
 
     The parameters are those of ``device_ipc.open``: ``descriptor`` (text, bytes, ``Descriptor`` or ``"keeper:NAME"``), ``device`` (a
     device here or a dict of devices; by default the home device), ``access`` (``"r"`` or ``"rw"``), ``stream`` (the one that waits for the bytes),
     ``staged`` and ``pulled`` (copies: ``None`` if the memory cannot be opened, ``True`` always), ``timeout`` (in seconds; ``None`` is no
-    limit), ``allow_users`` (further user ids of exporters), ``grant``, and ``progress`` (called with the numbers of copied and of all bytes).
+    limit), ``allow_users`` (further user ids of exporters), ``grant``, ``progress`` (called with the numbers of copied and of all bytes), and
+    ``reserved`` (addresses that stay, for ``mapping.suspend``, ``resume`` and ``replace``).
     Raises as ``device_ipc.open``, and ``TypeError`` for an element type that NumPy does not have.
     """
     return Arrays(
@@ -83,6 +85,7 @@ def open(
             pulled=pulled,
             grant=grant,
             progress=progress,
+            reserved=reserved,
             timeout=timeout,
             allow_users=allow_users,
         )

@@ -94,6 +94,7 @@ def open(
     allow_read_only: bool = False,
     grant: _native.Grant | str | bytes | None = None,
     progress: Callable[[int, int], object] | None = None,
+    reserved: bool = False,
 ) -> Tensors:
     """Opens memory of another process as torch tensors.
 
@@ -103,7 +104,8 @@ def open(
     The parameters are those of ``device_ipc.open``: ``descriptor`` (text, bytes, ``Descriptor`` or ``"keeper:NAME"``), ``device`` (a
     device here or a dict of devices; by default the home device), ``access`` (``"r"`` or ``"rw"``), ``stream`` (the one that waits for the bytes),
     ``staged`` and ``pulled`` (copies: ``None`` if the memory cannot be opened, ``True`` always), ``timeout`` (in seconds; ``None`` is no
-    limit), ``allow_users`` (further user ids of exporters), ``grant``, and ``progress`` (called with the numbers of copied and of all bytes).
+    limit), ``allow_users`` (further user ids of exporters), ``grant``, ``progress`` (called with the numbers of copied and of all bytes), and
+    ``reserved`` (addresses that stay, for ``mapping.suspend``, ``resume`` and ``replace``).
     Raises as ``device_ipc.open``, ``NotPermittedError`` for read-only memory, and ``TypeError`` for an element type that torch does not have.
     """
     options = {
@@ -114,6 +116,7 @@ def open(
         "pulled": pulled,
         "grant": grant,
         "progress": progress,
+        "reserved": reserved,
         "timeout": timeout,
         "allow_users": allow_users,
     }

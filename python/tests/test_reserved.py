@@ -1,0 +1,263 @@
+"""Mappings at reserved addresses: suspended, resumed and replaced under the arrays that exist."""
+
+import os
+import signal
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+from conftest import Start
+
+import device_ipc
+import device_ipc.numpy
+
+EXPORTER = """
+exports = {}
+print("ready")
+for line in sys.stdin:
+    what, name, *rest = line.split()
+    if what == "share":
+        sizes = [int(size) for size in rest]
+        tensors = {key: d.empty((size,), "float32", "mock:0", read_only=True) for key, size in zip("ab", sizes)}
+        for position, tensor in enumerate(tensors.values()):
+            np.from_dlpack(tensor)[:] = int(name) + position
+        exports[name] = d.share(tensors)
+        print(str(exports[name]))
+    elif what == "close":
+        exports.pop(name).close(timeout=30)
+        print("closed")
+    elif what == "drop":
+        del exports[name]
+        print("dropped")
+"""
+
+
+class Exporter:
+    """A process that shares versions: arrays `a` and `b` with the values `version` and `version + 1`."""
+
+    def __init__(self, start: Start) -> None:
+        self.process: "subprocess.Popen[str]" = start(EXPORTER)
+        assert self._line() == "ready"
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ask(self, text: str) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+        return self._line()
+
+    def share(self, version: int, *sizes: int) -> str:
+        return self.ask(f"share {version} {' '.join(map(str, sizes or (4, 1000)))}")
+
+    def close(self, version: int) -> None:
+        assert self.ask(f"close {version}") == "closed"
+
+
+def address(array: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]") -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def has(arrays: device_ipc.numpy.Arrays, version: int) -> bool:
+    return bool((arrays["a"] == version).all() and (arrays["b"] == version + 1).all())
+
+
+def test_arrays_keep_their_addresses_and_read_each_version(start: Start) -> None:
+    exporter = Exporter(start)
+    arrays = device_ipc.numpy.open(exporter.share(1), reserved=True)
+    mapping = arrays.mapping
+    places = {name: address(array) for name, array in arrays.items()}
+    assert has(arrays, 1) and not mapping.is_suspended
+
+    second = exporter.share(2)
+    mapping.replace(second)
+    assert has(arrays, 2) and str(mapping.descriptor) == second
+    exporter.close(1)  # No lease is left on it.
+
+    mapping.suspend()
+    mapping.suspend()  # Does nothing.
+    assert mapping.is_suspended and "suspended" in repr(mapping)
+    exporter.close(2)
+
+    mapping.resume(device_ipc.Descriptor(exporter.share(3)))
+    assert has(arrays, 3) and not mapping.is_suspended
+    mapping.replace(exporter.share(4), stream=device_ipc.Stream("mock:0"))
+    assert has(arrays, 4)
+    assert {name: address(array) for name, array in arrays.items()} == places
+    assert {name: address(np.from_dlpack(tensor)) for name, tensor in mapping.items()} == places
+
+
+def test_torch_tensors_keep_their_addresses(start: Start) -> None:
+    torch = pytest.importorskip("torch")
+    import device_ipc.torch
+
+    exporter = Exporter(start)
+    with device_ipc.torch.open(exporter.share(1), reserved=True, allow_read_only=True) as tensors:
+        view, place = tensors["b"][:10], tensors["b"].data_ptr()
+        tensors.mapping.suspend()
+        exporter.close(1)
+        assert tensors["b"].data_ptr() == place
+        with pytest.raises(device_ipc.Error, match="suspended"):
+            torch.from_dlpack(tensors.mapping)
+        tensors.mapping.resume(exporter.share(5))
+        assert (view == 6).all() and tensors["b"].data_ptr() == view.data_ptr() == place
+        del view
+
+
+def test_new_views_are_refused_while_suspended(start: Start) -> None:
+    exporter = Exporter(start)
+    text = exporter.share(1)
+    mapping = device_ipc.open(text, reserved=True)
+    tensor = mapping["a"]
+    mapping.suspend()
+    calls = [
+        lambda: mapping["a"],
+        lambda: mapping.get("a"),
+        lambda: list(mapping.values()),
+        lambda: mapping.regions,
+        lambda: device_ipc.numpy.Arrays(mapping),
+        lambda: np.from_dlpack(tensor),
+        lambda: memoryview(tensor),
+        lambda: np.asarray(tensor),
+        lambda: mapping.grant(),
+        lambda: mapping.timeline(),
+        lambda: mapping.check(),
+        lambda: mapping.replace(text),
+    ]
+    for call in calls:
+        with pytest.raises((device_ipc.Error, BufferError), match="suspended"):
+            call()
+    # What needs no memory still works.
+    assert list(mapping) == ["a", "b"] and "a" in mapping and len(mapping) == 2
+    assert mapping.nbytes > 0 and mapping.devices == ["mock:0"] and mapping.read_only is not None
+    mapping.resume(text)
+    assert (np.from_dlpack(tensor) == 1).all()
+    with pytest.raises(device_ipc.UnsupportedError, match="not suspended"):
+        mapping.resume(text)
+
+
+def test_export_of_another_layout_changes_nothing(start: Start) -> None:
+    exporter = Exporter(start)
+    first, other = exporter.share(1), exporter.share(2, 4, 999)
+    arrays = device_ipc.numpy.open(first, reserved=True)
+    with pytest.raises(device_ipc.LayoutError, match="999"):
+        arrays.mapping.replace(other)
+    assert has(arrays, 1) and str(arrays.mapping.descriptor) == first
+    arrays.mapping.suspend()
+    with pytest.raises(device_ipc.LayoutError, match="999"):
+        arrays.mapping.resume(other)
+    with pytest.raises(device_ipc.DescriptorError):
+        arrays.mapping.resume("nothing")
+    assert arrays.mapping.is_suspended
+    exporter.close(2)
+    arrays.mapping.resume(first)
+    assert has(arrays, 1)
+
+
+def test_killed_exporter_is_replaced_by_another(start: Start) -> None:
+    killed, other = Exporter(start), Exporter(start)
+    arrays = device_ipc.numpy.open(killed.share(1), reserved=True)
+    of_killed = killed.share(2)
+    killed.process.kill()
+    killed.process.wait(timeout=60)
+    with pytest.raises(device_ipc.GoneError):
+        arrays.mapping.replace(of_killed)
+    assert has(arrays, 1)
+    arrays.mapping.replace(other.share(3))
+    assert has(arrays, 3)
+    arrays.mapping.suspend()
+    with pytest.raises(device_ipc.GoneError):
+        arrays.mapping.resume(of_killed)
+    assert arrays.mapping.is_suspended
+    arrays.mapping.resume(other.share(4))
+    assert has(arrays, 4)
+
+
+def test_mapping_without_reserved_addresses_is_refused(start: Start) -> None:
+    exporter = Exporter(start)
+    text = exporter.share(1)
+    arrays = device_ipc.numpy.open(text)
+    assert not arrays.mapping.is_suspended
+    for call in (arrays.mapping.suspend, lambda: arrays.mapping.resume(text), lambda: arrays.mapping.replace(text)):
+        with pytest.raises(device_ipc.UnsupportedError, match="not reserved"):
+            call()
+    assert has(arrays, 1)
+    with pytest.raises(device_ipc.UnsupportedError, match="copy"):
+        device_ipc.open(text, reserved=True, staged=True)
+    with device_ipc.share(device_ipc.empty((4,), "float32", "mock:0", read_only=True)) as own:
+        with pytest.raises(device_ipc.UnsupportedError):
+            device_ipc.open(str(own), reserved=True)
+
+
+def test_suspended_mapping_is_closed(start: Start) -> None:
+    exporter = Exporter(start)
+    text = exporter.share(1)
+    with device_ipc.numpy.open(text, reserved=True) as arrays:
+        arrays.mapping.suspend()
+        exporter.close(1)
+    for call in (arrays.mapping.suspend, lambda: arrays.mapping.resume(text), lambda: arrays.mapping.replace(text)):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+    with pytest.raises(ValueError, match="closed"):
+        arrays.mapping.is_suspended  # noqa: B018
+
+
+def test_read_of_suspended_memory_ends_the_process(start: Start) -> None:
+    exporter = Exporter(start)
+    reader = start(
+        """
+        import device_ipc.numpy, resource
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        arrays = device_ipc.numpy.open(sys.argv[1], reserved=True)
+        arrays.mapping.suspend()
+        print("suspended")
+        arrays["a"].sum()
+        """,
+        exporter.share(1),
+    )
+    assert reader.stdout is not None and reader.stdout.readline() == "suspended\n"
+    assert reader.wait(timeout=60) in (-signal.SIGSEGV, -signal.SIGBUS)
+
+
+def test_callbacks_and_signal_handlers_do_not_wait_for_an_exchange(start: Start) -> None:
+    first, stopped = Exporter(start), Exporter(start)
+    mapping = device_ipc.open(first.share(1), reserved=True, timeout=None)
+    text = stopped.share(2)
+    refused = threading.Event()
+
+    def on_dropped() -> None:
+        with pytest.raises(RuntimeError, match="callback"):
+            mapping["a"]
+        refused.set()
+
+    mapping.on_dropped(on_dropped)
+    values: "list[float]" = []
+    reader = threading.Thread(target=lambda: values.append(float(np.from_dlpack(mapping["a"]).sum())))
+
+    def on_alarm(*_: object) -> None:
+        try:
+            mapping["a"]
+        except RuntimeError:
+            pass
+        else:
+            return  # The exchange has not begun.
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        reader.start()
+        assert first.ask("drop 1") == "dropped"
+        assert refused.wait(60)
+        os.kill(stopped.process.pid, signal.SIGCONT)
+
+    former = signal.signal(signal.SIGALRM, on_alarm)
+    os.kill(stopped.process.pid, signal.SIGSTOP)
+    signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+    try:
+        mapping.replace(text)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+        os.kill(stopped.process.pid, signal.SIGCONT)
+    reader.join(60)
+    assert refused.is_set() and values == [8.0]
