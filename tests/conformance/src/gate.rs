@@ -99,14 +99,13 @@ impl Gate {
         let _ = self.soon.send(());
     }
 
-    /// Holds where the gate was opened: `what` has returned, which waits for the stream.
+    /// Holds where the gate is open: `what` has returned, which waits for the stream.
     ///
     /// # Errors
     ///
-    /// [`Stop::Failed`] where it is closed, or has opened by itself.
+    /// [`Stop::Failed`] where it is closed.
     #[track_caller]
     pub fn was_passed(&self, what: &str) -> Outcome {
-        let is_opened = self.shared.state.load(Ordering::SeqCst) == OPENED;
-        that(is_opened, format!("{what} should wait for the stream until the gate is opened, and did not"))
+        that(self.is_open(), format!("{what} should wait for the stream, and did not"))
     }
 }

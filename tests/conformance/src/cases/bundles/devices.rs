@@ -120,6 +120,7 @@ pub fn each_device_waits_for_its_own_stream(context: &Context) -> Outcome {
     let export = memories[0].ipc.share_all(bundle).ready_on(&memories[0].stream).ready_on(&memories[1].stream).start()?;
     importer.open("b", export.descriptor(), Place::Home)?;
     gates.iter().try_for_each(|gate| gate.was_passed("opening without a stream"))?;
+    gates.into_iter().try_for_each(|gate| gate.open("a call before the open"))?;
     for index in 0..2 {
         let read: Vec<u8> = importer.get(&Command::TensorBytes { name: "b".into(), tensor: index.to_string() })?;
         same(&read, &[2 + index; 64], "the bytes, which a stream of their device wrote late")?;
