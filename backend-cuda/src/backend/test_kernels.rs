@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use device_ipc_core::backend::TestKernels;
-use device_ipc_core::{BorrowedStream, DeviceRange, Result};
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, DeviceRange, Result};
 
 use super::cuda::CudaBackend;
 use crate::bindings::api::HostFn;
@@ -15,6 +15,10 @@ impl TestKernels for CudaBackend {
         let (raw, _current) = self.driver().enter_with(stream)?;
         // SAFETY: as the caller promised.
         unsafe { self.driver().launch_add_f32(range, value, stream.device(), raw) }
+    }
+
+    fn load(&self, device: DeviceOrdinal) -> Result<()> {
+        self.driver().load_add_f32(device)
     }
 
     /// The driver may run the delays of several streams one after the other: they share its thread for host functions

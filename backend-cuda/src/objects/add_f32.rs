@@ -37,6 +37,12 @@ impl Driver {
         unsafe { kernel.launch(self, range.ptr.get(), count, value, stream) }
     }
 
+    /// Loads the kernel on a device.
+    pub(crate) fn load_add_f32(&self, device: DeviceOrdinal) -> Result<()> {
+        let _current = self.enter(device)?;
+        self.add_f32_kernel(device).map(drop)
+    }
+
     /// Returns the kernel of a device whose context is current.
     fn add_f32_kernel(&self, device: DeviceOrdinal) -> Result<&Kernel> {
         let slot = &self.device(device)?.add_f32;

@@ -35,6 +35,17 @@ pub trait TestKernels: fmt::Debug + Send + Sync {
     /// else the vendor's error.
     unsafe fn add_f32(&self, range: DeviceRange, value: f32, stream: BorrowedStream<'_>) -> Result<()>;
 
+    /// Loads the kernel on a device, so that no later [`add_f32`](Self::add_f32) does: it would wait for a stream that a [`Gate`]
+    /// blocks. The default implementation is for backends that load nothing.
+    ///
+    /// # Errors
+    ///
+    /// The vendor's error.
+    fn load(&self, device: DeviceOrdinal) -> Result<()> {
+        let _ = device;
+        Ok(())
+    }
+
     /// Submits a pause of at least `time`.
     ///
     /// # Errors
@@ -77,6 +88,9 @@ impl Gate {
     ///
     /// As [`Stream::gate`](crate::Stream::gate).
     pub fn close(backend: &Arc<dyn DeviceIpc>, stream: BorrowedStream<'_>) -> Result<Self> {
+        if let Some(kernels) = backend.test_kernels() {
+            kernels.load(stream.device())?;
+        }
         let Some(timelines) = backend.timelines().filter(|_| has_timelines(&**backend, stream)) else {
             let open = Arc::new((Mutex::new(false), Condvar::new()));
             let barrier = Arc::clone(&open);
