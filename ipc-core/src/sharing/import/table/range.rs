@@ -187,9 +187,6 @@ impl OpenRange {
         let mut content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
         let content = std::mem::replace(&mut *content, Content::None);
         let runtime = Runtime::existing().filter(|_| !matches!(content, Content::None));
-        if let Some(runtime) = runtime {
-            runtime.metrics.driver_closes_total.add(1);
-        }
         let closed = match content {
             Content::None => Ok(()),
             Content::Opened(opened) => {
@@ -204,6 +201,10 @@ impl OpenRange {
         };
         if let Err(error) = closed {
             tracing::warn!(target: crate::os::log::IMPORT, %error, "a mapping could not be closed");
+        }
+        // Whoever waits for this count relies on the close: a driver may import a handle once at a time.
+        if let Some(runtime) = runtime {
+            runtime.metrics.driver_closes_total.add(1);
         }
     }
 }
