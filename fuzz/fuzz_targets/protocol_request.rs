@@ -1,11 +1,11 @@
-//! What an importer may send to an exporter: a message, and a conversation.
+//! Conversations of an exporter with an importer that sends arbitrary messages.
 #![no_main]
 
 use std::sync::{Arc, OnceLock};
 
 use device_ipc_core::DeviceOrdinal;
 use device_ipc_core::backend::DeviceIpc;
-use device_ipc_core::fuzzing::{self, Exporter};
+use device_ipc_core::fuzzing::Exporter;
 use device_ipc_mock::MockBackend;
 
 /// Two allocations whose handles travel with file descriptors.
@@ -21,6 +21,5 @@ fn exporter() -> Exporter {
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     static EXPORTER: OnceLock<Exporter> = OnceLock::new();
-    fuzzing::request(bytes);
     EXPORTER.get_or_init(exporter).serve(bytes);
 });

@@ -26,6 +26,7 @@ pub mod backend;
 mod control;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
+#[path = "../../fuzz/conversations/mod.rs"]
 pub mod fuzzing;
 mod ipc;
 mod model;

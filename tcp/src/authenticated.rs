@@ -12,7 +12,7 @@ use hmac::Mac;
 
 use crate::error::TcpError;
 use crate::key::Key;
-use crate::wire::{Deadline, Wire, read_some, write};
+use crate::wire::{Deadline, read_some, write};
 
 /// Maximum length of a message in bytes: 8 MiB.
 pub const MAX_MESSAGE_BYTES: usize = 8 << 20;
@@ -100,20 +100,20 @@ impl Session {
 
     pub(crate) fn send(
         &mut self,
-        wire: &mut impl Wire,
+        stream: &TcpStream,
         bytes: &[u8],
         deadline: Deadline,
     ) -> Result<(), TcpError> {
-        self.sending.send(wire, bytes, deadline)
+        self.sending.send(stream, bytes, deadline)
     }
 
-    pub(crate) fn receive(&mut self, wire: &mut impl Wire, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
-        self.receiving.receive(wire, deadline)
+    pub(crate) fn receive(&mut self, stream: &TcpStream, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
+        self.receiving.receive(stream, deadline)
     }
 }
 
 impl Sending {
-    fn send(&mut self, wire: &mut impl Wire, bytes: &[u8], deadline: Deadline) -> Result<(), TcpError> {
+    fn send(&mut self, stream: &TcpStream, bytes: &[u8], deadline: Deadline) -> Result<(), TcpError> {
         if self.has_failed {
             return Err(TcpError::Unusable { step: SEND });
         }
@@ -125,28 +125,28 @@ impl Sending {
         message.extend_from_slice(bytes);
         message.extend_from_slice(&mac(&self.key, self.role, self.sent, bytes).finalize().into_bytes());
         self.sent += 1;
-        let sent = write(wire, &message, deadline, SEND);
+        let sent = write(stream, &message, deadline, SEND);
         self.has_failed = sent.is_err();
         sent
     }
 }
 
 impl Receiving {
-    fn receive(&mut self, wire: &mut impl Wire, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
+    fn receive(&mut self, stream: &TcpStream, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
         if self.has_failed {
             return Err(TcpError::Unusable { step: RECEIVE });
         }
-        let received = self.continue_message(wire, deadline);
+        let received = self.continue_message(stream, deadline);
         self.has_failed = !matches!(received, Ok(_) | Err(TcpError::TimedOut { .. }));
         received
     }
 
     /// Receives the rest of the message of which a part has arrived.
-    fn continue_message(&mut self, wire: &mut impl Wire, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
+    fn continue_message(&mut self, stream: &TcpStream, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
         let length = match self.length {
             Some(length) => length,
             None => {
-                self.fill(wire, LENGTH_BYTES, deadline)?;
+                self.fill(stream, LENGTH_BYTES, deadline)?;
                 let length = self.partial[..].try_into().expect("4 bytes");
                 let length = u32::from_be_bytes(length) as usize;
                 if length > self.limit {
@@ -156,7 +156,7 @@ impl Receiving {
                 *self.length.insert(length)
             }
         };
-        self.fill(wire, length + CODE_BYTES, deadline)?;
+        self.fill(stream, length + CODE_BYTES, deadline)?;
         self.length = None;
         let mut message = std::mem::take(&mut self.partial);
         let code = message.split_off(length);
@@ -168,11 +168,11 @@ impl Receiving {
     }
 
     /// Reads until the partial message has this many bytes. Bytes that have arrived remain after an error.
-    fn fill(&mut self, wire: &mut impl Wire, bytes: usize, deadline: Deadline) -> Result<(), TcpError> {
+    fn fill(&mut self, stream: &TcpStream, bytes: usize, deadline: Deadline) -> Result<(), TcpError> {
         while self.partial.len() < bytes {
             let begun = self.partial.len();
             self.partial.resize(bytes.min(begun + STEP_BYTES), 0);
-            let read = read_some(wire, &mut self.partial[begun..], deadline, RECEIVE);
+            let read = read_some(stream, &mut self.partial[begun..], deadline, RECEIVE);
             self.partial.truncate(begun + *read.as_ref().unwrap_or(&0));
             read?;
         }
@@ -207,7 +207,7 @@ impl AuthenticatedConnection {
     /// [`TcpError::Io`]. After any error but the first a part of the message may have been sent, so further sends return
     /// [`TcpError::Unusable`].
     pub fn send(&mut self, bytes: &[u8], deadline: Deadline) -> Result<(), TcpError> {
-        self.session.send(&mut &*self.stream, bytes, deadline)
+        self.session.send(&self.stream, bytes, deadline)
     }
 
     /// Receives the next message.
@@ -222,7 +222,7 @@ impl AuthenticatedConnection {
     /// [`TcpError::Io`], [`TcpError::Modified`] and [`TcpError::ReceivedTooLong`], after which further receives return
     /// [`TcpError::Unusable`].
     pub fn receive(&mut self, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
-        self.session.receive(&mut &*self.stream, deadline)
+        self.session.receive(&self.stream, deadline)
     }
 
     /// Limits the length of received messages, by default [`MAX_MESSAGE_BYTES`]: of a message of which a part has arrived, at most
@@ -262,7 +262,7 @@ impl AuthenticatedSender {
     ///
     /// As [`AuthenticatedConnection::send`].
     pub fn send(&mut self, bytes: &[u8], deadline: Deadline) -> Result<(), TcpError> {
-        self.sending.send(&mut &*self.stream, bytes, deadline)
+        self.sending.send(&self.stream, bytes, deadline)
     }
 
     /// Returns the socket; see [`AuthenticatedConnection::socket`].
@@ -290,7 +290,7 @@ impl AuthenticatedReceiver {
     ///
     /// As [`AuthenticatedConnection::receive`].
     pub fn receive(&mut self, deadline: Deadline) -> Result<Vec<u8>, TcpError> {
-        self.receiving.receive(&mut &*self.stream, deadline)
+        self.receiving.receive(&self.stream, deadline)
     }
 
     /// Returns the socket; see [`AuthenticatedConnection::socket`].

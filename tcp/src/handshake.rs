@@ -28,7 +28,7 @@ use sha2::Sha256;
 use crate::authenticated::{AuthenticatedConnection, Role, Session};
 use crate::error::TcpError;
 use crate::key::{Key, random};
-use crate::wire::{Deadline, Wire, read, write};
+use crate::wire::{Deadline, read, write};
 
 /// Version of the protocol.
 pub const VERSION: u16 = 3;
@@ -90,7 +90,7 @@ pub fn accept(
 ) -> Result<AuthenticatedConnection, TcpError> {
     let stream = stream.into();
     set_up(&stream)?;
-    let session = serve(&mut &*stream, find_key, Some(deadline))?;
+    let session = serve(&stream, find_key, Some(deadline))?;
     Ok(AuthenticatedConnection::new(stream, session))
 }
 
@@ -111,7 +111,7 @@ pub fn connect(
 ) -> Result<AuthenticatedConnection, TcpError> {
     let stream = stream.into();
     set_up(&stream)?;
-    let session = request(&mut &*stream, key_id, key, Some(deadline))?;
+    let session = request(&stream, key_id, key, Some(deadline))?;
     Ok(AuthenticatedConnection::new(stream, session))
 }
 
@@ -123,25 +123,25 @@ fn set_up(stream: &TcpStream) -> Result<(), TcpError> {
 
 /// Runs the server side of the handshake.
 pub(crate) fn serve(
-    wire: &mut impl Wire,
+    stream: &TcpStream,
     find_key: impl FnOnce(u64) -> Option<Key>,
     at: Deadline,
 ) -> Result<Session, TcpError> {
-    let theirs = read_hello(wire, at, "receive the hello")?;
+    let theirs = read_hello(stream, at, "receive the hello")?;
     let server = random()?;
-    write(wire, &hello(&server), at, "send the hello")?;
+    write(stream, &hello(&server), at, "send the hello")?;
     let client = check_hello(&theirs)?;
     let mut key_id = [0; 8];
-    read(wire, &mut key_id, at, "receive the hello")?;
+    read(stream, &mut key_id, at, "receive the hello")?;
     let key_id = u64::from_be_bytes(key_id);
     // Generated for every client, so that it takes an equal time for known and unknown ids.
     let unknown = Key::random()?;
     let found = find_key(key_id);
     let proofs = Proofs { key: found.as_ref().unwrap_or(&unknown), key_id, client, server };
     let mut proof = [0; 32];
-    read(wire, &mut proof, at, "receive the proof of the client")?;
+    read(stream, &mut proof, at, "receive the proof of the client")?;
     if !proofs.is_proof(CLIENT_PROOF, &proof) {
-        let _ = write(wire, &[REFUSED], at, "refuse the client");
+        let _ = write(stream, &[REFUSED], at, "refuse the client");
         return Err(match found {
             Some(_) => TcpError::ClientWithoutKey,
             None => TcpError::UnknownKey { key_id },
@@ -149,31 +149,26 @@ pub(crate) fn serve(
     }
     let mut answer = vec![ACCEPTED];
     answer.extend(proofs.proof(SERVER_PROOF));
-    write(wire, &answer, at, "send the proof")?;
+    write(stream, &answer, at, "send the proof")?;
     Ok(proofs.session(Role::Server))
 }
 
 /// Runs the client side of the handshake.
-pub(crate) fn request(
-    wire: &mut impl Wire,
-    key_id: u64,
-    key: &Key,
-    at: Deadline,
-) -> Result<Session, TcpError> {
+pub(crate) fn request(stream: &TcpStream, key_id: u64, key: &Key, at: Deadline) -> Result<Session, TcpError> {
     let client = random()?;
     let mut ours = hello(&client);
     ours.extend(key_id.to_be_bytes());
-    write(wire, &ours, at, "send the hello")?;
-    let theirs = read_hello(wire, at, "receive the hello of the server")?;
+    write(stream, &ours, at, "send the hello")?;
+    let theirs = read_hello(stream, at, "receive the hello of the server")?;
     let proofs = Proofs { key, key_id, client, server: check_hello(&theirs)? };
-    write(wire, &proofs.proof(CLIENT_PROOF), at, "send the proof")?;
+    write(stream, &proofs.proof(CLIENT_PROOF), at, "send the proof")?;
     let mut verdict = [REFUSED];
-    read(wire, &mut verdict, at, "receive the verdict of the server")?;
+    read(stream, &mut verdict, at, "receive the verdict of the server")?;
     if verdict != [ACCEPTED] {
         return Err(TcpError::Refused);
     }
     let mut proof = [0; 32];
-    read(wire, &mut proof, at, "receive the proof of the server")?;
+    read(stream, &mut proof, at, "receive the proof of the server")?;
     if !proofs.is_proof(SERVER_PROOF, &proof) {
         return Err(TcpError::ServerWithoutKey);
     }
@@ -187,17 +182,17 @@ fn hello(nonce: &Nonce) -> Vec<u8> {
 
 /// Reads a hello. The magic is checked first, because a peer of another protocol may never send a complete hello.
 fn read_hello(
-    wire: &mut impl Wire,
+    stream: &TcpStream,
     deadline: Deadline,
     step: &'static str,
 ) -> Result<[u8; HELLO_BYTES], TcpError> {
     let mut hello = [0; HELLO_BYTES];
     let (magic, rest) = hello.split_at_mut(MAGIC.len());
-    read(wire, magic, deadline, step)?;
+    read(stream, magic, deadline, step)?;
     if magic != MAGIC {
         return Err(TcpError::OtherProtocol { bytes: magic.try_into().expect("8 bytes") });
     }
-    read(wire, rest, deadline, step)?;
+    read(stream, rest, deadline, step)?;
     Ok(hello)
 }
 

@@ -47,9 +47,6 @@
 
 mod authenticated;
 mod error;
-#[cfg(feature = "fuzzing")]
-#[doc(hidden)]
-pub mod fuzzing;
 mod handshake;
 mod key;
 mod wire;

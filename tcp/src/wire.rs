@@ -9,33 +9,23 @@ use crate::error::TcpError;
 /// The deadline of an operation; `None` waits without a limit.
 pub type Deadline = Option<Instant>;
 
-/// A stream of bytes in both directions: a socket, or the input of a fuzz target.
-pub(crate) trait Wire {
-    /// Reads at least one byte; zero bytes are the end of the stream.
-    fn read_some(&mut self, buffer: &mut [u8], deadline: Deadline) -> io::Result<usize>;
-
-    /// Writes at least one byte.
-    fn write_some(&mut self, bytes: &[u8], deadline: Deadline) -> io::Result<usize>;
-}
-
-impl Wire for &TcpStream {
-    fn read_some(&mut self, buffer: &mut [u8], deadline: Deadline) -> io::Result<usize> {
-        loop {
-            self.set_read_timeout(remaining(deadline)?)?;
-            match self.read(buffer) {
-                Err(error) => retryable(error)?,
-                read => return read,
-            }
+/// Returns 0 at the end of the stream.
+fn try_read(mut stream: &TcpStream, buffer: &mut [u8], deadline: Deadline) -> io::Result<usize> {
+    loop {
+        stream.set_read_timeout(remaining(deadline)?)?;
+        match stream.read(buffer) {
+            Err(error) => retryable(error)?,
+            read => return read,
         }
     }
+}
 
-    fn write_some(&mut self, bytes: &[u8], deadline: Deadline) -> io::Result<usize> {
-        loop {
-            self.set_write_timeout(remaining(deadline)?)?;
-            match self.write(bytes) {
-                Err(error) => retryable(error)?,
-                written => return written,
-            }
+fn try_write(mut stream: &TcpStream, bytes: &[u8], deadline: Deadline) -> io::Result<usize> {
+    loop {
+        stream.set_write_timeout(remaining(deadline)?)?;
+        match stream.write(bytes) {
+            Err(error) => retryable(error)?,
+            written => return written,
         }
     }
 }
@@ -59,12 +49,12 @@ fn retryable(error: io::Error) -> io::Result<()> {
 
 /// Reads at least one byte. The step is part of the error.
 pub(crate) fn read_some(
-    wire: &mut impl Wire,
+    stream: &TcpStream,
     buffer: &mut [u8],
     deadline: Deadline,
     step: &'static str,
 ) -> Result<usize, TcpError> {
-    match wire.read_some(buffer, deadline) {
+    match try_read(stream, buffer, deadline) {
         Ok(0) => Err(TcpError::Closed { step }),
         Ok(read) => Ok(read),
         Err(cause) => Err(failed(step, cause)),
@@ -73,13 +63,13 @@ pub(crate) fn read_some(
 
 /// Reads until the buffer is full. The step is part of the error.
 pub(crate) fn read(
-    wire: &mut impl Wire,
+    stream: &TcpStream,
     mut buffer: &mut [u8],
     deadline: Deadline,
     step: &'static str,
 ) -> Result<(), TcpError> {
     while !buffer.is_empty() {
-        let read = read_some(wire, buffer, deadline, step)?;
+        let read = read_some(stream, buffer, deadline, step)?;
         buffer = &mut buffer[read..];
     }
     Ok(())
@@ -87,13 +77,13 @@ pub(crate) fn read(
 
 /// Writes all bytes. The step is part of the error.
 pub(crate) fn write(
-    wire: &mut impl Wire,
+    stream: &TcpStream,
     mut bytes: &[u8],
     deadline: Deadline,
     step: &'static str,
 ) -> Result<(), TcpError> {
     while !bytes.is_empty() {
-        match wire.write_some(bytes, deadline) {
+        match try_write(stream, bytes, deadline) {
             Ok(0) => return Err(TcpError::Closed { step }),
             Ok(written) => bytes = &bytes[written..],
             Err(cause) => return Err(failed(step, cause)),

@@ -3,8 +3,6 @@
 pub(crate) mod broker;
 mod error_with;
 pub(crate) mod export;
-#[cfg(any(test, feature = "fuzzing"))]
-pub(crate) mod fuzzing;
 pub(crate) mod host_pages;
 pub(crate) mod import;
 pub(crate) mod lease_page;

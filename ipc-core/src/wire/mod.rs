@@ -5,6 +5,9 @@
 pub(crate) mod address;
 pub(crate) mod channel;
 pub(crate) mod descriptor;
+#[cfg(any(test, feature = "fuzzing"))]
+#[cfg_attr(not(test), allow(dead_code, reason = "the fuzz targets use a part of them"))]
+pub(crate) mod examples;
 mod grant;
 #[cfg(test)]
 mod properties;

@@ -43,9 +43,6 @@ mod room;
 mod send;
 mod tcp;
 
-#[cfg(any(test, feature = "fuzzing"))]
-pub(crate) mod fuzzing;
-
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;

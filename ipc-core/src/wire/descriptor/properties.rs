@@ -179,6 +179,39 @@ pub(crate) fn spellings(secret: &[u8]) -> Vec<String> {
     spellings
 }
 
+/// Calls every method that an importer may call before it opens the descriptor.
+fn show(read: &Descriptor) {
+    let contents = read.contents();
+    let shown = format!("{read:?}");
+    let others = [
+        data_encoding::HEXLOWER.encode(read.exporter().host.as_bytes()),
+        data_encoding::HEXLOWER.encode(&read.exporter().boot),
+        read.backend().to_owned(),
+        contents.broker.to_string(),
+    ];
+    for part in contents.parts.iter() {
+        let token = data_encoding::HEXLOWER.encode(&part.token.to_bytes());
+        assert!(
+            !shown.contains(&token) || others.iter().any(|other| other.contains(&token)),
+            "the token is shown"
+        );
+    }
+    if let Some(layout) = read.layout() {
+        let room = read.ring().map_or(read.len(), |ring| ring.slot_bytes());
+        assert!(layout.check_fits(room).is_ok());
+    }
+    if let Some(ring) = read.ring() {
+        assert!(u128::from(ring.slots()) * u128::from(ring.slot_bytes()) <= u128::from(read.len()));
+    }
+    assert!(!read.is_empty() && read.allocations() >= read.homes().len());
+    for (name, layout) in read.tensors() {
+        assert_eq!(read.layout_of(name), Some(layout));
+        assert!(read.home_of(name).is_some());
+        let _ = (layout.elements(), layout.is_contiguous(), layout.start_bytes(), layout.span_bytes());
+    }
+    let _ = (contents.broker.to_socket_address(), read.view());
+}
+
 proptest! {
     // A failure prints its input; the checkout stays as it is.
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
@@ -243,7 +276,7 @@ proptest! {
             bytes[at] = byte;
         }
         if let Ok(read) = Descriptor::from_bytes(&repaired(bytes)) {
-            crate::fuzzing::show(&read);
+            show(&read);
             prop_assert_eq!(Descriptor::from_bytes(&read.to_bytes()).unwrap(), read);
         }
     }
@@ -356,9 +389,9 @@ fn table_that_does_not_fit_names_the_tensor() {
 
 #[test]
 fn tensor_beyond_its_memory_is_named() {
-    let plain = crate::fuzzing::plain_tensors();
+    let plain = crate::wire::examples::plain_tensors();
     let of = |offset, layout: TensorLayout| {
-        let tensors = crate::fuzzing::listed([("w", offset, layout)], vec![0]);
+        let tensors = crate::wire::examples::listed([("w", offset, layout)], vec![0]);
         let changed = plain.with(|contents| contents.memory = Memory::Tensors(tensors));
         Descriptor::from_bytes(&changed.to_bytes()).map(|_| ())
     };
@@ -382,7 +415,7 @@ fn refused(plain: &Descriptor, change: impl FnOnce(&mut Contents)) -> String {
 
 #[test]
 fn senseless_named_tensors_are_refused() {
-    let plain = crate::fuzzing::plain_tensors();
+    let plain = crate::wire::examples::plain_tensors();
     assert_eq!(refused(&plain, |_| {}), "");
     let refused = |change: &dyn Fn(&mut Contents)| refused(&plain, change);
     assert!(refused(&|one| one.parts = OneOrMany::NONE).contains("region"), "without regions");
@@ -414,7 +447,7 @@ fn senseless_named_tensors_are_refused() {
 
 #[test]
 fn senseless_regions_are_refused() {
-    let plain = crate::fuzzing::plain_descriptor();
+    let plain = crate::wire::examples::plain_descriptor();
     let region = |offset, len| {
         let memory = Memory::Region(DescribedRegion { offset, len, layout: None });
         refused(&plain, |one| one.memory = memory)
@@ -423,7 +456,7 @@ fn senseless_regions_are_refused() {
     for (offset, len) in [(0, 0), (1, 1 << 20), (1 << 20, 1), (u64::MAX, 2)] {
         assert!(region(offset, len).contains("invalid descriptor: region"), "{len} B at {offset}");
     }
-    let ring = crate::fuzzing::plain_ring();
+    let ring = crate::wire::examples::plain_ring();
     let with_slots_of = |bytes: u64| {
         refused(&ring, |one| {
             let Memory::Region(region) = &mut one.memory else { panic!("a ring lies in a region") };
@@ -441,7 +474,7 @@ fn senseless_regions_are_refused() {
 
 /// Returns the bytes of a descriptor with these sections.
 fn with_sections(sections: &[u8]) -> Vec<u8> {
-    let mut bytes = crate::fuzzing::plain_descriptor().to_bytes();
+    let mut bytes = crate::wire::examples::plain_descriptor().to_bytes();
     bytes.truncate(12);
     bytes.extend_from_slice(sections);
     let total = (bytes.len() + 4) as u32;
@@ -462,7 +495,7 @@ fn unknown(kind: u16, flags: u16) -> Vec<u8> {
 
 #[test]
 fn unknown_section_is_skipped_unless_it_is_critical() {
-    for plain in [crate::fuzzing::plain_descriptor(), crate::fuzzing::plain_tensors()] {
+    for plain in [crate::wire::examples::plain_descriptor(), crate::wire::examples::plain_tensors()] {
         let known = sections(&plain);
         for kind in [0, 8, 99] {
             for at in [0, known.len()] {
@@ -485,7 +518,7 @@ fn unknown_section_is_skipped_unless_it_is_critical() {
 
 #[test]
 fn sections_that_are_missing_repeated_or_out_of_order_are_refused() {
-    let plain = crate::fuzzing::plain_descriptor().with(|contents| {
+    let plain = crate::wire::examples::plain_descriptor().with(|contents| {
         let layout = Some(bytes(4));
         contents.memory = Memory::Region(DescribedRegion { offset: 0, len: 4096, layout });
         contents.ring = RingSlots::new(1, 256, 4096);
@@ -525,7 +558,7 @@ fn sections_that_are_missing_repeated_or_out_of_order_are_refused() {
 fn table_and_descriptor_are_told_apart() {
     let table = TensorTable::new([("w", 0, bytes(1))]).unwrap();
     assert!(Descriptor::from_bytes(&table.to_bytes()).is_err());
-    let named = crate::fuzzing::plain_tensors();
+    let named = crate::wire::examples::plain_tensors();
     assert!(
         TensorTable::from_bytes(&named.to_bytes())
             .unwrap_err()
@@ -553,7 +586,7 @@ fn slots_that_do_not_fit_are_refused() {
         [(0, 256), (17, 256), (3, 0), (3, 255), (1, 4352), (1 << 17, 256), (2, u64::MAX), (2, 1 << 63)]
     {
         assert_eq!(RingSlots::new(slots, each, 4096), None, "{slots} of {each}");
-        let mut forged = crate::fuzzing::plain_ring().to_bytes();
+        let mut forged = crate::wire::examples::plain_ring().to_bytes();
         let at = forged.len() - 4 - 12;
         forged[at..at + 4].copy_from_slice(&u32::to_le_bytes(slots));
         forged[at + 4..at + 12].copy_from_slice(&u64::to_le_bytes(each));

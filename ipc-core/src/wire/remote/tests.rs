@@ -72,14 +72,15 @@ fn texts_of_a_peer_are_cut_for_display() {
     assert_eq!(detail.len(), 2048);
 }
 
-#[test]
-fn seeds_are_decoded() {
-    for (name, bytes) in crate::fuzzing::remote_seeds() {
-        let is_request = ["open", "ping", "release", "join", "acknowledge", "leave"].contains(&name);
-        assert_eq!(RemoteRequest::decode(&bytes).is_ok() && is_request, is_request, "{name}");
-        assert!(is_request || RemoteReply::decode(&bytes).is_ok(), "{name}");
-        crate::fuzzing::remote(&bytes);
+/// Decodes bytes in both directions.
+fn check(bytes: &[u8]) -> Result<(), TestCaseError> {
+    if let Ok(read) = RemoteRequest::decode(bytes) {
+        prop_assert_eq!(RemoteRequest::decode(&encode(&read).unwrap()), Ok(read));
     }
+    if let Ok(read) = RemoteReply::decode(bytes) {
+        prop_assert_eq!(RemoteReply::decode(&encode(&read).unwrap()), Ok(read));
+    }
+    Ok(())
 }
 
 proptest! {
@@ -127,7 +128,19 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_are_no_panic(bytes in vec(any::<u8>(), 0..300)) {
-        crate::fuzzing::remote(&bytes);
+    fn arbitrary_bytes_decode_or_fail(kind in 0..10_u8, mut bytes in vec(any::<u8>(), 1..300)) {
+        check(&bytes)?;
+        bytes[0] = kind;
+        check(&bytes)?;
+    }
+
+    #[test]
+    fn damaged_requests_decode_or_fail(damage in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+        let mut bytes = encode(&RemoteRequest::Open(open())).unwrap();
+        for (at, byte) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        check(&bytes)?;
     }
 }

@@ -1,7 +1,7 @@
 use super::*;
-use crate::fuzzing::{plain_descriptor, plain_ring, plain_tensors};
 use crate::model::tensor::{Dtype, TensorLayout, TensorTable};
 use crate::wire::descriptor::Descriptor;
+use crate::wire::examples::{plain_descriptor, plain_ring, plain_tensors};
 
 type Read = fn(&[u8]) -> Result<(), DescriptorError>;
 

@@ -1,14 +1,15 @@
 //! Valid conversations, the seeds of the fuzzer.
 
+use super::Seed;
 use super::exporter::{self, token};
 use super::importer;
 use super::script::Writer;
 use crate::backend::{Access, HandleKind};
-use crate::fuzzing::{SOMEBODY, Seed};
 use crate::model::address::Generation;
 use crate::model::lease::{LeaseId, LeaseState};
 use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
+use crate::wire::examples::SOMEBODY;
 use crate::wire::protocol::{
     AllocationId, ListedExport, ListedHolder, Opened, PROTOCOL_VERSION, PageId, Refusal, Reply, Request,
     RequestId, Span, WireHandle, encode,
@@ -78,7 +79,8 @@ fn importers(stranger: bool, packets: &[(usize, Vec<u8>)]) -> Vec<u8> {
     script.0
 }
 
-pub(crate) fn request_seeds() -> Vec<Seed> {
+/// Returns the seeds of [`Exporter::serve`](super::Exporter::serve).
+pub fn request_seeds() -> Vec<Seed> {
     let (right, wrong) = (token, Token::from_bytes([0x55; 16]));
     let (read, write) = (Access::ReadOnly, Access::ReadWrite);
     let first = (1, hello(PROTOCOL_VERSION));
@@ -226,7 +228,8 @@ fn exporters(mode: u8, packets: &[Vec<u8>]) -> Vec<u8> {
     script.0
 }
 
-pub(crate) fn reply_seeds() -> Vec<Seed> {
+/// Returns the seeds of [`Importer::open`](super::Importer::open).
+pub fn reply_seeds() -> Vec<Seed> {
     let refused = |request, refusal| reply(&Reply::Refused { request: RequestId(request), refusal });
     let notices =
         [reply(&Reply::Dropped { export: ExportId(1) }), reply(&Reply::Recall { export: ExportId(1) })];

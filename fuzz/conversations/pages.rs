@@ -13,7 +13,6 @@ use rustix::net::{SocketFlags, accept_with, bind, listen};
 
 use crate::backend::{DeviceIpc, HandleBytes, HandleKind};
 use crate::control::{close_unused, counters, set_cache_limits};
-use crate::fuzzing::plain_descriptor;
 use crate::ipc::Ipc;
 use crate::model::address::Generation;
 use crate::model::lease::LeaseId;
@@ -25,6 +24,7 @@ use crate::transport::socket;
 use crate::wire::descriptor::{
     BackendName, DescribedExtent, DescribedRegion, Descriptor, Memory, PartRegions,
 };
+use crate::wire::examples::plain_descriptor;
 use crate::wire::protocol::{
     AllocationId, Opened, PROTOCOL_VERSION, PageId, Reply, Request, WireHandle, decode, encode,
 };
@@ -316,7 +316,7 @@ impl Served {
 }
 
 /// Returns the seeds: a first byte, and choices that produce correct pages, with and without publications.
-pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+pub fn seeds() -> Vec<super::Seed> {
     let with = |mode: u8, choices: &[u8]| [&[mode], choices].concat();
     vec![
         ("timeline", with(TIMELINE, &[0; 16])),

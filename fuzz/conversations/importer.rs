@@ -9,7 +9,6 @@ use rustix::event::PollFlags;
 use rustix::net::{Shutdown, SocketFlags, accept_with, bind, listen, shutdown};
 
 use super::script::{Script, Step};
-use crate::fuzzing::{SOMEBODY, plain_descriptor};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::Error;
 use crate::os::clock;
@@ -18,6 +17,7 @@ use crate::sharing::import::Link;
 use crate::transport::{AllowList, Deadline, socket};
 use crate::wire::BrokerAddress;
 use crate::wire::descriptor::Descriptor;
+use crate::wire::examples::{SOMEBODY, plain_descriptor};
 use crate::wire::protocol::{PROTOCOL_VERSION, Reply, Request, decode, encode};
 
 /// The kinds of steps, except [`SEND`].
@@ -192,7 +192,6 @@ fn play(listener: &OwnedFd, input: &[u8]) -> Played {
         if packets > MOST_PACKETS {
             break;
         }
-        super::reply(packet);
         for _ in 0..times {
             let fds = [connection.as_fd(); 2];
             let fds = if action == SEND_WITH_DESCRIPTORS { &fds[..] } else { &[] };

@@ -8,7 +8,6 @@ use rustix::io::Errno;
 
 use super::script::{Script, Step, connection};
 use crate::backend::{Access, DeviceIpc};
-use crate::fuzzing::SOMEBODY;
 use crate::model::address::{DeviceRange, Extent};
 use crate::model::lease::LeaseId;
 use crate::sharing::Runtime;
@@ -19,6 +18,7 @@ use crate::transport::socket::{self, PeerCredentials, PeerSocket};
 use crate::transport::{AllowList, Connection, ConnectionId, Metrics, Next, Served, Session};
 use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
+use crate::wire::examples::SOMEBODY;
 use crate::wire::protocol::{MAX_SPANS, PROTOCOL_VERSION, Refusal, Reply, Request, Span, decode};
 
 /// The kinds of steps, except [`SEND`].
@@ -168,7 +168,6 @@ impl Exporter {
             if packets > MOST_PACKETS {
                 break;
             }
-            super::request(packet);
             for _ in 0..times {
                 next = match action {
                     READ_ANSWERS => {
