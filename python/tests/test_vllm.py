@@ -5,6 +5,7 @@ Each test runs with stand-ins for the classes of each family of signatures, and 
 """
 
 import contextlib
+import functools
 import gc
 import importlib
 import inspect
@@ -69,6 +70,7 @@ class Model(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self.names, self.part = set(state), rank % parallel.tensor
         self.refused: "str | None" = None
+        self.loads = 0
         for name, tensor in parallel.shard(state, rank).items():
             path, _, attribute = name.rpartition(".")
             layer: Any = self
@@ -86,7 +88,13 @@ class Model(torch.nn.Module):  # type: ignore[misc]
         assert param.dtype == loaded.dtype and param.shape == loaded.shape
         param.data.copy_(loaded)
 
+    def refuse(self, name: str) -> None:
+        """Refuses a tensor in the next load. Another function loads it, so that an update is not replayed."""
+        self.refused = name
+        self.load_weights = functools.partial(self.load_weights)  # type: ignore[method-assign]
+
     def load_weights(self, weights: Any) -> None:
+        self.loads += 1
         parameters = dict(self.named_parameters())
         for name, tensor in weights:
             if name not in self.names:
@@ -126,7 +134,9 @@ def worker(connection: Any) -> None:
                 place = device or torch.device("cpu")
                 one = vllm_modules.make_worker(version, model, place, rank % layout.ranks, layout.ranks, rank // layout.ranks)
             elif method == "refuse":
-                one.weight_transfer_engine.model.refused = argument
+                one.weight_transfer_engine.model.refuse(argument)
+            elif method == "loads":
+                value = one.weight_transfer_engine.model.loads
             elif method == "digests":
                 value = one.weight_transfer_engine.model.digests()
             elif argument is None:
@@ -306,8 +316,11 @@ def test_two_workers_receive_their_shards_of_each_update(
     # The ring is made once. Every bucket but the last is followed by another, so slots were written again.
     rings = [argument for method, argument in engine.calls if method == "init_weight_transfer_engine" and argument["ring"]]
     assert len(rings) == (1 if bucket_bytes else 0)
+    buckets = len(json.loads(payload)["buckets"]) if bucket_bytes else 1
     if bucket_bytes:
-        assert sender._sender._ring.sequence == 3 * len(json.loads(payload)["buckets"]) > 2 * 3
+        assert sender._sender._ring.sequence == 3 * buckets > 2 * 3
+    # The first load was recorded; a worker's part of the others was copied.
+    assert engine.ask("loads") == [buckets, buckets]
     sender.shutdown()
 
 
@@ -328,6 +341,58 @@ def test_worker_of_versions_without_trainer_engine(version: str, engines: "list[
     engine.check(state)
     with pytest.raises(AttributeError, match="0.28"):
         device_ipc.vllm.TrainerInitInfo
+
+
+@pytest.mark.parametrize("bucket_bytes", [0, 1 << 20])
+def test_update_with_other_weights_is_loaded_in_the_normal_way(bucket_bytes: int, engines: "list[Engine]") -> None:
+    state = weights()
+    engine = start(engines, "0.33", state)
+    sender = device_ipc.vllm.WeightSender(engine, bucket_bytes=bucket_bytes)
+    loads = 0
+    for names, replayed in [(list(state), False), (list(state), True), (list(state)[::-1], False), (list(state)[::-1], True)]:
+        for tensor in state.values():
+            tensor.copy_((tensor + 1).to(tensor.dtype))
+        sender.send([(name, state[name]) for name in names])
+        engine.check(state)
+        found = engine.ask("loads")
+        assert (found == [loads, loads]) == replayed
+        loads = found[0]
+    sender.close()
+
+
+def test_payloads_of_one_update_are_not_replayed_as_one(engines: "list[Engine]") -> None:
+    state = weights()
+    engine = start(engines, "0.33", state)
+    halves = [device_ipc.share(dict(list(state.items())[at::2])) for at in range(2)]
+    for _ in range(3):
+        for tensor in state.values():
+            tensor.copy_((tensor + 1).to(tensor.dtype))
+        engine.start_weight_update()
+        for half in halves:
+            engine.update_weights({"weights": str(half)})
+        engine.finish_weight_update()
+        engine.check(state)
+    assert engine.ask("loads") == [6, 6]
+
+
+def test_replay_is_switched_off_by_a_variable(engines: "list[Engine]", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEVICE_IPC_REPLAY_LOADS", "0")
+    state = weights()
+    engine = worker_engine("0.33", state)
+    with device_ipc.share(state) as export:
+        for _ in range(2):
+            engine.start_weight_update()
+            engine.update_weights({"weights": str(export)})
+            engine.finish_weight_update()
+        assert engine.model.loads == 2
+        assert engine.model.digests() == {name: digest(tensor) for name, tensor in state.items()}
+        monkeypatch.delenv("DEVICE_IPC_REPLAY_LOADS")
+        for _ in range(2):
+            engine.start_weight_update()
+            engine.update_weights({"weights": str(export)})
+            engine.finish_weight_update()
+        assert engine.model.loads == 3
+        engine.shutdown()
 
 
 def test_export_ends_with_the_update_and_nothing_stays_open(engines: "list[Engine]") -> None:

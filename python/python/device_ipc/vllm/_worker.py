@@ -6,15 +6,19 @@ import contextlib
 import importlib
 import logging
 import math
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from .. import _native
 from .. import torch as dt
 from .._errors import GoneError, LayoutError
-
+from .._recorded import Plan, RecordedLoad, Recording, layout, load_key, recorded
 
 _logger = logging.getLogger(__name__)
+
+REPLAY = "DEVICE_IPC_REPLAY_LOADS"
+"""The environment variable that is ``0`` in a worker that loads each update in the normal way."""
 
 
 @dataclass
@@ -62,23 +66,22 @@ class Worker:
     _init = InitInfo()
     _reader: _native.RingReader | None = None
     _mappings: tuple[dt.Tensors, ...] = ()
+    _loads: RecordedLoad | None = None
+    _recording: Recording | None = None
+    _loading = False
+    """Whether vLLM has prepared the layers for this update. A load that is replayed needs no preparation."""
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Takes the trainer's ring, which the next update joins."""
-        self.shutdown()
+        self._leave()
         self._init = init_info
 
     def start_weight_update(self) -> None:
-        """Joins the ring, and lets vLLM load weights in the format of the checkpoint."""
+        """Joins the ring."""
         self._close_mappings()
         if self._init.ring is not None and self._reader is None:
             # Before the trainer publishes: a reader receives what is published after it has joined.
             self._reader = _native.join(self._init.ring, device=self.device, timeout=self._init.timeout)
-        try:
-            _reload().initialize_layerwise_reload(self.model)
-        except BaseException:
-            self._abandon()
-            raise
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Loads the weights of one update."""
@@ -100,14 +103,27 @@ class Worker:
         import torch
 
         try:
-            _reload().finalize_layerwise_reload(self.model, self.model_config)
+            if self._loading:
+                self._loading = False
+                with recorded(self._recording):
+                    _reload().finalize_layerwise_reload(self.model, self.model_config)
+                if self._loads is not None:
+                    self._loads.finish()
             if self._mappings and torch.accelerator.is_available():
                 torch.accelerator.current_stream().synchronize()
+        except BaseException:
+            self._loads = None
+            raise
         finally:
+            self._recording = None
             self._close_mappings()
 
     def shutdown(self) -> None:
-        """Releases the trainer's memory, and leaves its ring."""
+        """Releases the trainer's memory, leaves its ring, and forgets the recorded load."""
+        self._leave()
+        self._loads = self._recording = None
+
+    def _leave(self) -> None:
         self._close_mappings()
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -115,7 +131,10 @@ class Worker:
 
     def _abandon(self) -> None:
         """Ends an update that has failed: vLLM does not finish it, and would complete its layers with weights of the next."""
+        loading, self._loading = self._loading, False
         try:
+            if not loading:
+                return
             info = _reload("layerwise").get_layerwise_info
             for layer in (info(module) for module in self.model.modules()):
                 if layer.can_load():
@@ -134,13 +153,20 @@ class Worker:
         init = self._init
         state = dt.open(text, device=self.device, staged=init.staged, timeout=init.timeout, allow_read_only=True)
         self._mappings = (*self._mappings, state)
-        self._load(list(state.items()))
+        pairs = list(state.items())
+        tensors = [tensor for _, tensor in pairs]
+        plan = self._prepare(layout(pairs))
+        if plan is not None:
+            plan.copy(0, tensors)
+        else:
+            self._load(pairs, tensors)
 
     def _load_buckets(self, buckets: list[list[list[Any]]]) -> None:
         import torch
 
         if self._reader is None:
             raise LayoutError("update_info has buckets, but init_info named no ring; send init_info with the trainer's ring first")
+        plan = self._prepare(buckets)
         for number, bucket in enumerate(buckets):
             slot = self._reader.next(timeout=self._init.timeout)
             if slot is None:
@@ -148,15 +174,37 @@ class Worker:
             with slot:
                 used = max((offset + _nbytes(dtype, shape) for _, dtype, shape, offset in bucket), default=0)
                 memory = torch.from_dlpack(slot)  # type: ignore[attr-defined]
-                if used > memory.numel():
+                if memory.numel() < used:
                     raise LayoutError(f"bucket {number} needs {used} B, but a slot of the ring has {memory.numel()} B")
-                # A copy: vLLM keeps tensors of layers that are not complete, and the trainer writes the slot again.
-                copy = memory[:used].clone()
+                if plan is not None:
+                    plan.copy(number, [memory])
+                else:
+                    # A copy: vLLM keeps tensors of layers that are not complete, and the trainer writes the slot again.
+                    copy = memory[:used].clone()
                 del memory
-            self._load([(name, _view(copy, dtype, shape, offset)) for name, dtype, shape, offset in bucket])
+            if plan is None:
+                self._load([(name, _view(copy, dtype, shape, offset)) for name, dtype, shape, offset in bucket], [copy])
 
-    def _load(self, weights: list[tuple[str, Any]]) -> None:
-        with _incomplete():
+    def _prepare(self, payload: Any) -> Plan | None:
+        """Returns the plan of an update whose load was recorded; else lets vLLM load weights in the format of the checkpoint."""
+        if self._loads is None or self._loads.module is not self.model:
+            self._loads = RecordedLoad(self.model)
+        if self._loading:
+            # Several payloads in one update: no plan has all of them.
+            self._loads.forget()
+            self._recording = None
+            return None
+        key = None if os.environ.get(REPLAY) == "0" else (load_key(self.model.load_weights), self.device, payload)
+        plan = self._loads.plan(key)
+        if plan is None:
+            self._recording = self._loads.record(key)
+            self._loading = True
+            _reload().initialize_layerwise_reload(self.model)
+        return plan
+
+    def _load(self, weights: list[tuple[str, Any]], tensors: list[Any]) -> None:
+        """Loads weights, which are in the memory of ``tensors``."""
+        with _incomplete(), recorded(self._recording, tensors):
             self.model.load_weights(weights)
 
     def _close_mappings(self) -> None:
