@@ -7,7 +7,6 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Duration;
 
 use device_ipc_core::backend::{
     DeviceMemory, DeviceStream, HandleKind, Lifetime, MemoryInfo, TestKernels, check_copy_lengths,
@@ -177,10 +176,6 @@ impl TestKernels for MockMemory {
         self.machine
             .add_f32(address(range), range.len / 4, value, stream_of(stream)?)
             .map_err(engine("add_f32"))
-    }
-
-    fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()> {
-        self.machine.delay(time, stream_of(stream)?).map_err(engine("delay"))
     }
 
     fn host_function(&self, function: Box<dyn FnOnce() + Send>, stream: BorrowedStream<'_>) -> Result<()> {

@@ -51,14 +51,6 @@ impl Stream {
         wait::aside(py, move || stream.synchronize())?.or_raise(py)
     }
 
-    /// Submits a pause of at least this many seconds, for demonstrations and tests.
-    ///
-    /// Raises `ValueError` if `seconds` is negative, and `UnsupportedError` if the backend has no such work.
-    fn delay(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
-        let time = wait::limit(Some(seconds))?;
-        py.detach(|| self.stream.delay(time)).or_raise(py)
-    }
-
     /// Returns the version of the protocol, 0, and the handle.
     fn __cuda_stream__(&self) -> (u32, u64) {
         (0, self.handle())

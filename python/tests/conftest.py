@@ -8,10 +8,12 @@ os.environ.setdefault("DEVICE_IPC_MOCK", "devices=2;like=cuda")
 
 import faulthandler
 import gc
+import inspect
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -24,10 +26,35 @@ Start = Callable[..., "subprocess.Popen[str]"]
 LIMIT = 120
 """Seconds in which what has ended is also gone, on a loaded machine."""
 
-PRELUDE = """
+
+
+class Gate:
+    """A point in a stream that the stream does not pass before the gate is opened: it waits for a timeline."""
+
+    def __init__(self, stream: device_ipc.Stream) -> None:
+        self._export = device_ipc.share(device_ipc.empty((1,), "uint8", stream.device))
+        self._mapping = device_ipc.open(self._export.descriptor)
+        self._mapping.timeline().wait(1, stream)
+        (self._timeline,) = self._export.timelines(timeout=60)
+        self.is_open = False
+
+    def open(self) -> None:
+        self.is_open = True
+        self._timeline.signal_now(1)
+
+    def open_soon(self) -> None:
+        """Opens the gate in a moment, for a call that waits for the stream."""
+        threading.Timer(0.1, self.open).start()
+
+
+PRELUDE = f"""
 import sys
+import threading
 import numpy as np
+import device_ipc
 import device_ipc as d
+
+{inspect.getsource(Gate)}
 """
 
 

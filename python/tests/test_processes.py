@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import device_ipc
-from conftest import Start
+from conftest import Gate, Start
 from test_share import finish, line, ones, tell
 
 HOLD = """
@@ -125,17 +125,25 @@ def test_importer_that_dies_with_the_memory_in_use_is_reported_once(start: Start
 
 @pytest.mark.parametrize("end", ["mapping.close()", "del mapping", "sys.exit()", "raise SystemExit"])
 def test_exit_of_an_importer_finishes_its_device_work(start: Start, end: str) -> None:
-    export = device_ipc.share(ones(4))
+    export, gate = device_ipc.share(ones(4)), device_ipc.share(ones(4))
     other = start(
         f"""
         stream = d.Stream("mock:0")
         mapping = d.open(sys.argv[1], device="mock:0", stream=stream)
         mapping.regions
-        stream.delay(0.5)
+        gate = d.open(sys.argv[2])
+        gate.timeline().wait(1, stream)
+        print("ends", flush=True)
         {end}
         """,
         str(export),
+        str(gate),
     )
+    assert line(other) == "ends"
+    with pytest.raises(device_ipc.StillHeldError):
+        export.wait_released(timeout=0.2)
+    (timeline,) = gate.timelines(timeout=60)
+    timeline.signal_now(1)
     finish(other)
     export.wait_released(timeout=30)
     assert export.died() == [] and not export.holders()
@@ -144,7 +152,7 @@ def test_exit_of_an_importer_finishes_its_device_work(start: Start, end: str) ->
 NEVER_READY = """
 stream = d.Stream("mock:0")
 tensor = d.empty((4,), "float32", "mock:0")
-stream.delay(300)
+gate = Gate(stream)
 export = d.share(tensor, ready=stream)
 print(export, flush=True)
 sys.stdin.readline()
@@ -251,8 +259,8 @@ WAITS = {
     "next": "r = d.Ring(tensor); d.join(str(r)).next()",
     "iterate": "r = d.Ring(tensor); next(iter(d.join(str(r))))",
     "accept": "d.listen('python-accept').accept()",
-    "synchronize": "s = d.Stream('mock:0'); s.delay(300); s.synchronize()",
-    "open": "s = d.Stream('mock:0'); s.delay(300); e = d.share(tensor, ready=s); d.open(e.descriptor, timeout=None)",
+    "synchronize": "s = d.Stream('mock:0'); g = Gate(s); s.synchronize()",
+    "open": "s = d.Stream('mock:0'); g = Gate(s); e = d.share(tensor, ready=s); d.open(e.descriptor, timeout=None)",
     "connect": "d.connect('python-nobody', timeout=None)",
     "timelines": "d.share(tensor).timelines()",
     "wait_now": "e = d.share(tensor); m = d.open(e.descriptor); m.timeline().wait_now(1)",
@@ -283,7 +291,7 @@ def test_ctrl_c_ends_every_wait(start: Start, wait: str) -> None:
 def test_open_of_unwritten_memory_is_one_open(start: Start) -> None:
     """An open that is given up and repeated looks like an importer that has finished."""
     stream = device_ipc.Stream("mock:0")
-    stream.delay(0.5)
+    gate = Gate(stream)
     export = device_ipc.share(ones(4), ready=stream)
     importer = start(
         """
@@ -298,6 +306,7 @@ def test_open_of_unwritten_memory_is_one_open(start: Start) -> None:
     export.wait_opened(timeout=60)
     with pytest.raises(device_ipc.StillHeldError):
         export.wait_released(timeout=1)
+    gate.open()
     assert line(importer) == "opened"
     tell(importer, "close")
     export.wait_released(timeout=60)

@@ -19,7 +19,7 @@ import pytest
 
 import device_ipc
 import device_ipc.torch as dt
-from conftest import PRELUDE, used, wait_used
+from conftest import PRELUDE, Gate, used, wait_used
 
 torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
 
@@ -265,12 +265,12 @@ def test_receiver_waits_for_the_work_of_the_sender(stand_in: Any) -> None:
     manager = stand_in.transport.DeviceIpcTransport()
     stream = device_ipc.Stream("mock:0")
     tensor = filled(1, [4])
-    stream.delay(0.5)
-    begun = time.monotonic()
+    gate = Gate(stream)
     with device_ipc.share({"0": tensor}, ready=stream) as export:
         meta = stand_in.transport.Metadata([(tensor.shape, tensor.dtype)], "cpu", str(export), stand_in.node)
+        gate.open_soon()
         assert len(receive(manager, meta)) == 1
-        assert time.monotonic() - begun > 0.4
+        assert gate.is_open
 
 
 def test_receive_into_buffers_is_a_copy_and_releases(stand_in: Any) -> None:

@@ -264,8 +264,11 @@ stream = d.Stream("cuda:0")
 _streams.current = lambda kind, device: stream.handle
 reader = d.join(sys.argv[1], timeout=60)
 with reader.next(timeout=60):
-    stream.delay(3)
+    gate = Gate(stream)
 print("left", flush=True)
+sys.stdin.readline()
+gate.open()
+print("open", flush=True)
 sys.stdin.readline()
 """,
         line(writer),
@@ -273,6 +276,8 @@ sys.stdin.readline()
     assert line(reader) == "left"
     tell(writer, "the work of the reader has not finished")
     assert line(writer) == "in use"
+    tell(reader, "it finishes")
+    assert line(reader) == "open"
     assert line(writer) == "released"
     for process in (writer, reader):
         tell(process, "end")

@@ -11,7 +11,7 @@ import pytest
 
 import device_ipc
 import device_ipc.numpy
-from conftest import Start
+from conftest import Gate, Start
 from test_pool import simulated  # noqa: F401
 from test_share import finish, line, ones, tell
 
@@ -244,11 +244,14 @@ def test_interface_of_cuda_is_read() -> None:
 def test_stream_of_the_exporter_delays_the_reader() -> None:
     tensor = ones(4)
     stream = device_ipc.Stream("mock:0")
-    stream.delay(0.2)
+    gate = Gate(stream)
     export = device_ipc.share(tensor, ready=stream)
     reading = device_ipc.Stream("mock:0")
     with device_ipc.open(export.descriptor, stream=reading) as mapping:
+        assert not gate.is_open
+        gate.open_soon()
         assert (np.from_dlpack(mapping) == 1).all()
+        assert gate.is_open
 
 
 def test_device_is_chosen_by_name_and_by_map(start: Start) -> None:

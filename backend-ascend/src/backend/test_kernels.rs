@@ -1,12 +1,10 @@
-//! Test kernels: an addition and a delay.
+//! Test kernels: an addition, and host functions.
 //!
 //! ACL has no kernels that are there without a compiler, so the addition runs on the host, in its place on the stream: a copy
 //! to the host, a host function that adds, a copy back.
 
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
-use std::thread;
-use std::time::Duration;
 
 use device_ipc_core::backend::TestKernels;
 use device_ipc_core::{BorrowedStream, DeviceRange, Error, Result};
@@ -52,15 +50,6 @@ impl TestKernels for AscendBackend {
         }
         let returned = driver.unstage(staged, stream, raw);
         outcome.and(returned)
-    }
-
-    /// By a host function. The runtime has one thread for those of a device, so that the delays of several streams, and what
-    /// [`add_f32`](TestKernels::add_f32) does behind them, may come one after the other.
-    fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()> {
-        let driver = self.driver();
-        let raw = driver.stream(stream)?;
-        let _current = driver.enter(stream.device())?;
-        driver.then_on_host(raw, time, |time| thread::sleep(*time))
     }
 
     /// The runtime has one thread for the functions of a device: what [`add_f32`](TestKernels::add_f32) does on other streams

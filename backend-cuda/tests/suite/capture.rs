@@ -1,6 +1,8 @@
 //! Streams that are being captured into graphs: work is captured, immediate operations are refused, and every call
 //! leaves the capture intact. Without a GPU, each test reports it and passes.
 
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
 use std::time::Duration;
 
 use crate::gpu::backend;
@@ -143,8 +145,7 @@ fn captured_stream_records_work_and_rejects_immediate_calls() {
     let (reached, late) = (backend.create_event(ZERO).unwrap(), backend.create_event(ZERO).unwrap());
     reached.record(busy.as_borrowed()).unwrap();
     backend.synchronize(busy.as_borrowed()).unwrap();
-    // Not a gate: on a GPU, the test does not end while a stream waits for a value (driver 580.159.04). A host function leaves the device idle.
-    backend.delay(Duration::from_millis(500), busy.as_borrowed()).unwrap();
+    let blocked = block(&backend, busy.as_borrowed());
     late.record(busy.as_borrowed()).unwrap();
     let mut bytes = vec![0; 2048];
     for mode in MODES {
@@ -158,7 +159,7 @@ fn captured_stream_records_work_and_rejects_immediate_calls() {
                 ("write", backend.write(half(0), &bytes, on)),
                 ("read", backend.read(half(0), &mut bytes, on)),
                 ("synchronize", backend.synchronize(on)),
-                ("delay", backend.delay(Duration::from_millis(1), on)),
+                ("host_function", backend.host_function(Box::new(|| ()), on)),
                 ("record", late.record(on)),
                 ("wait", if mode == GLOBAL { late.wait_on(on) } else { backend.synchronize(on) }),
             ];
@@ -174,6 +175,7 @@ fn captured_stream_records_work_and_rejects_immediate_calls() {
         reached.wait_on(on).expect("the event has completed");
         assert_eq!(captured.end(), Ok(3), "fill, copy and kernel, in mode {mode}");
     }
+    drop(blocked);
     backend.synchronize(busy.as_borrowed()).unwrap();
     // SAFETY: no work uses it any longer: no graph was launched.
     unsafe { backend.free(range) }.unwrap();
@@ -243,12 +245,15 @@ fn device_wait_preserves_an_observed_capture() {
             // SAFETY: refused.
             backend.synchronize(captured.borrow()).unwrap_err();
         }
-        backend.delay(Duration::from_millis(100), busy.as_borrowed()).unwrap();
+        let blocked = block(&backend, busy.as_borrowed());
         event.record(busy.as_borrowed()).unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(|| backend.synchronize_device(ZERO).unwrap());
+            let waiting = scope.spawn(|| backend.synchronize_device(ZERO).unwrap());
+            thread::sleep(Duration::from_millis(50));
+            assert!(!waiting.is_finished(), "the call did not wait");
+            drop(blocked);
         });
-        assert!(event.query().unwrap(), "the call did not wait");
+        assert!(event.query().unwrap());
         assert_eq!(captured.end(), Ok(0));
         // The next call on the stream records that its capture has ended.
         backend.synchronize(captured.borrow()).unwrap();
@@ -301,4 +306,16 @@ fn cudarc_slices_are_shared_and_viewed_during_a_capture() {
     assert_eq!(raw.end_capture(stream.as_stream().raw()), Ok(0));
     // Not earlier: dropping the slice makes its stream wait for its last use.
     drop(share);
+}
+
+/// Blocks a stream until the sender is dropped, for what no gate serves: on a GPU, a capture does not end while a stream waits for a
+/// value (driver 580.159.04). A host function leaves the device idle.
+pub(crate) fn block(backend: &CudaBackend, stream: BorrowedStream<'_>) -> Sender<()> {
+    let (open, opened) = channel();
+    let wait = move || {
+        // Fails when the sender is dropped, or after the time.
+        let _ = opened.recv_timeout(Duration::from_secs(20));
+    };
+    backend.host_function(Box::new(wait), stream).unwrap();
+    open
 }

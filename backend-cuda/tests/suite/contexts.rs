@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::capture::block;
 use crate::gpu::backend;
 use crate::raw::Raw;
 use cudarc::driver::CudaContext;
@@ -244,12 +245,13 @@ fn of_the_backend(backend: &CudaBackend, foreign: &Foreign, watch: &Watch<'_>) {
     kept!(watch, event.device());
     kept!(watch, event.export()).unwrap();
     kept!(watch, theirs.export()).unwrap_err();
-    kept!(watch, backend.delay(Duration::from_millis(20), stream.as_borrowed())).unwrap();
+    let blocked = kept!(watch, block(backend, stream.as_borrowed()));
     kept!(watch, event.record(stream.as_borrowed())).unwrap();
     kept!(watch, event.query()).unwrap();
     kept!(watch, event.wait_on(stream.as_borrowed())).unwrap();
     kept!(watch, theirs.wait_on(stream.as_borrowed())).unwrap();
     kept!(watch, event.synchronize(Duration::ZERO)).unwrap_err();
+    drop(blocked);
     kept!(watch, event.synchronize(SOON)).unwrap();
     let elsewhere = backend.devices().unwrap().last().unwrap().ordinal;
     if elsewhere != ZERO {
@@ -369,7 +371,7 @@ fn stream_of_another_context_is_rejected() {
             ("write", backend.write(range, &byte, stream)),
             ("read", backend.read(range, &mut byte, stream)),
             ("add", backend.add_f32(range, 1.0, stream)),
-            ("delay", backend.delay(Duration::ZERO, stream)),
+            ("host_function", backend.host_function(Box::new(|| ()), stream)),
             ("synchronize", backend.synchronize(stream)),
         ]
     };
@@ -507,7 +509,7 @@ fn reset_under(backend: &Arc<CudaBackend>, foreign: &Foreign, reset: impl FnOnce
             ("write", backend.write(range, &bytes, on)),
             ("read", backend.read(mapped, &mut bytes, on)),
             ("add_f32", backend.add_f32(range, 1.0, on)),
-            ("delay", backend.delay(Duration::ZERO, on)),
+            ("host_function", backend.host_function(Box::new(|| ()), on)),
             ("synchronize", backend.synchronize(on)),
             ("synchronize_device", backend.synchronize_device(ZERO)),
             ("create_stream", backend.create_stream(ZERO).map(drop)),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use device_ipc_core::backend::{DeviceIpc, DeviceStream, Gate};
 use device_ipc_cuda::CudaBackend;
 
-/// Returns the backend, for one test at a time: delays and frees of one test would block the streams of another and
+/// Returns the backend, for one test at a time: gates and frees of one test would block the streams of another and
 /// affect its memory measurements. Without a GPU, reports it and returns `None`.
 pub(crate) fn backend() -> Option<(Arc<CudaBackend>, MutexGuard<'static, ()>)> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());

@@ -8,7 +8,6 @@
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use device_ipc_core::backend::{
     BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceReservations, DeviceStream,
@@ -344,10 +343,5 @@ impl TestKernels for Faulty {
         self.refuse_empty(range)?;
         // SAFETY: as the caller promised.
         self.submitted(stream, unsafe { self.kernels().add_f32(range, value, stream) })
-    }
-
-    fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()> {
-        let stream = self.stream(stream);
-        self.submitted(stream, self.kernels().delay(time, stream))
     }
 }

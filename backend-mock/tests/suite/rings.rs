@@ -1,6 +1,6 @@
 //! Rings with random sequences of steps: no reader ever reads a slot that is being written or was overwritten.
 //!
-//! The streams run with a delay, and each slot is written and read in two halves with a pause between them, so that a
+//! The operations of streams begin late, and each slot is written and read in two halves, the first several times, so that a
 //! missing wait shows in the bytes.
 
 use std::mem::ManuallyDrop;
@@ -27,14 +27,14 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// A step of the test thread.
 #[derive(Clone, Debug)]
 enum Step {
-    /// Writes the next slot and publishes it on the stream, or drops the slot after the first half.
-    Publish { stream: usize, pause: u64, drop_slot: bool },
-    /// Writes the next slot, and publishes it from the host after the stream.
-    PublishNow { stream: usize, pause: u64 },
+    /// Writes the next slot, its first half `work` more times, and publishes it on the stream, or drops the slot after the first half.
+    Publish { stream: usize, work: usize, drop_slot: bool },
+    /// Writes the next slot, and `work` more times, and publishes it from the host after the stream.
+    PublishNow { stream: usize, work: usize },
     /// Joins another reader.
     Join,
-    /// Takes the next slot of a reader on one of its two streams, and copies it in two halves.
-    Next { reader: usize, stream: usize, pause: u64 },
+    /// Takes the next slot of a reader on one of its two streams, and copies it in two halves, each `work` more times.
+    Next { reader: usize, stream: usize, work: usize },
     /// Releases one slot that a reader holds, on a stream.
     Release { reader: usize, which: usize },
     /// Releases one slot that a reader holds, from the host after the streams.
@@ -44,14 +44,14 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let pause = || prop_oneof![Just(0), 0..400_u64];
+    let work = || prop_oneof![Just(0), 0..3_usize];
     prop_oneof![
-        6 => (0..2_usize, pause(), prop::bool::weighted(0.1))
-            .prop_map(|(stream, pause, drop_slot)| Step::Publish { stream, pause, drop_slot }),
-        3 => (0..2_usize, pause()).prop_map(|(stream, pause)| Step::PublishNow { stream, pause }),
+        6 => (0..2_usize, work(), prop::bool::weighted(0.1))
+            .prop_map(|(stream, work, drop_slot)| Step::Publish { stream, work, drop_slot }),
+        3 => (0..2_usize, work()).prop_map(|(stream, work)| Step::PublishNow { stream, work }),
         1 => Just(Step::Join),
-        8 => (0..MAX_READERS, 0..2_usize, pause())
-            .prop_map(|(reader, stream, pause)| Step::Next { reader, stream, pause }),
+        8 => (0..MAX_READERS, 0..2_usize, work())
+            .prop_map(|(reader, stream, work)| Step::Next { reader, stream, work }),
         8 => (0..MAX_READERS, 0..8_usize).prop_map(|(reader, which)| Step::Release { reader, which }),
         4 => (0..MAX_READERS, 0..8_usize).prop_map(|(reader, which)| Step::ReleaseNow { reader, which }),
         1 => (0..MAX_READERS).prop_map(|reader| Step::Leave { reader }),
@@ -100,17 +100,17 @@ impl Model {
 
     fn run(&mut self, step: &Step) -> Result<(), Error> {
         match *step {
-            Step::Publish { stream, pause, drop_slot } => self.publish(stream, pause, drop_slot),
-            Step::PublishNow { stream, pause } => self.publish_now(stream, pause),
+            Step::Publish { stream, work, drop_slot } => self.publish(stream, work, drop_slot),
+            Step::PublishNow { stream, work } => self.publish_now(stream, work),
             Step::Join => self.join(),
-            Step::Next { reader, stream, pause } => self.next(reader, stream, pause),
+            Step::Next { reader, stream, work } => self.next(reader, stream, work),
             Step::Release { reader, which } => self.release(reader, which),
             Step::ReleaseNow { reader, which } => self.release_now(reader, which),
             Step::Leave { reader } => self.leave(reader),
         }
     }
 
-    fn publish(&mut self, stream: usize, pause: u64, drop_slot: bool) -> Result<(), Error> {
+    fn publish(&mut self, stream: usize, work: usize, drop_slot: bool) -> Result<(), Error> {
         let sequence = self.ring.sequence();
         if self.ring.waits_on_host() {
             // The write would wait for a release of this thread.
@@ -125,8 +125,9 @@ impl Model {
         let slot = self.ring.write(stream)?;
         assert_eq!(slot.sequence(), sequence);
         let written = sequence as u32 + u32::from(drop_slot) * 1_000_000;
-        slot.tensor(&halves, "first")?.view_mut::<u32, _>(stream)?.copy_from(&[written; NUMBERS / 2])?;
-        stream.delay(Duration::from_micros(pause))?;
+        for _ in 0..=work {
+            slot.tensor(&halves, "first")?.view_mut::<u32, _>(stream)?.copy_from(&[written; NUMBERS / 2])?;
+        }
         if drop_slot {
             // The next write of the slot is on the same stream.
             self.unfinished = Some(index);
@@ -136,7 +137,7 @@ impl Model {
         slot.publish(stream)
     }
 
-    fn publish_now(&mut self, stream: usize, pause: u64) -> Result<(), Error> {
+    fn publish_now(&mut self, stream: usize, work: usize) -> Result<(), Error> {
         let sequence = self.ring.sequence();
         let before = sequence.checked_sub(self.slots);
         if before.is_some_and(|before| self.readers.iter().any(|reader| reader.released <= before)) {
@@ -153,8 +154,9 @@ impl Model {
         let index = self.unfinished.take().unwrap_or(stream);
         let stream = self.writers[index].clone();
         let mut slot = self.ring.write(&stream)?;
-        slot.view_mut::<u32, _>(&stream)?.copy_from(&[sequence as u32; NUMBERS])?;
-        stream.delay(Duration::from_micros(pause))?;
+        for _ in 0..=work {
+            slot.view_mut::<u32, _>(&stream)?.copy_from(&[sequence as u32; NUMBERS])?;
+        }
         synchronize(&stream);
         match slot.publish_now() {
             // The other stream publishes the previous sequence.
@@ -181,7 +183,7 @@ impl Model {
         Ok(())
     }
 
-    fn next(&mut self, reader: usize, stream: usize, pause: u64) -> Result<(), Error> {
+    fn next(&mut self, reader: usize, stream: usize, work: usize) -> Result<(), Error> {
         let published = self.ring.sequence();
         let Some(member) = self.readers.get_mut(reader) else { return Ok(()) };
         let sequence = member.reader.sequence();
@@ -201,9 +203,10 @@ impl Model {
         assert_eq!(slot.sequence(), sequence);
         for half in ["first", "second"] {
             let copy = self.ipc.allocate(0, HALF)?;
-            copy.view_mut::<u32, _>(on)?
-                .copy_from_device(&slot.tensor(&halves(), half)?.view::<u32, _>(on)?)?;
-            on.delay(Duration::from_micros(pause))?;
+            for _ in 0..=work {
+                copy.view_mut::<u32, _>(on)?
+                    .copy_from_device(&slot.tensor(&halves(), half)?.view::<u32, _>(on)?)?;
+            }
             self.copies.push((sequence, copy));
         }
         member.held.push((slot, stream));

@@ -5,7 +5,6 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::backend::host_copy::read_elements;
 use crate::backend::interop::{DeviceOwner, Region, ViewStream, ViewTypes};
@@ -263,15 +262,6 @@ impl Stream {
     /// Returns the device that the stream runs on.
     pub fn device(&self) -> DeviceOrdinal {
         self.as_stream().device()
-    }
-
-    /// Submits a pause of at least this length: for demos, tests and benchmarks.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unsupported`] where the backend has no [`TestKernels`], else the vendor's error.
-    pub fn delay(&self, time: Duration) -> Result<()> {
-        self.test_kernels()?.delay(time, self.as_stream())
     }
 
     /// Makes the stream wait at this point until the gate is opened: for tests.

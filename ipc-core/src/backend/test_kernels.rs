@@ -1,4 +1,4 @@
-//! Test kernels: work with a visible effect and a known duration, for programs that have no kernels of their own.
+//! Test kernels: work with a visible effect, and gates, for programs that have no kernels of their own.
 
 #![allow(unsafe_code, reason = "declares the vendor boundary; plain ranges keep no memory alive")]
 
@@ -6,7 +6,6 @@ use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
@@ -16,10 +15,10 @@ use crate::model::address::{DevicePtr, DeviceRange};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 
-/// Test kernels of a backend: an addition and a delay.
+/// Test kernels of a backend: an addition, and a host function where a [`Gate`] needs one.
 ///
 /// They are not part of the contract of a backend: sharing never runs them. The conformance suite, the `device-ipc` program,
-/// the benchmarks, [`ViewMut::add`](crate::ViewMut::add) and [`Stream::delay`](crate::Stream::delay) do. Both follow the rules
+/// the benchmarks, [`ViewMut::add`](crate::ViewMut::add) and [`Stream::gate`](crate::Stream::gate) do. Both follow the rules
 /// of [`DeviceMemory`](super::DeviceMemory) for streams, ranges and errors.
 pub trait TestKernels: fmt::Debug + Send + Sync {
     /// Submits a kernel that adds `value` to every 32-bit float of `range`, on the stream's device. The first call on a device
@@ -45,13 +44,6 @@ pub trait TestKernels: fmt::Debug + Send + Sync {
         let _ = device;
         Ok(())
     }
-
-    /// Submits a pause of at least `time`.
-    ///
-    /// # Errors
-    ///
-    /// The vendor's error.
-    fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()>;
 
     /// Submits a host function, for a [`Gate`] on a device without timelines.
     ///

@@ -5,7 +5,6 @@
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Duration;
 
 use device_ipc_core::backend::{DeviceIpc, HandleKind, TestKernels};
 use device_ipc_core::{
@@ -180,7 +179,6 @@ pub fn use_stream_of_another_backend(
             ("DeviceMemory::copy_from_host", calls.copy_from_host(range, host, stream)),
         ]
     };
-    results.push(("TestKernels::delay", kernels.delay(Duration::from_millis(1), stream)));
     results.push(("DeviceMemory::synchronize", calls.synchronize(stream)));
     let capabilities = backend.capabilities(range.device)?;
     if capabilities.ipc_events {

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use device_ipc_core::{
@@ -134,12 +134,17 @@ impl ChannelEnd {
                 }
                 "right".into()
             }
-            // export LENGTH SEED [DELAY_MS]: sends memory that a stream writes after the delay, and drops the export.
+            // export LENGTH SEED [late]: sends memory that a stream writes, if late while it sends, and drops the export.
             "export" => {
                 let (length, seed) = (argument::<usize>(words, 0), argument(words, 1));
                 let buffer = self.ipc.allocate(0, length as u64)?;
                 if words.len() > 2 {
-                    self.stream.delay(time(2))?;
+                    let gate = self.stream.gate()?;
+                    // Meanwhile this thread sends, which waits for the stream.
+                    thread::spawn(move || {
+                        thread::sleep(Duration::from_millis(20));
+                        gate.open();
+                    });
                 }
                 buffer.view_mut::<u8, _>(&self.stream)?.copy_from(&contents(length, seed))?;
                 let export = self.ipc.share(buffer).start()?;

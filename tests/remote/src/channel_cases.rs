@@ -36,7 +36,7 @@ impl Ends {
 /// Memory of a message is copied by the receiver after its sender has dropped the export, and is freed then.
 pub fn dropped_export_of_a_message_is_pulled(mut ends: Ends, mode: &str) {
     for (seed, length) in [1, 5000, 8 << 20].into_iter().enumerate() {
-        assert_eq!(ends.near.ask(&format!("export {length} {seed} 20")), "sent");
+        assert_eq!(ends.near.ask(&format!("export {length} {seed} late")), "sent");
         assert_eq!(ends.far.ask("receive 60000"), "export");
         assert_eq!(ends.near.ask("exports"), "1", "the message keeps it");
         assert_eq!(ends.far.ask(&format!("open {mode} {seed}")), format!("{length} B right, copied"));

@@ -1,4 +1,4 @@
-//! Work on streams: copies, kernels, delays, host functions, 64-bit words.
+//! Work on streams: copies, kernels, host functions, 64-bit words.
 //!
 //! Every call checks addresses and lengths at once, as a driver does. Whether the memory is still mapped and
 //! accessible to the device is checked when the work runs; a violation fails the stream.
@@ -135,15 +135,6 @@ impl Machine {
         self.enter(Operation::Kernel)?;
         let span = self.span(address, count)?;
         self.enqueue_kernel(span, stream, move |span, device| span.add_u8(value, device))
-    }
-
-    /// Submits a pause of `duration`.
-    ///
-    /// # Errors
-    /// `InvalidStream`.
-    pub fn delay(&self, duration: Duration, stream: StreamId) -> Result<(), EngineError> {
-        self.enter(Operation::Delay)?;
-        self.enqueue(stream, move |stream| stream.sleep(duration))
     }
 
     /// Submits a host function, which runs on the stream's thread. Calls in it that wait for streams fail with

@@ -57,8 +57,6 @@ operations! {
     Read = "read",
     /// `add_f32` and `add_u8`
     Kernel = "kernel",
-    /// `delay`
-    Delay = "delay",
     /// `host_fn`
     HostFn = "host_fn",
     /// `write_value64`

@@ -117,7 +117,7 @@ fn wait_for_record_behind_failed_work_fails() {
     let handle = peer.ok(&format!("export_event {event}"));
     let opened = ours.open_event(&unhex(&handle), 0).unwrap();
     let their_stream = peer.ok("stream 0");
-    peer.ok(&format!("delay 0 {their_stream}"));
+    peer.ok(&format!("host_fn {their_stream}"));
     peer.ok(&format!("record {event} {their_stream}"));
     let stream = ours.create_stream(0).unwrap();
     ours.wait(stream, opened).unwrap();

@@ -2,7 +2,6 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::support::{Peer, code, machine};
 use device_ipc_mock_engine::{Access, Address, BlockId, EngineError, Machine, StreamId};
@@ -182,9 +181,11 @@ fn queued_work_fails_after_unmap() {
     let stream = ours.create_stream(0).unwrap();
     let block = ours.create_block(0, MIB).unwrap();
     let address = map(&ours, block);
-    ours.delay(Duration::from_millis(50), stream).unwrap();
+    let gate = ours.allocate(0, 8).unwrap();
+    ours.wait_value64(stream, gate, 1).unwrap();
     ours.fill(address, MIB, 1, stream).unwrap();
     ours.unmap_blocks(address, MIB).unwrap();
+    ours.write_value64(ours.create_stream(0).unwrap(), gate, 1).unwrap();
     // Waits until no queued work uses the addresses.
     ours.map_block(address, MIB, 0, ours.create_block(0, MIB).unwrap()).unwrap();
     ours.set_access(address, MIB, 0, Some(Access::ReadWrite)).unwrap();
@@ -337,11 +338,15 @@ fn event_opens_by_descriptor() {
     let (_, fd) = peer.ok_with(&format!("export_event_fd {theirs}"), None);
     let opened = ours.open_event_fd(fd.expect("a descriptor came"), 1).unwrap();
     assert_eq!(ours.query_event(opened), Ok(true), "never recorded");
-    peer.ok(&format!("delay 100 {their_stream}"));
+    let gate = peer.address("allocate 0 8");
+    peer.ok(&format!("wait_value {their_stream} {gate} 1"));
     peer.ok(&format!("record {theirs} {their_stream}"));
     assert_eq!(ours.query_event(opened), Ok(false));
     let stream = ours.create_stream(1).unwrap();
     ours.wait(stream, opened).unwrap();
+    assert_eq!(ours.query(stream), Ok(false));
+    let other = peer.ok("stream 0");
+    peer.ok(&format!("write_value {other} {gate} 1"));
     ours.synchronize(stream).unwrap();
     assert_eq!(ours.query_event(opened), Ok(true));
     let nothing = std::fs::File::open("/dev/null").unwrap();

@@ -208,8 +208,6 @@ pub enum Command {
     Prepare { device: u32 },
     /// Runs every operation on memory once on device 0, so that later commands are quick.
     WarmUp,
-    /// Submits a delay to a device's stream.
-    Delay { time: Duration, device: u32 },
     /// Closes a gate in a device's stream.
     CloseGate { device: u32, gate: Gating },
     /// Opens the gates that are closed; returns whether none had opened by itself.
@@ -403,8 +401,8 @@ pub enum Command {
     RingReaders { count: usize, timeout: Duration },
     /// Returns the number of readers.
     RingCount,
-    /// Publishes `count` sequences. The stream pauses within each, for a number of µs; or a gate is closed there.
-    RingPublish { count: u64, pause: u64, gate: Gating },
+    /// Publishes `count` sequences. A gate may be closed within each.
+    RingPublish { count: u64, gate: Gating },
     /// Publishes `count` sequences on the host, after a stream has written them.
     RingPublishNow { count: u64 },
     /// Takes the next slot for writing and drops it; returns its sequence.

@@ -397,10 +397,10 @@ pub fn writer_killed_within_a_slot(context: &Context) -> Outcome {
     };
     let stream = context.ipc().create_stream(0)?;
     let mut reader = context.ipc().open_ring(&descriptor.parse()?).on(&stream)?;
-    writer.must(&Command::RingPublish { count: 1, pause: 0, gate: Gating::Open })?;
+    writer.must(&Command::RingPublish { count: 1, gate: Gating::Open })?;
     let first = published(reader.next(PATIENCE)?)?;
     // A gate is between the halves of the bytes; the publication follows the second one.
-    writer.send(&Command::RingPublish { count: 1, pause: 0, gate: Gating::Closed })?;
+    writer.send(&Command::RingPublish { count: 1, gate: Gating::Closed })?;
     let early = reader.next(SHORT);
     let pid = writer.peer().id();
     writer.kill()?;

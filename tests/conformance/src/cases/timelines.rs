@@ -134,7 +134,9 @@ pub fn stream_waits_for_the_importer(context: &Context) -> Outcome {
 /// All of the importer's rounds are submitted before the exporter's first.
 pub fn many_rounds_on_one_buffer(context: &Context) -> Outcome {
     const ROUNDS: u64 = 64;
-    const DELAY: Duration = Duration::from_millis(2);
+    /// The rounds in which the stream of one side is late, so that a stream of the other that does not wait would be noticed.
+    const LATE_WRITER: u64 = 20;
+    const LATE_READER: u64 = 40;
     context.needs_timelines(1)?;
     let Pair { memory, share: _share, timeline, mut importer } = Pair::begin(context)?;
     let kept = |round: u64| format!("kept {round}");
@@ -143,21 +145,28 @@ pub fn many_rounds_on_one_buffer(context: &Context) -> Outcome {
     }
     for round in 1..=ROUNDS {
         importer.must(&wait(BEGUN + round, 0))?;
-        // A reader that is late now and then, so that a writer that does not wait for it would be noticed.
-        if round % 4 == 0 {
-            importer.must(&Command::Delay { device: 0, time: DELAY })?;
+        if round == LATE_READER {
+            importer.close_gate(0)?;
         }
         importer.must(&Command::Keep { name: "m".into(), into: kept(round) })?;
         importer.must(&signal(BEGUN + round, 0))?;
     }
+    let mut late = None;
     for round in 1..=ROUNDS {
-        if round % 4 == 2 {
-            memory.stream.delay(DELAY)?;
+        if round == LATE_WRITER {
+            late = Some(Gate::close(&memory.stream)?);
         }
         memory.buffer.view_mut::<u8, _>(&memory.stream)?.fill_bytes(round as u8)?;
         timeline.signal(BEGUN + round, &memory.stream)?;
         timeline.wait(BEGUN + round, &memory.stream)?;
     }
+    timeline.wait_now(BEGUN + LATE_WRITER - 1, PATIENCE)?;
+    if let Some(late) = late {
+        late.open("submitting the rounds")?;
+    }
+    timeline.wait_now(BEGUN + LATE_READER - 1, PATIENCE)?;
+    equal(timeline.value()?, BEGUN + LATE_READER - 1, "the last round that the importer has kept")?;
+    importer.open_gates("submitting the rounds")?;
     memory.stream.synchronize()?;
     for round in 1..=ROUNDS {
         let expected = [round as u8; COUNT * 4];

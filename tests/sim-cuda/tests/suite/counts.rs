@@ -114,9 +114,10 @@ fn the_exporter() {
     let block = Arc::new(allocate(&ipc, device));
     let share = || ipc.share(Arc::clone(&block)).start().expect("shared");
     let stream = ipc.create_stream(device).expect("a stream");
-    stream.delay(Duration::from_millis(200)).expect("submitted");
+    let gate = stream.gate().expect("closed");
     let behind = ipc.share(allocate(&ipc, device)).ready_on(&stream).start();
     let exports: [Export; 3] = [share(), share(), behind.expect("shared")];
+    gate.open();
     stream.synchronize().expect("reached");
     for export in &exports {
         println!("\n{}", export.descriptor());

@@ -223,11 +223,6 @@ impl TestKernels for AcmeMemory {
         });
         Ok(())
     }
-
-    fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()> {
-        self.queue(stream)?.submit(move || std::thread::sleep(time));
-        Ok(())
-    }
 }
 
 /// Streams write and wait for words of the host, at the addresses that the host has.

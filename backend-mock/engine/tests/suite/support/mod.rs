@@ -136,7 +136,7 @@ fn execute(
         "fill" => machine.fill(address(1), number(2), number(3) as u8, stream(4)).map(done),
         "add" => machine.add_u8(address(1), number(2), number(3) as u8, stream(4)).map(done),
         "read" => machine.read_to_host(address(1), number(2), stream(3)).map(|bytes| hex(&bytes)),
-        "delay" => machine.delay(Duration::from_millis(number(1)), stream(2)).map(done),
+        "host_fn" => machine.host_fn(Box::new(|| ()), stream(1)).map(done),
         "synchronize" => machine.synchronize(stream(1)).map(done),
         "event" => machine.create_event(ordinal(1), true).map(|event| event.get().to_string()),
         "export_event" => machine.export_event(event(1)).map(|handle| hex(&handle)),

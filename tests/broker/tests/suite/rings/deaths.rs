@@ -39,7 +39,7 @@ fn readers_die(machine: &str) {
                 dies.send("ring-read 4 10000");
             }
             lives.send("ring-read 12 15000");
-            writer.send("ring-publish 12 pause=100");
+            writer.send("ring-publish 12");
             if point.ends_with("left") {
                 assert_eq!(dies.receive(), Answer::Done("4".into()), "{when}");
                 dies.send("ring-leave");
@@ -87,7 +87,7 @@ fn writers_die(machine: &str) {
                 writer.ok("ring-readers 2 10000");
                 // A stream of each waits for what is not published any more.
                 readers.iter_mut().for_each(|reader| reader.send("ring-read 8 10000"));
-                writer.send("ring-publish 8 pause=100");
+                writer.send("ring-publish 8");
                 if point.ends_with("closed") {
                     assert_eq!(writer.receive(), Answer::Done(String::new()), "{when}");
                     writer.send("ring-close 100");

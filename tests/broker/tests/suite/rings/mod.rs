@@ -48,7 +48,7 @@ fn two_ring_readers_read_every_sequence() {
             }
             writer.ok("ring-readers 2 10000");
             readers.iter_mut().for_each(|reader| reader.send("ring-read 30 15000"));
-            writer.ok("ring-publish 30 pause=100");
+            writer.ok("ring-publish 30");
             for reader in &mut readers {
                 assert_eq!(reader.receive(), Answer::Done("30".into()), "{machine}, {slots} slots");
                 reader.ok("ring-leave");
@@ -90,7 +90,7 @@ fn closed_ring_yields_published_slots_then_none() {
         let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
         let descriptor = writer.ok("ring 2");
         reader.ok(&format!("ring-join {descriptor}"));
-        writer.ok("ring-publish 2 pause=20000");
+        writer.ok("ring-publish 2 gate=soon");
         writer.send("ring-close 15000");
         assert_eq!(reader.ok("ring-read 2 10000"), "2", "{machine}");
         for call in ["ring-next 10000", "ring-try-next", "ring-next 0"] {

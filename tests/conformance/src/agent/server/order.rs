@@ -1,7 +1,5 @@
 //! What orders streams: timelines and events.
 
-use std::time::Duration;
-
 use device_ipc_core::{AsStream, DeviceOrdinal, Result};
 
 use super::{Server, named};
@@ -92,9 +90,10 @@ impl Server {
             if before > 0 {
                 timeline.wait(before, &stream)?;
             }
-            view.add(1.0)?;
-            // The signal is late, so that a wait without effect would show.
-            stream.delay(Duration::from_micros(50))?;
+            // In parts, so that a wait without effect would show.
+            for _ in 0..4 {
+                view.add(0.25)?;
+            }
             timeline.signal(round, &stream)?;
         }
         Ok(())

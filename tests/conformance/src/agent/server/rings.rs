@@ -60,7 +60,7 @@ impl Server {
             }
             Command::RingReaders { count, timeout } => rings.writer().wait_readers(count, timeout).map(done),
             Command::RingCount => Ok(Answer::Number(rings.writer().readers() as u64)),
-            Command::RingPublish { count, pause, gate } => self.publish(count, pause, gate).map(done),
+            Command::RingPublish { count, gate } => self.publish(count, gate).map(done),
             Command::RingPublishNow { count } => self.publish_now(count).map(done),
             Command::RingWrite => {
                 let stream = self.stream(0)?;
@@ -156,7 +156,7 @@ impl Server {
         }
     }
 
-    fn publish(&mut self, count: u64, pause: u64, gate: Gating) -> Result<()> {
+    fn publish(&mut self, count: u64, gate: Gating) -> Result<()> {
         let stream = self.stream(0)?;
         let half = TensorLayout::contiguous(Dtype::U8, [SLOT / 2])?;
         let halves = TensorTable::packed(1, [("first", half.clone()), ("second", half)])?;
@@ -164,7 +164,6 @@ impl Server {
             let slot = self.rings.writer().write(&stream)?;
             let byte = slot.sequence() as u8;
             slot.tensor(&halves, "first")?.view_mut::<u8, _>(&stream)?.fill_bytes(byte)?;
-            stream.delay(Duration::from_micros(pause))?;
             self.closed.extend(gate_in(&stream, gate)?);
             slot.tensor(&halves, "second")?.view_mut::<u8, _>(&stream)?.fill_bytes(byte)?;
             slot.publish(&stream)?;
