@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _native
+from ._blocks import BlockCopy
 from ._torch_pool import pool, pool_blocks
 from ._views import Views, open_writable
 
 # Without `open`: an import of all names shadows no built-in one.
-__all__ = ["Tensors", "empty", "install", "pool", "pool_blocks", "uninstall"]
+__all__ = ["BlockCopy", "Tensors", "empty", "install", "pool", "pool_blocks", "uninstall"]
 
 
 class Tensors(Views):

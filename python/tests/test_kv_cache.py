@@ -1,0 +1,223 @@
+"""Blocks of KV caches that one process computes and another one copies, as engines do, without an engine."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import Start
+
+import device_ipc
+
+torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
+
+from device_ipc._blocks import BlockCopy  # noqa: E402
+from device_ipc._kv_cache import CacheExporter, CacheImporter, Load, block_views  # noqa: E402
+
+BLOCKS = 8
+FACTS = {"model": "m", "tokens of a block": 4}
+LIMIT = 120
+
+EXPORTER = """
+import json, torch
+from device_ipc._kv_cache import CacheExporter
+BLOCKS, FACTS = 8, {"model": "m", "tokens of a block": 4}
+caches = {f"layer.{i}": torch.from_dlpack(d.empty((BLOCKS, 2, 4, 8), "float32", "mock:0")) for i in range(3)}
+for number, cache in enumerate(caches.values()):
+    for block in range(BLOCKS):
+        cache[block] = 100 * number + block
+exporter = CacheExporter(caches, BLOCKS, FACTS, limit=float(sys.argv[1]))
+print(exporter.name)
+for line in sys.stdin:
+    what, *names = line.split()
+    if what in ("offer", "lend"):
+        for name in names:
+            exporter.offer(name)
+            if what == "lend":
+                exporter.lend(name)
+        print("[]")
+    elif what == "returned":
+        print(json.dumps(sorted(exporter.returned())))
+    elif what == "close":
+        exporter.close()
+        print("[]")
+"""
+
+
+class Exporter:
+    def __init__(self, start: Start, limit: float = 1000) -> None:
+        self.process: "subprocess.Popen[str]" = start(EXPORTER, str(limit))
+        assert self.process.stdout is not None
+        self.name = self.process.stdout.readline().strip()
+
+    def ask(self, *words: str) -> "list[str]":
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(" ".join(words) + "\n")
+        self.process.stdin.flush()
+        return list(eval(self.process.stdout.readline()))
+
+    def returns(self) -> "list[str]":
+        """Waits until blocks were returned."""
+        found: "list[str]" = []
+
+        def ask() -> bool:
+            found.extend(self.ask("returned"))
+            return bool(found)
+
+        until(ask)
+        return found
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def empty_caches(blocks: int = BLOCKS) -> "dict[str, Any]":
+    return {f"layer.{i}": torch.full((blocks, 2, 4, 8), -1.0) for i in range(3)}
+
+
+def loaded(importer: CacheImporter) -> "tuple[set[str], list[tuple[Load, str]]]":
+    """Polls until a load has ended."""
+    done: "set[str]" = set()
+    failed: "list[tuple[Load, str]]" = []
+
+    def poll() -> bool:
+        come, lost = importer.poll()
+        done.update(come)
+        failed.extend(lost)
+        return bool(done or failed)
+
+    until(poll)
+    return done, failed
+
+
+def test_blocks_are_copied_and_returned(start: Start) -> None:
+    exporter = Exporter(start)
+    exporter.ask("lend", "a", "b", "c")
+    caches = empty_caches(blocks=20)
+    importer = CacheImporter(caches, 20, FACTS)
+    importer.load(exporter.name, Load("x", "a", [1, 5, 2], [17, 0, 3]))
+    assert loaded(importer) == ({"x"}, [])
+    for number, cache in enumerate(caches.values()):
+        assert [cache[block].unique().tolist() for block in (17, 0, 3)] == [[100 * number + block] for block in (1, 5, 2)]
+        assert cache.ne(-1).sum() == 3 * cache[0].numel()
+    assert exporter.returns() == ["a"]
+    # One mapping serves all requests.
+    before = device_ipc.counters()["driver_opens_total"]
+    importer.load(exporter.name, Load("y", "b", [0], [1]))
+    assert loaded(importer) == ({"y"}, []) and exporter.returns() == ["b"]
+    assert device_ipc.counters()["driver_opens_total"] == before
+    importer.release(exporter.name, "c")
+    found: "list[str]" = []
+
+    def is_returned() -> bool:
+        assert importer.poll() == (set(), [])
+        found.extend(exporter.ask("returned"))
+        return bool(found)
+
+    until(is_returned)
+    assert found == ["c"]
+    importer.close()
+    exporter.ask("close")
+
+
+def test_blocks_that_are_gone(start: Start) -> None:
+    exporter = Exporter(start, limit=0)
+    exporter.ask("lend", "late")
+    assert exporter.returns() == ["late"]
+    importer = CacheImporter(empty_caches(), BLOCKS, FACTS)
+    importer.load(exporter.name, Load("x", "late", [1], [1]))
+    done, failed = loaded(importer)
+    assert not done and [load.request for load, _ in failed] == ["x"] and "no longer" in failed[0][1]
+    assert all((cache == -1).all() for cache in importer.caches.values())
+    importer.close()
+
+
+def test_claimed_blocks_stay_until_the_importer_is_killed(start: Start) -> None:
+    exporter = Exporter(start, limit=0)
+    exporter.ask("offer", "a", "b")
+    victim = start(
+        """
+        import torch
+        from device_ipc._kv_cache import CacheImporter
+        importer = CacheImporter({f"layer.{i}": torch.zeros(8, 2, 4, 8) for i in range(3)}, 8, {"model": "m", "tokens of a block": 4})
+        importer.claim(sys.argv[1], "a")
+        while "a" not in importer._peers[sys.argv[1]].granted:
+            importer.poll()
+        print("claimed")
+        sys.stdin.readline()
+        """,
+        exporter.name,
+    )
+    assert victim.stdout is not None and victim.stdout.readline() == "claimed\n"
+    exporter.ask("lend", "a", "b")
+    assert exporter.returns() == ["b"]
+    assert exporter.ask("returned") == []
+    victim.kill()
+    victim.wait(LIMIT)
+    assert exporter.returns() == ["a"]
+
+
+def test_exporter_that_dies_fails_the_loads(start: Start) -> None:
+    exporter, other = Exporter(start), Exporter(start)
+    other.ask("lend", "b")
+    importer = CacheImporter(empty_caches(), BLOCKS, FACTS)
+    importer.claim(exporter.name, "a")
+    exporter.process.kill()
+    exporter.process.wait(LIMIT)
+    importer.load(exporter.name, Load("x", "a", [1], [1]))
+    done, failed = loaded(importer)
+    assert not done and [load.request for load, _ in failed] == ["x"]
+    importer.load(other.name, Load("y", "b", [1], [1]))
+    assert loaded(importer) == ({"y"}, [])
+    importer.close()
+
+
+def test_differences_are_named(start: Start) -> None:
+    exporter = Exporter(start)
+    exporter.ask("lend", "a", "b")
+    importer = CacheImporter(empty_caches(), BLOCKS, {**FACTS, "tokens of a block": 16})
+    importer.load(exporter.name, Load("x", "a", [1], [1]))
+    _, failed = loaded(importer)
+    assert "tokens of a block: 4 there and 16 here" in failed[0][1]
+    importer.close()
+    caches = {name: cache.to(torch.float16) for name, cache in empty_caches().items()}
+    importer = CacheImporter(caches, BLOCKS, FACTS)
+    importer.load(exporter.name, Load("x", "b", [1], [1]))
+    _, failed = loaded(importer)
+    assert "element type" in failed[0][1]
+    importer.close()
+
+
+def test_blocks_of_kernels_are_parts_of_blocks() -> None:
+    cache = torch.arange(6 * 4).view(6, 4)
+    (view,) = block_views(cache, 3)
+    assert view.shape == (3, 2, 4) and view[1].flatten().tolist() == list(range(8, 16))
+    keys, values = block_views(torch.zeros(2, 6, 4), 3)
+    assert keys.shape == values.shape == (3, 2, 4)
+    with pytest.raises(device_ipc.LayoutError, match="axis"):
+        block_views(torch.zeros(5, 7), 3)
+
+
+def test_copies_of_permuted_blocks() -> None:
+    # Heads before tokens in memory, as engines ask for it.
+    of = torch.arange(4 * 2 * 3 * 8, dtype=torch.bfloat16).view(4, 2, 3, 8).permute(0, 2, 1, 3)
+    to = torch.zeros(6, 2, 3, 8, dtype=torch.bfloat16).permute(0, 2, 1, 3)
+    copy = BlockCopy([to], [of])
+    copy.copy([3, 0], [1, 5])
+    assert torch.equal(to[1], of[3]) and torch.equal(to[5], of[0]) and not to[[0, 2, 3, 4]].any()
+    copy.copy([], [])
+    with pytest.raises(IndexError, match="block 4"):
+        copy.copy([0, 4], [0, 1])
+    with pytest.raises(ValueError, match="as many"):
+        copy.copy([0, 1], [0])
+    with pytest.raises(ValueError, match="strides"):
+        BlockCopy([to], [of.contiguous()])
+    with pytest.raises(ValueError, match="one piece"):
+        BlockCopy([to[..., :4]], [of[..., :4]])
+    with pytest.raises(ValueError, match="shape"):
+        BlockCopy([to], [of[:, :1]])

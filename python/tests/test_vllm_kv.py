@@ -1,0 +1,258 @@
+"""vLLM's KV connector: a prefill and a decode engine whose scheduler and worker are this file's, with stand-ins of vLLM's classes."""
+
+import enum
+import json
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import LIMIT, Start
+from vllm_modules import add
+
+torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
+
+BLOCK_TOKENS = 4
+
+
+class Status(enum.Enum):
+    FINISHED_STOPPED = 1
+    FINISHED_LENGTH_CAPPED = 2
+    FINISHED_ABORTED = 3
+
+
+class Role(enum.Enum):
+    SCHEDULER = 0
+    WORKER = 1
+
+
+class Base:
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        self.metadata: Any = None
+
+    def _get_connector_metadata(self) -> Any:
+        return self.metadata
+
+
+def connector_class() -> Any:
+    """Returns the connector over stand-ins of vLLM."""
+    for name in ("vllm", "vllm.distributed", "vllm.distributed.kv_transfer", "vllm.distributed.kv_transfer.kv_connector", "vllm.v1"):
+        add(name)
+    add("vllm.distributed.kv_transfer.kv_connector.v1")
+    add(
+        "vllm.distributed.kv_transfer.kv_connector.v1.base",
+        KVConnectorBase_V1=Base,
+        KVConnectorHandshakeMetadata=object,
+        KVConnectorMetadata=object,
+        KVConnectorRole=Role,
+    )
+    add("vllm.v1.request", RequestStatus=Status)
+    from device_ipc.vllm.kv import DeviceIpcConnector
+
+    return DeviceIpcConnector
+
+
+class Request:
+    def __init__(self, name: str, tokens: int, params: "dict[str, Any] | None") -> None:
+        self.request_id = name
+        self.prompt_token_ids = list(range(tokens))
+        self.kv_transfer_params = params
+        self.status = Status.FINISHED_LENGTH_CAPPED
+
+
+class Blocks:
+    def __init__(self, numbers: "list[int]") -> None:
+        self.numbers = numbers
+
+    def get_unhashed_block_ids(self) -> "list[int]":
+        return self.numbers
+
+
+class Engine:
+    """A scheduler and one worker with a cache of two layers."""
+
+    def __init__(self, role: str, blocks: int = 16, model: str = "m", ranks: int = 1, **extra: Any) -> None:
+        space = types.SimpleNamespace
+        transfer = space(
+            engine_id=role,
+            is_kv_producer=role == "prefill",
+            is_kv_consumer=role == "decode",
+            get_from_extra_config=lambda name, default: extra.get(name, default),
+        )
+        config = space(
+            kv_transfer_config=transfer,
+            model_config=space(model=model, revision=None),
+            cache_config=space(block_size=BLOCK_TOKENS, cache_dtype="auto"),
+            parallel_config=space(tensor_parallel_size=ranks, pipeline_parallel_size=1, rank=0),
+        )
+        caches = space(num_blocks=blocks, kv_cache_groups=[None])
+        connector = connector_class()
+        self.scheduler = connector(config, Role.SCHEDULER, caches)
+        self.worker = connector(config, Role.WORKER, caches)
+        self.caches = {f"layer.{i}": self.memory((blocks, 2, BLOCK_TOKENS, 8)) for i in range(2)}
+        self.worker.register_kv_caches(self.caches)
+        handshake = self.worker.get_handshake_metadata()
+        assert (handshake is None) == (role == "decode")
+        if handshake is not None:
+            self.scheduler.set_xfer_handshake_metadata({rank: handshake for rank in range(ranks)})
+
+    def memory(self, shape: "tuple[int, ...]") -> Any:
+        import device_ipc
+
+        return torch.from_dlpack(device_ipc.empty(shape, "float32", "mock:0")).fill_(-1)
+
+    def step(self) -> "tuple[set[str], set[str], set[int]]":
+        """Runs a step of the engine: requests that were sent, requests that have come, and blocks that have not."""
+        self.worker.metadata = self.scheduler.build_connector_meta(None)
+        self.worker.start_load_kv(None)
+        sent, come = self.worker.get_finished(set())
+        return sent or set(), come or set(), self.worker.get_block_ids_with_load_errors()
+
+    def prefill(self, name: str, tokens: int, blocks: "list[int]") -> "dict[str, Any] | None":
+        """Computes a prompt: each block gets its own number."""
+        request = Request(name, tokens, {"do_remote_decode": True})
+        assert self.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+        self.scheduler.update_state_after_alloc(request, Blocks(blocks), 0)
+        self.step()
+        for cache in self.caches.values():
+            for block in blocks:
+                cache[block] = block
+        kept, params = self.scheduler.request_finished(request, blocks)
+        assert kept
+        return params  # type: ignore[no-any-return]
+
+    def until(self, which: int) -> "set[Any]":
+        """Steps until one of the three results is not empty."""
+        deadline = time.monotonic() + LIMIT
+        while True:
+            found = self.step()[which]
+            if found:
+                return found
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+
+def serve() -> None:
+    """The prefill engine's process."""
+    engine = Engine("prefill")
+    print("ready", flush=True)
+    for line in sys.stdin:
+        what, *values = json.loads(line)
+        result: Any = None
+        if what == "prefill":
+            result = engine.prefill(*values)
+        elif what == "sent":
+            result = sorted(engine.until(0))
+        elif what == "step":
+            result = sorted(engine.step()[0])
+        print(json.dumps(result), flush=True)
+
+
+class Prefill:
+    def __init__(self, start: Start) -> None:
+        here = str(Path(__file__).parent)
+        self.process: "subprocess.Popen[str]" = start(f"sys.path.insert(0, {here!r}); import test_vllm_kv; test_vllm_kv.serve()")
+        assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
+
+    def ask(self, *words: Any) -> Any:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(words) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+
+def arrive(engine: Engine, name: str, tokens: int, params: Any, blocks: "list[int]", computed: int = 0) -> Request:
+    """Schedules a request of which the first tokens are in the cache already."""
+    request = Request(name, tokens, params)
+    engine.scheduler.on_new_request(request)
+    count, is_async = engine.scheduler.get_num_new_matched_tokens(request, computed)
+    assert (count, is_async) == ((tokens - computed, True) if tokens > computed else (0, False))
+    engine.scheduler.update_state_after_alloc(request, Blocks(blocks), count)
+    return request
+
+
+def values(engine: Engine, blocks: "list[int]") -> "list[list[list[float]]]":
+    return [[cache[block].unique().tolist() for cache in engine.caches.values()] for block in blocks]
+
+
+def test_decode_reads_what_prefill_has_computed(start: Start) -> None:
+    prefill, decode = Prefill(start), Engine("decode", blocks=32)
+    params = prefill.ask("prefill", "p1", 10, [3, 7, 1])
+    assert params["do_remote_prefill"] and params["remote_block_ids"] == [3, 7, 1]
+    request = arrive(decode, "d1", 10, params, [20, 5, 6])
+    assert decode.until(1) == {"d1"}
+    assert values(decode, [20, 5, 6]) == [[[3.0], [3.0]], [[7.0], [7.0]], [[1.0], [1.0]]]
+    assert all((cache == -1).sum() == 29 * cache[0].numel() for cache in decode.caches.values())
+    assert prefill.ask("sent") == ["p1"]
+    # Nothing is left to do for it.
+    assert decode.scheduler.request_finished(request, [20, 5, 6, 8]) == (False, None)
+    # The first block is here already, from a request with the same beginning.
+    params = prefill.ask("prefill", "p2", 10, [2, 4, 9])
+    arrive(decode, "d2", 10, params, [10, 11], computed=4)
+    assert decode.until(1) == {"d2"}
+    assert values(decode, [10, 11]) == [[[4.0], [4.0]], [[9.0], [9.0]]]
+    assert prefill.ask("sent") == ["p2"]
+    # All of it is.
+    params = prefill.ask("prefill", "p3", 8, [2, 4])
+    arrive(decode, "d3", 8, params, [], computed=8)
+    decode.step()
+    deadline = time.monotonic() + LIMIT
+    while prefill.ask("step") != ["p3"]:
+        decode.step()
+        assert time.monotonic() < deadline
+    decode.worker.shutdown()
+
+
+def test_aborted_requests_give_their_blocks_back(start: Start) -> None:
+    prefill, decode = Prefill(start), Engine("decode")
+    params = prefill.ask("prefill", "p1", 8, [3, 7])
+    request = Request("d1", 8, params)
+    decode.scheduler.on_new_request(request)
+    decode.step()
+    assert prefill.ask("step") == []
+    request.status = Status.FINISHED_ABORTED
+    assert decode.scheduler.request_finished(request, []) == (False, None)
+    deadline = time.monotonic() + LIMIT
+    while prefill.ask("step") != ["p1"]:
+        decode.step()
+        assert time.monotonic() < deadline
+    decode.worker.shutdown()
+
+
+def test_prefill_that_dies_fails_the_blocks(start: Start) -> None:
+    prefill, decode = Prefill(start), Engine("decode")
+    params = prefill.ask("prefill", "p1", 8, [3, 7])
+    prefill.process.kill()
+    prefill.process.wait(LIMIT)
+    arrive(decode, "d1", 8, params, [4, 5])
+    deadline = time.monotonic() + LIMIT
+    while True:
+        _, come, failed = decode.step()
+        if come:
+            break
+        assert time.monotonic() < deadline
+    assert come == {"d1"} and failed == {4, 5}
+    # A new engine is found by its own name.
+    prefill = Prefill(start)
+    arrive(decode, "d2", 8, prefill.ask("prefill", "p1", 8, [3, 7]), [4, 5])
+    assert decode.until(1) == {"d2"} and values(decode, [4, 5]) == [[[3.0], [3.0]], [[7.0], [7.0]]]
+    decode.worker.shutdown()
+
+
+def test_parameters_of_others_are_computed_here(caplog: pytest.LogCaptureFixture) -> None:
+    decode = Engine("decode")
+    for params, text in [
+        ({"do_remote_prefill": True, "remote_host": "a"}, "not of a DeviceIpcConnector"),
+        (
+            {"do_remote_prefill": True, "remote_request_id": "p", "remote_block_ids": [1], "remote_channels": ["a", "b"]},
+            "tensor parallel size 2 there, 1 here",
+        ),
+    ]:
+        request = Request("d", 8, params)
+        assert decode.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+        assert text in caplog.text
+    assert decode.scheduler.get_num_new_matched_tokens(Request("e", 8, None), 0) == (0, False)
+    decode.worker.shutdown()
