@@ -1,7 +1,6 @@
 // The functions of Ascend's ACL runtime that device-ipc calls: names, numbers and layouts, written for this project.
 //
-// `cargo xtask bindgen` turns it into src/bindings.rs; `cargo xtask verify-abi` compares it with the vendor's own
-// headers, of two CANN generations. A comment that begins with three slashes becomes documentation.
+// acl.py turns it into src/bindings.rs, and compares it with the vendor's own headers, of two CANN generations. A comment that begins with three slashes becomes documentation.
 
 #ifndef DEVICE_IPC_ACL_H
 #define DEVICE_IPC_ACL_H

@@ -1,6 +1,6 @@
 """Copies from other hosts: two processes of one host, over the loopback interface.
 
-Tests with NIXL are skipped unless ``DEVICE_IPC_NIXL`` names it or ``cargo xtask nixl`` has downloaded it.
+Tests with NIXL are skipped unless ``DEVICE_IPC_NIXL`` names it or ``.ci/nixl`` has downloaded it.
 """
 
 import os
@@ -42,7 +42,7 @@ def nixl() -> "dict[str, str]":
     downloaded = sorted(target.glob("nixl-*/.nixl_cu1[23].mesonpy.libs/libnixl_capi.so"))
     library = os.environ.get("DEVICE_IPC_NIXL") or (str(downloaded[-1]) if downloaded else None)
     if library is None:
-        pytest.skip(f"there is no NIXL in {target}; `cargo xtask nixl` downloads it")
+        pytest.skip(f"there is no NIXL in {target}; `.ci/nixl` downloads it")
     return {"DEVICE_IPC_NIXL": library, "UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo", "NIXL_LOG_LEVEL": "FATAL"}
 
 

@@ -666,7 +666,7 @@ fn async_page_shows_its_example() {
     }
 }
 
-/// The page shows a part of a program of another workspace, which `cargo xtask candle` checks.
+/// The page shows a part of a program of another workspace, which `.ci/candle` checks.
 #[test]
 fn keeper_page_shows_the_example_with_candle() {
     let program = include_str!("../../examples/candle/src/main.rs");

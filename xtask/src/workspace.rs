@@ -68,13 +68,6 @@ pub(crate) fn packages(metadata: &Value) -> Result<&Vec<Value>> {
     metadata["packages"].as_array().context("the output of cargo metadata contains no packages")
 }
 
-/// Returns the target triple of the host.
-pub(crate) fn host() -> Result<String> {
-    let version = output(Command::new("rustc").arg("-vV").current_dir(root()))?;
-    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(host.context("the output of rustc -vV contains no host")?.to_owned())
-}
-
 /// Returns the messages of Cargo (`--message-format=json`) that report an executable, with its path.
 pub(crate) fn executables(messages: &str) -> Result<Vec<(Value, PathBuf)>> {
     let mut found = Vec::new();

@@ -1,6 +1,6 @@
 //! Copies from other hosts: two processes of one host, whose descriptors name another one.
 //!
-//! Tests with NIXL are skipped unless `DEVICE_IPC_NIXL` names it; `cargo xtask nixl` provides it.
+//! Tests with NIXL are skipped unless `DEVICE_IPC_NIXL` names it; `.ci/nixl` provides it.
 
 #![cfg(feature = "nixl")]
 
@@ -27,7 +27,7 @@ fn start(arguments: &[&str], variables: &[(&str, &str)]) -> Terminal {
 fn has_nixl() -> bool {
     let is_set = env::var_os(LIBRARY).is_some();
     if !is_set {
-        eprintln!("skipped: {LIBRARY} names no NIXL; `cargo xtask nixl` downloads it");
+        eprintln!("skipped: {LIBRARY} names no NIXL; `.ci/nixl` downloads it");
     }
     is_set
 }

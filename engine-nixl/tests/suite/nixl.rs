@@ -25,7 +25,7 @@ pub(crate) fn environment(device: &str) -> Vec<(&str, &str)> {
 pub(crate) fn loaded(mut process: Process, arguments: &str) -> Option<Process> {
     let loaded = process.ask(&format!("load {arguments}"));
     if loaded.starts_with("library not found") && env::var_os(LIBRARY_VARIABLE).is_none() {
-        eprintln!("skipped: {loaded}; `cargo xtask nixl` downloads it");
+        eprintln!("skipped: {loaded}; `.ci/nixl` downloads it");
         return None;
     }
     assert!(loaded.starts_with("loaded"), "{loaded}");

@@ -1,7 +1,7 @@
 //! Pulls between two processes with the real NIXL, over TCP on the loopback interface.
 //!
 //! Every engine is in a child process, whose environment selects UCX's transport. The tests are skipped if no NIXL is
-//! installed, unless `DEVICE_IPC_NIXL` names one; `cargo xtask nixl` provides it.
+//! installed, unless `DEVICE_IPC_NIXL` names one; `.ci/nixl` provides it.
 
 use std::collections::VecDeque;
 use std::env;
@@ -44,7 +44,7 @@ fn exporter_and_importer() -> Option<(Process, Process)> {
     let mut exporter = process(concat!(module_path!(), "::exporter"));
     let loaded = exporter.ask("load");
     if loaded.starts_with("library not found") && env::var_os(LIBRARY_VARIABLE).is_none() {
-        eprintln!("skipped: {loaded}; `cargo xtask nixl` downloads it");
+        eprintln!("skipped: {loaded}; `.ci/nixl` downloads it");
         return None;
     }
     assert_eq!(loaded, "loaded");

@@ -4,7 +4,7 @@
 //! transport that does not need the exporter's process (`cuda_ipc`), a copy has ended before the process that is to be killed
 //! or suspended: `run.sh` of a bundle skips these cases.
 //!
-//! The tests are skipped if no NIXL is installed, unless `DEVICE_IPC_NIXL` names one; `cargo xtask nixl` provides it.
+//! The tests are skipped if no NIXL is installed, unless `DEVICE_IPC_NIXL` names one; `.ci/nixl` provides it.
 
 use device_ipc_remote_tests::{RingShape, cases};
 use device_ipc_test_process::Process;

@@ -1,6 +1,6 @@
 //! Copies by the real NIXL over TCP between two network namespaces, which differ in their host ids and boot ids.
 //!
-//! The tests are skipped if no NIXL is installed, unless `DEVICE_IPC_NIXL` names one (`cargo xtask nixl` provides it), and where
+//! The tests are skipped if no NIXL is installed, unless `DEVICE_IPC_NIXL` names one (`.ci/nixl` provides it), and where
 //! the system does not permit namespaces.
 
 use device_ipc_remote_tests::{Conditions, DEVICE, Place, RingShape, cases, steps};

@@ -12,7 +12,7 @@
 //! device-ipc-candle-example norm keeper:llama model.norm
 //! ```
 //!
-//! `cargo xtask candle --build` builds it with or without a CUDA toolkit; with a toolkit, `cargo build --release` works too.
+//! `.ci/candle --build` builds it with or without a CUDA toolkit; with a toolkit, `cargo build --release` works too.
 
 use std::path::Path;
 use std::time::Duration;

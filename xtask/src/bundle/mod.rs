@@ -4,17 +4,16 @@
 //! require only the C library.
 
 mod artifact;
-mod size;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::nixl;
-use crate::workspace::{cargo, metadata, output, root};
+use crate::workspace::{cargo, metadata, output, root, run as run_command};
 use artifact::Artifact;
 
 /// The main program.
@@ -29,6 +28,8 @@ const PROGRAMS: [(&str, &str); 5] = [
 ];
 /// The script that runs all executables in its directory.
 const SCRIPT: &str = include_str!("run.sh");
+/// The libraries of NIXL.
+const ARCHIVE: &str = "nixl.zip";
 /// The start of the second line of the script, which identifies a bundle.
 const SCRIPT_MARK: &str = "# Runs a bundle of device-ipc";
 
@@ -82,24 +83,18 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut files: Vec<Artifact> = PROGRAMS.iter().filter(is_wanted).map(program).collect::<Result<_>>()?;
     files.extend(tests);
     prepare_directory(&out)?;
-    let mut sizes = Vec::new();
     for file in &files {
         let to = out.join(&file.name);
-        let bytes = fs::copy(&file.executable, &to)
+        fs::copy(&file.executable, &to)
             .with_context(|| format!("cannot copy {} to {}", file.executable.display(), to.display()))?;
-        sizes.push((file.name.clone(), bytes));
     }
     if options.remote {
-        sizes.push((nixl::ARCHIVE.into(), nixl::archive(&out.join(nixl::ARCHIVE))?));
+        run_command(Command::new(root().join(".ci/nixl")).arg("--archive").arg(out.join(ARCHIVE)))?;
     }
     let script = out.join("run.sh");
     fs::write(&script, SCRIPT).with_context(|| format!("cannot write {}", script.display()))?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
-    sizes.push(("run.sh".into(), SCRIPT.len() as u64));
-
-    println!("{}", out.display());
-    print!("{}", size::table(&sizes));
-    Ok(())
+    run_command(Command::new("du").args(["-ah", "--apparent-size"]).arg(&out))
 }
 
 /// Builds in release mode, stripped, and returns Cargo's messages as JSON lines.
@@ -123,10 +118,7 @@ fn prepare_directory(out: &Path) -> Result<()> {
     }
     for name in names {
         let name = name.to_string_lossy();
-        if PROGRAMS.iter().any(|(_, program)| name == *program)
-            || name.contains("--")
-            || name == nixl::ARCHIVE
-        {
+        if PROGRAMS.iter().any(|(_, program)| name == *program) || name.contains("--") || name == ARCHIVE {
             fs::remove_file(out.join(&*name))
                 .with_context(|| format!("cannot remove {name} of the older bundle"))?;
         }
