@@ -575,6 +575,18 @@ fn keep(ipc: &Ipc, export: Export, next: Export, timeout: Duration) -> Result<()
 }
 
 #[rustfmt::skip]
+fn followed_weights(ipc: &Ipc, stream: Stream) -> Result<()> {
+    // begin docs/guide/keeper.md
+    let kept = ipc.find("keeper:llama").start()?;
+    let mut weights = kept.open().reserved().on(&stream)?; // … capture graphs over the tensors of `weights` …
+    if let Some(version) = weights.follow_on(&stream)? {
+        println!("version {version}, at the same addresses"); // None: there is no newer one
+    }
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
 fn remote_channel(ipc: Ipc, export: Export, key: device_ipc::Key, stream: Stream, timeout: Duration) -> Result<()> {
     // begin docs/guide/remote.md
     // One process listens at an address, and sends.

@@ -3,7 +3,7 @@
 //! A repeated open takes no message. The importer still has to notice that the export has been dropped in the meantime, from the
 //! moment at which the exporter's call returned: the notification may still be in flight. So the exporter counts its drops in a
 //! page that all its importers map read-only; where the count has changed, they ask. The page also shows whether the exporter is
-//! alive ([`alive`]).
+//! alive ([`alive`]). Another export of a keeper counts as a drop: mappings that follow the keeper ask only where the count has changed.
 
 #![allow(unsafe_code, reason = "shared memory")]
 

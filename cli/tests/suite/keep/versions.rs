@@ -36,6 +36,7 @@ fn new_version_notifies_readers_that_keep_the_former_one() {
     let name = unique("reload");
     let mut keeper = keep(&[&file, "--name", &name]);
     let ipc = ipc();
+    let mut following = ipc.find(&name).start().unwrap().open().reserved().at_home().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let readers: Vec<_> = (0..2)
         .map(|_| {
@@ -59,6 +60,9 @@ fn new_version_notifies_readers_that_keep_the_former_one() {
         assert_eq!((now, values(&ipc, &current, "version")), (next, vec![next as f32]));
         release(&ipc, current);
         release(&ipc, mapping);
+        assert_eq!(following.follow().unwrap(), Some(next));
+        assert_eq!(values(&ipc, &following, "version"), [next as f32], "the version at reserved addresses");
+        assert_eq!(following.follow().unwrap(), None);
     }
     stop.store(true, Ordering::Release);
     for reader in readers {

@@ -58,6 +58,8 @@ pub struct ConnectBuilder<'a> {
     limits: Limits,
     timeout: Duration,
     user: Option<u32>,
+    /// Whether a listener has to exist now.
+    exists: bool,
 }
 
 impl<'a> ConnectBuilder<'a> {
@@ -71,7 +73,14 @@ impl<'a> ConnectBuilder<'a> {
             limits: Limits::DEFAULT,
             timeout,
             user: None,
+            exists: false,
         }
+    }
+
+    /// Fails at once if there is no listener.
+    pub(crate) const fn existing(mut self) -> Self {
+        self.exists = true;
+        self
     }
 
     /// Connects to a listener of another host, whose address is the name.
@@ -196,6 +205,9 @@ impl<'a> ConnectBuilder<'a> {
             return match rustix::net::connect(&socket, &address.to_socket_address()?) {
                 Ok(()) => Ok(Some(PeerSocket::new(socket, true))),
                 Err(Errno::INTR) => continue,
+                Err(Errno::CONNREFUSED | Errno::NOENT) if self.exists => {
+                    Err(no_listener(self.name, address, Duration::ZERO))
+                }
                 Err(Errno::AGAIN | Errno::CONNREFUSED | Errno::NOENT) => Ok(None),
                 Err(error) => Err(Error::io(format!("connecting to {:?} at {address}", self.name), error)),
             };

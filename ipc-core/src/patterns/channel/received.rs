@@ -12,7 +12,7 @@ use crate::model::device::{DeviceIdentity, DeviceOrdinal};
 use crate::model::error::{Error, Result};
 use crate::model::one_or_many::OneOrMany;
 use crate::model::placement::{DeviceMap, DeviceName};
-use crate::sharing::import::{Delivery, Mapping, OpenBuilder, UnusedGrant};
+use crate::sharing::import::{Delivery, OpenBuilder, UnusedGrant};
 use crate::transport::Deadline;
 use crate::wire::channel::Payload;
 use crate::wire::descriptor::Descriptor;
@@ -193,7 +193,7 @@ impl Delivery for ReceivedExport {
         }
     }
 
-    fn open(&self, open: &mut dyn FnMut() -> Result<Mapping>) -> Result<Mapping> {
+    fn open(&self, open: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.arrival.open(&self.grants, open)
     }
 }

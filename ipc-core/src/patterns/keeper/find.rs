@@ -1,5 +1,6 @@
 //! The process that opens what a keeper keeps.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Announcement, FORM, name};
@@ -8,7 +9,7 @@ use crate::os::clock;
 use crate::os::process::ProcessIdentity;
 use crate::patterns::channel::{Channel, ConnectBuilder, Received, ReceivedExport};
 use crate::sharing::Session;
-use crate::sharing::import::OpenBuilder;
+use crate::sharing::import::{KeeperAddress, OpenBuilder};
 use crate::transport::{Deadline, check_may_wait};
 use crate::wire::descriptor::Descriptor;
 
@@ -23,12 +24,19 @@ pub struct FindBuilder<'a> {
     name: &'a str,
     user: Option<u32>,
     timeout: Duration,
+    /// Whether the keeper has to exist now.
+    exists: bool,
 }
 
 impl<'a> FindBuilder<'a> {
     pub(crate) fn new(session: &'a Session, text: &'a str, timeout: Duration) -> Self {
         let (user, name) = name::parse(text);
-        Self { session, name, user, timeout }
+        Self { session, name, user, timeout, exists: false }
+    }
+
+    /// Returns the search for a keeper that has answered before, which fails at once if it does not exist.
+    pub(super) fn again(session: &'a Session, keeper: &'a KeeperAddress, timeout: Duration) -> Self {
+        Self { session, name: &keeper.name, user: keeper.user, timeout, exists: true }
     }
 
     /// Sets the user of the keeper's process, by default the user of this process.
@@ -65,22 +73,23 @@ impl<'a> FindBuilder<'a> {
                 Some(user) => connect.user(user),
                 None => connect,
             };
-            match ask(connect, deadline) {
+            let connect = if self.exists { connect.existing() } else { connect };
+            match self.ask(connect, deadline) {
                 Err(error) if error.is_gone() && !deadline.left().is_zero() => clock::sleep(RETRY),
                 // The error states the timeout that the caller has set.
-                Err(Error::NoListener { name, detail, .. }) => {
+                Err(Error::NoListener { name, detail, .. }) if !self.exists => {
                     return Err(Error::NoListener { name, after: self.timeout, detail });
                 }
                 found => return found,
             }
         }
     }
-}
 
-fn ask(connect: ConnectBuilder<'_>, deadline: Deadline) -> Result<KeptExport> {
-    let channel = connect.start()?;
-    let answer = channel.receive(deadline.left())?;
-    KeptExport::new(&channel, answer)
+    fn ask(&self, connect: ConnectBuilder<'_>, deadline: Deadline) -> Result<KeptExport> {
+        let channel = connect.start()?;
+        let answer = channel.receive(deadline.left())?;
+        KeptExport::new(&channel, answer, KeeperAddress { name: self.name.to_owned(), user: self.user })
+    }
 }
 
 /// The answer of a keeper: its export, which can be opened once even if it is replaced meanwhile.
@@ -105,10 +114,11 @@ pub struct KeptExport {
     announcement: Announcement,
     process: ProcessIdentity,
     program: String,
+    keeper: Arc<KeeperAddress>,
 }
 
 impl KeptExport {
-    fn new(channel: &Channel, answer: Received) -> Result<Self> {
+    fn new(channel: &Channel, answer: Received, keeper: KeeperAddress) -> Result<Self> {
         let announcement: Announcement = postcard::from_bytes(answer.bytes())
             .map_err(|_| Error::Protocol("its answer is not that of a keeper".into()))?;
         if announcement.form != FORM {
@@ -122,12 +132,13 @@ impl KeptExport {
             Error::Protocol(format!("its answer has {} exports instead of one", exports.len()))
         })?;
         let (process, program) = (*channel.peer(), channel.program().to_owned());
-        Ok(Self { export, announcement, process, program })
+        Ok(Self { export, announcement, process, program, keeper: Arc::new(keeper) })
     }
 
-    /// Opens the memory, all of it or nothing; see [`OpenBuilder`].
+    /// Opens the memory, all of it or nothing; see [`OpenBuilder`]. A mapping with [reserved](OpenBuilder::reserved) addresses can
+    /// [follow](crate::Mapping::follow) the keeper to newer versions.
     pub fn open(&self) -> OpenBuilder<'_> {
-        self.export.open()
+        self.export.open().kept_by(&self.keeper)
     }
 
     /// Returns the version that the keeper gives to this export.

@@ -9,7 +9,7 @@ use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseState;
 use crate::patterns::channel::{Channel, ListenBuilder, Listener, Message};
 use crate::sharing::export::Export;
-use crate::sharing::{ErrorWith, Session};
+use crate::sharing::{ErrorWith, Runtime, Session};
 
 /// A keeper: answers the processes that ask for its name with an export; see [`Ipc::keep`](crate::Ipc::keep).
 ///
@@ -49,6 +49,26 @@ use crate::sharing::{ErrorWith, Session};
 pub struct Keeper {
     listener: Listener,
     current: RwLock<Current>,
+    changes: Changes,
+}
+
+/// Notifies importers that the name has another export, so that [`Mapping::follow`](crate::Mapping::follow) asks for it; also when
+/// the keeper is dropped.
+#[derive(Debug)]
+struct Changes;
+
+impl Changes {
+    fn notify(&self) {
+        if let Some(runtime) = Runtime::existing() {
+            runtime.exports.count_change();
+        }
+    }
+}
+
+impl Drop for Changes {
+    fn drop(&mut self) {
+        self.notify();
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -88,7 +108,7 @@ impl Keeper {
         match listening {
             Ok(listener) => {
                 let current = RwLock::new(Current { version, export });
-                Ok(Self { listener, current })
+                Ok(Self { listener, current, changes: Changes })
             }
             Err(error) => Err(ErrorWith::new(error, export)),
         }
@@ -113,11 +133,16 @@ impl Keeper {
     /// Answers with another export from now on, and returns the one before.
     ///
     /// Processes that have opened the former export go on. They are notified when it is dropped
-    /// ([`Mapping::on_dropped`](crate::Mapping::on_dropped)), and its memory is freed when the last of them has released it.
+    /// ([`Mapping::on_dropped`](crate::Mapping::on_dropped)), and its memory is freed when the last of them has released it. Mappings
+    /// with reserved addresses [follow](crate::Mapping::follow) to the new one from now on.
     pub fn replace(&self, version: u64, export: impl Into<Arc<Export>>) -> Arc<Export> {
         let next = Current { version, export: export.into() };
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut *current, next).export
+        let former = std::mem::replace(&mut *current, next).export;
+        drop(current);
+        // After the exchange: a process that sees the change and asks is answered with the new export.
+        self.changes.notify();
+        former
     }
 
     /// Waits for the next process that asks, and answers it.
@@ -149,7 +174,9 @@ impl Keeper {
     ///
     /// As [`Listener::hand_over`].
     pub fn hand_over(&self, channel: &Channel) -> Result<()> {
-        self.listener.hand_over(channel)
+        self.listener.hand_over(channel)?;
+        self.changes.notify();
+        Ok(())
     }
 
     /// Answers to the name again because the other process has not; see [`Listener::take_back`].

@@ -9,6 +9,7 @@
 //! with the export, and so with a grant: the importer can open the memory although it has been replaced meanwhile.
 
 mod find;
+mod follow;
 mod keep;
 mod list;
 mod name;

@@ -184,6 +184,13 @@ impl ExportTable {
         self.epoch.get_or_init(create).as_ref()
     }
 
+    /// Counts a change that importers look for in memory: a drop, or another export of a keeper.
+    pub(crate) fn count_change(&self) {
+        if let Some(Some(epoch)) = self.epoch.get() {
+            epoch.advance();
+        }
+    }
+
     /// Returns whether the export exists and has not been dropped.
     pub(crate) fn may_be_opened(&self, export: ExportId) -> bool {
         self.lock().exports.get(&export).is_some_and(|entry| !entry.dropped)
@@ -201,9 +208,7 @@ impl ExportTable {
         if std::mem::replace(&mut entry.dropped, true) {
             return;
         }
-        if let Some(Some(epoch)) = self.epoch.get() {
-            epoch.advance();
-        }
+        self.count_change();
         kill_point!("exporter:dropped");
         tracing::debug!(target: crate::os::log::EXPORT, %export, leases = entry.leases.len(), "dropped");
         let connections = connections(entry.leases.values());

@@ -24,12 +24,13 @@ mod view_owner;
 pub use cache::CacheLimits;
 pub use mapping::Mapping;
 pub use open::{CopyProgress, OpenBuilder};
+pub use reserved::Replacement;
 pub use tensor::Tensor;
 
 pub(crate) use grant::{GrantReturn, UnusedGrant};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use link::Link;
-pub(crate) use open::{Delivery, Replicate};
+pub(crate) use open::{Delivery, KeeperAddress, Replicate};
 pub(crate) use own::OwnMemory;
 pub(crate) use table::ImportTable;
 pub(crate) use view_owner::ViewOwner;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 use std::slice;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::grant::UnusedGrant;
@@ -53,7 +54,7 @@ use crate::wire::descriptor::{Contents, DescribedRegion, Descriptor, Memory, Reg
 pub struct OpenBuilder<'a> {
     pub(super) session: &'a Session,
     pub(super) descriptor: &'a Descriptor,
-    access: Option<Access>,
+    pub(super) access: Option<Access>,
     pub(super) timeout: Duration,
     grants: Grants<'a>,
     /// Whether the memory is a ring's.
@@ -64,6 +65,15 @@ pub struct OpenBuilder<'a> {
     pub(super) progress: ProgressReport<'a>,
     pub(super) delivery: Option<&'a dyn Delivery>,
     replicate: Option<&'a dyn Replicate>,
+    pub(super) keeper: Option<&'a Arc<KeeperAddress>>,
+}
+
+/// The keeper that has answered with an export.
+#[derive(Debug)]
+pub(crate) struct KeeperAddress {
+    pub(crate) name: String,
+    /// The user of its process; `None` for the user of this process.
+    pub(crate) user: Option<u32>,
 }
 
 /// The replacement of a copy over the network: memory of this process in which the bytes of another host arrive repeatedly.
@@ -86,7 +96,7 @@ pub(crate) trait Delivery: fmt::Debug {
     fn wait_ready(&self, stream: Option<BorrowedStream<'_>>, deadline: Deadline) -> Result<()>;
 
     /// Calls `open`, which presents the grants. One thread at a time.
-    fn open(&self, open: &mut dyn FnMut() -> Result<Mapping>) -> Result<Mapping>;
+    fn open(&self, open: &mut dyn FnMut() -> Result<()>) -> Result<()>;
 }
 
 /// One for each part, or none.
@@ -151,7 +161,7 @@ impl<'a> OpenBuilder<'a> {
     pub(crate) const fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
         let (access, grants, is_ring, is_reserved) = (None, Grants::Borrowed(&[]), false, false);
         let (staging, pulling, progress) = (CopyPolicy::Never, CopyPolicy::Never, ProgressReport::NONE);
-        let (delivery, replicate) = (None, None);
+        let (delivery, replicate, keeper) = (None, None, None);
         Self {
             session,
             descriptor,
@@ -165,6 +175,7 @@ impl<'a> OpenBuilder<'a> {
             progress,
             delivery,
             replicate,
+            keeper,
         }
     }
 
@@ -177,6 +188,12 @@ impl<'a> OpenBuilder<'a> {
     /// Opens an export of a message.
     pub(crate) fn delivered_by(mut self, delivery: &'a dyn Delivery) -> Self {
         self.delivery = Some(delivery);
+        self
+    }
+
+    /// Opens the answer of a keeper.
+    pub(crate) const fn kept_by(mut self, keeper: &'a Arc<KeeperAddress>) -> Self {
+        self.keeper = Some(keeper);
         self
     }
 
@@ -372,7 +389,7 @@ impl<'a> OpenBuilder<'a> {
 
     /// Fails for a copy at reserved addresses.
     #[inline]
-    fn check_reserved(&self) -> Result<()> {
+    pub(super) fn check_reserved(&self) -> Result<()> {
         if !self.is_reserved || self.staging.max(self.pulling) == CopyPolicy::Never {
             return Ok(());
         }
@@ -391,7 +408,7 @@ impl<'a> OpenBuilder<'a> {
         place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
     ) -> Result<Mapping> {
         let mapping = self.open_placed(stream, place)?;
-        Ok(if self.is_reserved { mapping.reserved_by(self.session, self.timeout) } else { mapping })
+        Ok(if self.is_reserved { mapping.reserved_by(self) } else { mapping })
     }
 
     #[inline]
@@ -423,19 +440,21 @@ impl<'a> OpenBuilder<'a> {
 
     /// Calls `open`. Waits before that until the bytes of a received export are ready.
     #[inline]
-    fn deliver(
+    pub(super) fn deliver<T>(
         &self,
         openings: &[OpenExport<'_>],
         stream: Option<BorrowedStream<'_>>,
-        mut open: impl FnMut() -> Result<Mapping>,
-    ) -> Result<Mapping> {
+        mut open: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
         match self.delivery {
             None => open(),
             Some(delivery) => {
                 // Before the grants are used: after an error here the export can be opened again.
                 let waiting = if self.will_copy(openings)? { None } else { stream };
                 delivery.wait_ready(waiting, openings[0].patience.deadline())?;
-                delivery.open(&mut open)
+                let mut opened = None;
+                delivery.open(&mut || open().map(|value| opened = Some(value)))?;
+                Ok(opened.expect("an open without an error has its result"))
             }
         }
     }
@@ -546,7 +565,7 @@ impl<'a> OpenBuilder<'a> {
     /// Opens a part, without waiting until it is ready, or copies it as `layout` states. `blame` adds the region concerned to
     /// an error.
     #[inline]
-    fn acquire(
+    pub(super) fn acquire(
         &self,
         opening: &OpenExport<'_>,
         layout: impl Fn() -> Result<CopyLayout>,

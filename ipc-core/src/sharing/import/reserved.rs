@@ -7,15 +7,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::link::Link;
 use super::mapping::Mapping;
-use super::open::{OpenBuilder, blame};
-use super::open_export::Patience;
+use super::open::{KeeperAddress, OpenBuilder, blame};
+use super::open_export::{OpenExport, Patience};
 use super::open_part::{MappingSource, OpenPart};
 use super::same_layout::check_same_layout;
 use super::table::{LeaseRef, Reservation, ReservedTarget};
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::error::{Error, Result};
+use crate::model::one_or_many::OneOrMany;
 use crate::os::kill::kill_point;
+use crate::sharing::export::check_backend;
 use crate::sharing::{Runtime, Session};
 use crate::transport::check_may_wait;
 use crate::wire::descriptor::Descriptor;
@@ -25,11 +28,50 @@ use crate::wire::descriptor::Descriptor;
 pub(super) struct ReservedOpen {
     session: Session,
     timeout: Duration,
+    keeper: Option<Arc<KeeperAddress>>,
+    /// The exporter's count of changes at which the mapped export was the keeper's present one.
+    current_at: Option<u64>,
+}
+
+/// An export that takes the addresses of a mapping ([`Mapping::resume`], [`Mapping::replace`]): a [`Descriptor`], which is opened
+/// with the timeout and the users of the open that reserved the addresses, or an [`OpenBuilder`] with its own, such as
+/// `ipc.open(&descriptor).grant(&grant)?`, or that of a received export or of a keeper's answer.
+#[derive(Debug)]
+pub struct Replacement<'a>(Next<'a>);
+
+#[derive(Debug)]
+enum Next<'a> {
+    Descriptor(&'a Descriptor),
+    Opened(OpenBuilder<'a>),
+}
+
+impl<'a> From<&'a Descriptor> for Replacement<'a> {
+    fn from(descriptor: &'a Descriptor) -> Self {
+        Self(Next::Descriptor(descriptor))
+    }
+}
+
+impl<'a> From<OpenBuilder<'a>> for Replacement<'a> {
+    fn from(builder: OpenBuilder<'a>) -> Self {
+        Self(Next::Opened(builder))
+    }
+}
+
+/// The search for the present export of the keeper of a mapping.
+#[derive(Debug)]
+pub(crate) struct KeeperSearch {
+    pub(crate) session: Session,
+    pub(crate) timeout: Duration,
+    pub(crate) keeper: Arc<KeeperAddress>,
+    /// The connection to the exporter, and its count of changes, read before the keeper is asked.
+    seen: Option<(Arc<Link>, u64)>,
 }
 
 /// The imports of the next version, one for each part, which are not mapped. Dropping them ends their leases.
 struct NextVersion {
     runtime: &'static Runtime,
+    descriptor: Descriptor,
+    keeper: Option<Arc<KeeperAddress>>,
     /// Each with whether its home device is the device of the part.
     leases: Vec<(LeaseRef, bool)>,
 }
@@ -81,14 +123,13 @@ impl Mapping {
     /// layout. Waits until the bytes are ready.
     ///
     /// The layouts are equal if the names, element types, shapes, strides and offsets of all tensors are the same in the same
-    /// order, and the regions have the same sizes. The home devices may differ.
+    /// order, and the regions have the same sizes. The home devices may differ; the device and the access of the mapping stay.
     ///
     /// # Errors
     ///
     /// [`LayoutError::Differs`](crate::LayoutError::Differs) with the first difference; as for
-    /// [`OpenBuilder::on_device`](crate::OpenBuilder::on_device), with the access and the timeout of the builder that opened the
-    /// mapping. The mapping stays suspended.
-    pub fn resume(&mut self, descriptor: &Descriptor) -> Result<()> {
+    /// [`OpenBuilder::on_device`](crate::OpenBuilder::on_device). The mapping stays suspended.
+    pub fn resume<'a>(&mut self, next: impl Into<Replacement<'a>>) -> Result<()> {
         let reserved = self.reserved("resume")?;
         if !self.is_suspended() {
             return Err(Error::Unsupported {
@@ -97,10 +138,11 @@ impl Mapping {
                 why: "its addresses hold memory; replace it instead".into(),
             });
         }
-        check_may_wait("resuming a mapping", reserved.timeout)?;
-        let next = self.import(reserved, descriptor)?;
+        let next = next.into().builder(reserved);
+        check_may_wait("resuming a mapping", next.timeout)?;
+        let next = self.import(next)?;
         kill_point!("importer:replace-ready");
-        self.map(next, descriptor)
+        self.map(next)
     }
 
     /// Exchanges the memory for that of another export of equal layout (see [`resume`](Self::resume)), at the same addresses.
@@ -113,8 +155,8 @@ impl Mapping {
     ///
     /// As for [`resume`](Self::resume), and [`Error::Suspended`] for a suspended mapping. The mapping has the old memory; it is
     /// suspended only if the vendor maps neither the new memory nor the old one again.
-    pub fn replace(&mut self, descriptor: &Descriptor) -> Result<()> {
-        self.replace_after(descriptor, None)
+    pub fn replace<'a>(&mut self, next: impl Into<Replacement<'a>>) -> Result<()> {
+        self.replace_after(next.into(), None)
     }
 
     /// Exchanges the memory as [`replace`](Self::replace) does, after the work that was submitted to `stream` so far. The caller
@@ -126,30 +168,84 @@ impl Mapping {
     /// # Errors
     ///
     /// As for [`replace`](Self::replace); [`Error::WrongStream`], [`Error::WrongBackend`], [`Error::StreamCapturing`].
-    pub fn replace_on<M>(&mut self, descriptor: &Descriptor, stream: &impl AsStream<M>) -> Result<()> {
-        self.replace_after(descriptor, Some(stream.as_stream()))
+    pub fn replace_on<'a, M>(
+        &mut self,
+        next: impl Into<Replacement<'a>>,
+        stream: &impl AsStream<M>,
+    ) -> Result<()> {
+        self.replace_after(next.into(), Some(stream.as_stream()))
     }
 
-    fn replace_after(&mut self, descriptor: &Descriptor, stream: Option<BorrowedStream<'_>>) -> Result<()> {
-        let reserved = self.reserved("replace")?;
+    pub(crate) fn replace_after(
+        &mut self,
+        next: Replacement<'_>,
+        stream: Option<BorrowedStream<'_>>,
+    ) -> Result<()> {
+        let next = next.builder(self.reserved("replace")?);
         if self.is_suspended() {
             return Err(Error::Suspended);
         }
-        check_may_wait("replacing the memory of a mapping", reserved.timeout)?;
+        let timeout = next.timeout;
+        check_may_wait("replacing the memory of a mapping", timeout)?;
         if let Some(stream) = stream {
             self.check_stream(stream)?;
         }
-        let next = self.import(reserved, descriptor)?;
+        let next = self.import(next)?;
         kill_point!("importer:replace-ready");
-        self.finish_work(stream, reserved.timeout)?;
+        self.finish_work(stream, timeout)?;
         self.unmap()?;
         kill_point!("importer:replace-unmapped");
-        self.map(next, descriptor)
+        self.map(next)
+    }
+
+    /// Returns the search for the present export of the mapping's keeper; `None` if the mapping is known to have it.
+    pub(crate) fn search_keeper(&self) -> Result<Option<KeeperSearch>> {
+        let reserved = self.reserved("follow the keeper of")?;
+        let Some(keeper) = &reserved.keeper else {
+            return Err(Error::Unsupported {
+                backend: reserved.session.backend().info().name,
+                what: "follow a mapping that no keeper has answered with".into(),
+                why: "it was opened by a descriptor; replace it by the next descriptor instead".into(),
+            });
+        };
+        if self.is_suspended() {
+            return Err(Error::Suspended);
+        }
+        let seen = self.exporter_seen();
+        let count = seen.as_ref().map(|(_, count)| *count);
+        if count.is_some() && count == reserved.current_at {
+            return Ok(None);
+        }
+        let (session, timeout, keeper) = (reserved.session.clone(), reserved.timeout, Arc::clone(keeper));
+        Ok(Some(KeeperSearch { session, timeout, keeper, seen }))
+    }
+
+    /// Notes that the mapping has the export that the keeper has answered a search with.
+    pub(crate) fn note_current(&mut self, search: KeeperSearch) {
+        let now = self.exporter_seen();
+        let current_at = match (search.seen, now) {
+            // Read before the keeper was asked, so that a later change is not missed.
+            (Some((link, count)), Some((now, _))) if Arc::ptr_eq(&link, &now) => Some(count),
+            _ => None,
+        };
+        if let Some(reserved) = &mut self.reserved {
+            reserved.current_at = current_at;
+        }
+    }
+
+    /// Returns the connection to an exporter that is known to live, and its count of changes.
+    fn exporter_seen(&self) -> Option<(Arc<Link>, u64)> {
+        let link = &self.leases().next()?.link;
+        let count = link.epoch()?;
+        // After the count: that of a terminated exporter must not be mistaken for the current one.
+        link.is_known_to_live().then(|| (Arc::clone(link), count))
     }
 
     /// Sets the parameters with which the next versions are opened.
-    pub(super) fn reserved_by(mut self, session: &Session, timeout: Duration) -> Self {
-        self.reserved = Some(Box::new(ReservedOpen { session: session.clone(), timeout }));
+    pub(super) fn reserved_by(mut self, builder: &OpenBuilder<'_>) -> Self {
+        let (session, keeper) = (builder.session.clone(), builder.keeper.cloned());
+        let timeout = builder.timeout;
+        self.reserved = Some(Box::new(ReservedOpen { session, timeout, keeper, current_at: None }));
         self
     }
 
@@ -167,22 +263,39 @@ impl Mapping {
     }
 
     /// Imports the next version for the addresses of this mapping, and waits until its bytes are ready.
-    fn import(&self, reserved: &ReservedOpen, descriptor: &Descriptor) -> Result<NextVersion> {
-        let (contents, runtime) = (descriptor.contents(), Runtime::get()?);
-        let patience = Patience::new(reserved.timeout);
-        let builder = OpenBuilder::new(&reserved.session, descriptor, reserved.timeout)
-            .access(self.access())
-            .reserved();
-        builder.check_kind()?;
-        check_same_layout(self.descriptor.contents(), contents)?;
-        let mut next = NextVersion { runtime, leases: Vec::with_capacity(self.parts.len()) };
-        for (index, part) in self.parts.iter().enumerate() {
-            let known: Vec<_> = match (part.suspended(), part.lease()) {
-                (Some(suspended), _) => suspended.reservations.clone(),
-                (None, lease) => lease.map(|lease| lease.reservations()).unwrap_or_default(),
-            };
-            next.leases.push(import_part(&builder, index, part, &known, &patience)?);
+    fn import(&self, builder: OpenBuilder<'_>) -> Result<NextVersion> {
+        let backend = self.first_part().backend().info().name;
+        check_backend("the next version", builder.session.backend().info().name, backend)?;
+        if let Some(wanted) = builder.access.filter(|wanted| *wanted != self.access()) {
+            return Err(Error::Unsupported {
+                backend,
+                what: format!("open the next version of a {} mapping {wanted}", self.access()),
+                why: "the access of a mapping stays; open the export as another mapping".into(),
+            });
         }
+        let builder = builder.access(self.access()).reserved();
+        builder.check_kind()?;
+        builder.check_reserved()?;
+        let contents = builder.descriptor.contents();
+        check_same_layout(self.descriptor.contents(), contents)?;
+        let patience = Patience::new(builder.timeout);
+        let reservations: Vec<_> = self.parts.iter().map(reservations_of).collect();
+        let opening = |(index, part): (usize, &OpenPart)| {
+            let opening = builder.opening(index, |_, _| Ok(part.device()), None, &patience);
+            let mut opening = opening.map_err(|error| blame(contents, index, None, error))?;
+            opening.reserved = Some(ReservedTarget::Existing(&reservations[index]));
+            Ok(opening)
+        };
+        let openings: OneOrMany<_> = self.parts.iter().enumerate().map(opening).collect::<Result<_>>()?;
+        let (descriptor, keeper) = (builder.descriptor.clone(), builder.keeper.cloned());
+        let (runtime, leases) = (Runtime::get()?, Vec::with_capacity(self.parts.len()));
+        let mut next = NextVersion { runtime, descriptor, keeper, leases };
+        builder.deliver(&openings, None, || {
+            for (index, opening) in openings.iter().enumerate() {
+                next.leases.push(import_part(&builder, index, opening)?);
+            }
+            Ok(())
+        })?;
         kill_point!("importer:replace-imported");
         for (lease, _) in &next.leases {
             if let Some(ready) = &lease.ready {
@@ -233,7 +346,7 @@ impl Mapping {
     }
 
     /// Maps the next version in the addresses, which hold nothing; the old one again if that fails.
-    fn map(&mut self, mut next: NextVersion, descriptor: &Descriptor) -> Result<()> {
+    fn map(&mut self, mut next: NextVersion) -> Result<()> {
         let runtime = next.runtime;
         for (index, (lease, _)) in next.leases.iter().enumerate() {
             let Err(error) = lease.map_reserved() else { continue };
@@ -253,7 +366,11 @@ impl Mapping {
         for (part, (lease, at_home)) in self.parts.iter_mut().zip(next.leases.drain(..)) {
             part.exchange(MappingSource::Remote(lease), at_home).end(runtime);
         }
-        self.descriptor = descriptor.clone();
+        self.descriptor = next.descriptor.clone();
+        if let Some(reserved) = &mut self.reserved {
+            reserved.keeper = next.keeper.take().or(reserved.keeper.take());
+            reserved.current_at = None;
+        }
         Ok(())
     }
 
@@ -265,20 +382,34 @@ impl Mapping {
     }
 }
 
+impl<'a> Replacement<'a> {
+    fn builder(self, reserved: &'a ReservedOpen) -> OpenBuilder<'a> {
+        match self.0 {
+            Next::Descriptor(descriptor) => OpenBuilder::new(&reserved.session, descriptor, reserved.timeout),
+            Next::Opened(builder) => builder,
+        }
+    }
+}
+
+/// Returns the reserved ranges of a part.
+fn reservations_of(part: &OpenPart) -> Vec<Arc<Reservation>> {
+    match (part.suspended(), part.lease()) {
+        (Some(suspended), _) => suspended.reservations.clone(),
+        (None, lease) => lease.map(|lease| lease.reservations()).unwrap_or_default(),
+    }
+}
+
 /// Imports a part of the next version. Returns its lease, and whether its home device is the device of the part.
 fn import_part(
     builder: &OpenBuilder<'_>,
     index: usize,
-    part: &OpenPart,
-    reservations: &[Arc<Reservation>],
-    patience: &Patience,
+    opening: &OpenExport<'_>,
 ) -> Result<(LeaseRef, bool)> {
-    let mut opening = builder.opening(index, |_, _| Ok(part.device()), None, patience)?;
-    opening.reserved = Some(ReservedTarget::Existing(reservations));
     let contents = opening.named.contents;
-    let source = opening.open(&|region, error| blame(contents, index, Some(region), error));
-    let source = source.map_err(|error| blame(contents, index, None, error))?;
-    match source {
+    let layout = || unreachable!("memory at reserved addresses is no copy");
+    let source =
+        builder.acquire(opening, layout, &|region, error| blame(contents, index, Some(region), error));
+    match source.map_err(|error| blame(contents, index, None, error))? {
         MappingSource::Remote(lease) => Ok((lease, opening.home == Some(opening.device))),
         _ => unreachable!("a reserved part is an import of another process"),
     }

@@ -41,8 +41,18 @@ pub enum SystemCommand {
     ShareBySecondCopy,
     /// Opens memory of this process, of another copy of the library; returns its first float, read by the host.
     Peek { name: String, descriptor: Descriptor },
+    /// Returns the address of a mapping.
+    Address { name: String },
     /// Keeps an export under a name, and answers to the name on a thread.
     KeepUnder { export: String, name: String },
+    /// Keeps another export under the name, and drops the former one, unless it is to be kept.
+    KeepNext { export: String, name: String, version: u64, keep_former: bool },
+    /// Frees the name, and keeps the export.
+    KeepNoLonger { name: String },
+    /// Opens the answer of a keeper as the mapping `name` at reserved addresses, or resumes the suspended mapping.
+    OpenReservedKept { name: String, keeper: String },
+    /// Has a mapping follow its keeper; returns the version, or `none`.
+    Follow { name: String, device: Option<u32> },
     /// Finds an export by the name of its keeper `times` times on each of `threads` threads, and opens it three times of four.
     OpenKept { name: String, threads: usize, times: usize },
     /// Waits until every queue of the process is empty; returns the number of jobs and events so far.
@@ -67,6 +77,8 @@ pub enum SystemCommand {
     GrantOf { name: String, limit: Duration },
     /// Opens an export by a grant, whose bytes are in hex.
     OpenBy { name: String, descriptor: Descriptor, grant: String },
+    /// Replaces the memory of a mapping by that of an export that a grant opens, whose bytes are in hex; resumes a suspended mapping.
+    ReplaceBy { name: String, descriptor: Descriptor, grant: String },
     /// Gives a grant back.
     GiveBack { grant: String },
     /// Makes every call that waits, in the next callback of the export or the mapping.

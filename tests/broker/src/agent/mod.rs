@@ -8,6 +8,7 @@ mod observe;
 mod opens;
 mod process;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use device_ipc_ascend::AscendBackend;
 use device_ipc_conformance::Lines;
 use device_ipc_conformance::agent::{Answer, Reply, Server, reply, serve};
 use device_ipc_core::backend::DeviceIpc;
-use device_ipc_core::{AllowList, Ipc, Result, TestClock, Unavailable, wait_until_idle};
+use device_ipc_core::{AllowList, Export, Ipc, Keeper, Result, TestClock, Unavailable, wait_until_idle};
 use device_ipc_cuda::CudaBackend;
 use device_ipc_mock::MockBackend;
 use device_ipc_test_process::Heap;
@@ -42,6 +43,9 @@ struct Agent {
     descriptors: Vec<std::os::fd::OwnedFd>,
     sockets_before_connect: Vec<String>,
     squatted: Vec<FakeServer>,
+    keepers: HashMap<String, Arc<Keeper>>,
+    /// Exports that keepers no longer answer with.
+    former: Vec<Arc<Export>>,
 }
 
 /// Carries out commands until the test exits or closes the connection.
@@ -60,6 +64,8 @@ pub fn run() {
         descriptors: Vec::new(),
         sockets_before_connect: Vec::new(),
         squatted: Vec::new(),
+        keepers: HashMap::new(),
+        former: Vec::new(),
     };
     serve(&lines, |request| match request {
         Request::Library(command) => agent.server().carry_out(command),
@@ -78,7 +84,14 @@ impl Agent {
             C::Engine => Answer::Text(self.engine()),
             C::ShareBySecondCopy => Answer::Text(crate::second::share_by_second_copy()),
             C::Peek { name, descriptor } => self.peek(name, &descriptor)?,
+            C::Address { name } => Answer::Text(self.server().mappings[&name].range().ptr.to_string()),
             C::KeepUnder { export, name } => self.keep_under(&export, &name)?,
+            C::KeepNext { export, name, version, keep_former } => {
+                self.keep_next(&export, &name, version, keep_former)
+            }
+            C::KeepNoLonger { name } => self.keep_no_longer(&name),
+            C::OpenReservedKept { name, keeper } => self.open_reserved_kept(name, &keeper)?,
+            C::Follow { name, device } => self.follow(&name, device)?,
             C::OpenKept { name, threads, times } => self.open_kept(&name, threads, times)?,
             C::Idle => Answer::Number(wait_until_idle(DEADLINE).expect("every queue is emptied")),
             C::Heap => {
@@ -96,6 +109,7 @@ impl Agent {
             C::Grant { name, limit } => self.grant(&name, limit)?,
             C::GrantOf { name, limit } => self.grant_of(&name, limit)?,
             C::OpenBy { name, descriptor, grant } => self.open_by(name, &descriptor, &grant)?,
+            C::ReplaceBy { name, descriptor, grant } => self.replace_by(&name, &descriptor, &grant)?,
             C::GiveBack { grant } => opens::give_back(&grant)?,
             C::WaitIn { name, time } => self.wait_in_callback(&name, time)?,
             C::OnChange { name, time } => {

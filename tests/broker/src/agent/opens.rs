@@ -46,10 +46,58 @@ impl Agent {
     pub(super) fn keep_under(&mut self, export: &str, name: &str) -> Result<Answer> {
         let server = self.server();
         let export = server.exports.remove(export).expect("it is shared");
-        let keeper = server.ipc.keep(name, 1, export)?;
-        // Until the agent exits.
-        std::thread::spawn(move || while keeper.answer(DEADLINE).is_ok() {});
+        let keeper = Arc::new(server.ipc.keep(name, 1, export)?);
+        let answering = Arc::downgrade(&keeper);
+        self.keepers.insert(name.to_owned(), keeper);
+        // Until the name is freed, or the agent exits.
+        std::thread::spawn(move || {
+            while let Some(keeper) = answering.upgrade() {
+                let _ = keeper.answer(Duration::from_millis(50));
+            }
+        });
         Ok(Answer::Done)
+    }
+
+    pub(super) fn keep_next(&mut self, export: &str, name: &str, version: u64, keep_former: bool) -> Answer {
+        let export = self.server().exports.remove(export).expect("it is shared");
+        let former = self.keepers[name].replace(version, export);
+        if keep_former {
+            self.former.push(former);
+        }
+        Answer::Done
+    }
+
+    pub(super) fn keep_no_longer(&mut self, name: &str) -> Answer {
+        let keeper = self.keepers.remove(name).expect("it is kept");
+        self.former.push(keeper.export());
+        let answering = Arc::downgrade(&keeper);
+        drop(keeper);
+        while answering.strong_count() > 0 {
+            std::thread::yield_now();
+        }
+        Answer::Done
+    }
+
+    pub(super) fn open_reserved_kept(&mut self, name: String, keeper: &str) -> Result<Answer> {
+        let server = self.server();
+        let found = server.ipc.find(keeper).timeout(DEADLINE).start()?;
+        if let Some(mapping) = server.mappings.get_mut(&name) {
+            mapping.resume(found.open())?;
+            return Ok(Answer::Done);
+        }
+        let mapping = found.open().reserved().at_home()?;
+        server.mappings.insert(name, mapping);
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn follow(&mut self, name: &str, device: Option<u32>) -> Result<Answer> {
+        let stream = device.map(|device| self.server().stream(device)).transpose()?;
+        let mapping = self.server().mappings.get_mut(name).expect("the name of a mapping");
+        let version = match stream {
+            Some(stream) => mapping.follow_on(&stream)?,
+            None => mapping.follow()?,
+        };
+        Ok(Answer::Text(version.map_or_else(|| "none".to_owned(), |version| version.to_string())))
     }
 
     pub(super) fn open_kept(&mut self, name: &str, threads: usize, times: usize) -> Result<Answer> {
@@ -110,6 +158,19 @@ impl Agent {
         let grant = decoded(grant)?;
         let mapping = self.server().ipc.open(descriptor).grant(&grant)?.at_home()?;
         self.server().mappings.insert(name, mapping);
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn replace_by(&mut self, name: &str, descriptor: &Descriptor, grant: &str) -> Result<Answer> {
+        let grant = decoded(grant)?;
+        let server = self.server();
+        let next = server.ipc.open(descriptor).grant(&grant)?;
+        let mapping = server.mappings.get_mut(name).expect("the name of a mapping");
+        if mapping.is_suspended() {
+            mapping.resume(next)?
+        } else {
+            mapping.replace(next)?
+        }
         Ok(Answer::Done)
     }
 

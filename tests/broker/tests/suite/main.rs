@@ -5,6 +5,7 @@
 mod ahead;
 mod bundles;
 mod channels;
+mod following;
 mod fork;
 mod grants;
 mod hostile;

@@ -242,3 +242,29 @@ fn exporter_death_is_that_of_any_mapping() {
         eventually("mapped bytes", 0, || importer.counter("mapped_bytes"));
     }
 }
+
+/// A grant opens the next version also after its export was dropped, once.
+#[test]
+fn grant_opens_the_next_version_of_a_dropped_export() {
+    for machine in MACHINES {
+        let (mut importer, mut exporter) = (agent!(machine), agent!(machine));
+        open_reserved(&mut importer, &mut exporter, machine, "old");
+        let new = share(&mut exporter, machine, "new");
+        let third = share(&mut exporter, machine, "third");
+        let [grant, spare, unused] =
+            ["new", "third", "old"].map(|of| exporter.ok(&format!("grant {of} 600000")));
+        exporter.ok("drop new");
+        exporter.ok("drop third");
+        importer.fails(&format!("replace m {new}"), "ExportDropped");
+        let text = importer.fails(&format!("replace-by m {new} {unused}"), "Descriptor");
+        assert!(text.contains("another descriptor"), "{text}");
+        assert_eq!(importer.ok("touch m"), "2", "{machine}: the old version");
+        importer.ok(&format!("replace-by m {new} {grant}"));
+        assert_eq!(importer.ok("touch m"), "1", "{machine}: the new version");
+        importer.ok("suspend m");
+        importer.fails(&format!("replace-by m {new} {grant}"), "GrantEnded");
+        importer.ok(&format!("replace-by m {third} {spare}"));
+        assert_eq!(importer.ok("touch m"), "1", "{machine}: the third version");
+        eventually("exports", 2, || exporter.counter("exports"));
+    }
+}

@@ -103,7 +103,11 @@ pub fn replaced_by_another_version(context: &Context) -> Outcome {
         let address = mapping.range().ptr;
         for round in 1..6_usize {
             let (descriptor, bytes) = &versions[round % 2];
-            if round % 3 == 0 { mapping.replace_on(descriptor, &stream)? } else { mapping.replace(descriptor)? }
+            match round % 3 {
+                0 => mapping.replace_on(descriptor, &stream)?,
+                1 => mapping.replace(descriptor)?,
+                _ => mapping.replace(context.ipc().open(descriptor).timeout(SOON))?,
+            }
             is_released(&mut exporter, if round % 2 == 0 { "b" } else { "a" })?;
             is_at(&mapping, address, "after a replacement")?;
             same(&bytes_of(&mapping, &stream)?, bytes, format!("the bytes after replacement {round}"))?;
@@ -291,6 +295,11 @@ pub fn failed_replace_keeps_the_old_version(context: &Context) -> Outcome {
             refused(mapping.replace(&reading), "a read-only export", "AccessDenied", &[])?;
             exporter.must(&Command::Drop { names: vec!["read".into()] })?;
         }
+        let ipc = context.ipc();
+        let staged = ipc.open(&first).staged();
+        refused(mapping.replace(staged), "a copy as the next version", "Unsupported", &["a copy is private memory"])?;
+        let other = ipc.open(&first).access(Access::ReadOnly);
+        refused(mapping.replace(other), "another access", "Unsupported", &["a read-write mapping read-only"])?;
         equal(counters().driver_opens_total, opens, "the driver's opens by refused replacements")?;
         is_at(&mapping, address, "after failed replacements")?;
         same(&bytes_of(&mapping, &stream)?, &old, "the bytes after failed replacements")?;
