@@ -9,9 +9,10 @@ use pyo3::types::{PyBool, PyDict, PyList, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::error::{OrRaise as _, exception};
-use crate::export::{Descriptor, parse};
+use crate::export::Descriptor;
 use crate::grant::Grant;
 use crate::mapping_inner::MappingInner;
+use crate::open::NextVersion;
 use crate::owner::Callback;
 use crate::session::{check_fork, not_picklable, note_use};
 use crate::stream::StreamArg;
@@ -54,6 +55,17 @@ impl Mapping {
         check_fork()?;
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.clone().ok_or_else(|| PyValueError::new_err("the mapping is closed"))
+    }
+
+    /// Parses the argument `stream`, which is one of the mapping's first device if it states none.
+    fn stream(
+        &self,
+        py: Python<'_>,
+        inner: &MappingInner,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<StreamArg>> {
+        let ipc = crate::session::ipc(py, Some(inner.backend))?;
+        stream.map(|stream| StreamArg::parse(stream, &ipc, inner.device)).transpose()
     }
 
     fn only(&self, py: Python<'_>) -> PyResult<TensorData> {
@@ -239,33 +251,58 @@ impl Mapping {
     /// Maps an export at the addresses of a suspended mapping, and waits until its bytes are ready: the same export, or another
     /// one with equal names, element types, shapes, strides and offsets. Existing tensors then have its bytes.
     ///
-    /// `descriptor` is a `Descriptor`, its text or its bytes. The time limit, access and users are those of `open`. Raises
-    /// `LayoutError` with the first difference, `UnsupportedError` if the mapping is not suspended, and otherwise as `open`; the
-    /// mapping then stays suspended. Raises `ValueError` if it is closed.
-    fn resume(&self, py: Python<'_>, descriptor: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (inner, descriptor) = (self.inner()?, parse(py, descriptor)?);
-        inner.exchange(py, |mapping| mapping.resume(&descriptor))
+    /// `descriptor` is a `Descriptor`, its text or its bytes, or `"keeper:NAME"`, and `grant` a right to open it once. The time
+    /// limit, access and users are those of `open`. Raises `LayoutError` with the first difference, `UnsupportedError` if the mapping is
+    /// not suspended, and otherwise as `open`; the mapping then stays suspended. Raises `ValueError` if it is closed.
+    #[pyo3(signature = (descriptor, *, grant=None))]
+    fn resume(
+        &self,
+        py: Python<'_>,
+        descriptor: &Bound<'_, PyAny>,
+        grant: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let inner = self.inner()?;
+        let next = NextVersion::parse(py, &inner, descriptor, grant)?;
+        inner.exchange(py, |mapping| mapping.resume(next.builder()?))
     }
 
     /// Exchanges the memory for that of another export of equal layout, at the same addresses, and ends the lease on the former.
     /// Waits until the new bytes are ready, and for the work of this process on the devices of the mapping.
     ///
-    /// `descriptor` is that of `resume`. With a `stream`, only the work that was submitted to it is waited for; order work of
-    /// other streams before that, by events. Raises `Error` if the mapping is suspended, `PlacementError` or `TypeError` for a `stream`
-    /// that is none of the memory's device or is being captured, and otherwise as `resume`: the mapping then has its former memory.
-    #[pyo3(signature = (descriptor, stream=None))]
+    /// `descriptor` and `grant` are those of `resume`. With a `stream`, only the work that was submitted to it is waited for; order work
+    /// of other streams before that, by events. Raises `Error` if the mapping is suspended, `PlacementError` or `TypeError` for a
+    /// `stream` that is none of the memory's device or is being captured, and otherwise as `resume`: the mapping then has its former
+    /// memory.
+    #[pyo3(signature = (descriptor, stream=None, *, grant=None))]
     fn replace(
         &self,
         py: Python<'_>,
         descriptor: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
+        grant: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let (inner, descriptor) = (self.inner()?, parse(py, descriptor)?);
-        let ipc = crate::session::ipc(py, Some(inner.backend))?;
-        let stream = stream.map(|stream| StreamArg::parse(stream, &ipc, inner.device)).transpose()?;
+        let inner = self.inner()?;
+        let next = NextVersion::parse(py, &inner, descriptor, grant)?;
+        let stream = self.stream(py, &inner, stream)?;
         inner.exchange(py, |mapping| match &stream {
-            Some(stream) => mapping.replace_on(&descriptor, stream),
-            None => mapping.replace(&descriptor),
+            Some(stream) => mapping.replace_on(next.builder()?, stream),
+            None => mapping.replace(next.builder()?),
+        })
+    }
+
+    /// Exchanges the memory for that of the keeper's present export, at the same addresses, as `replace` does. For a mapping of
+    /// `open("keeper:NAME", reserved=True)`. Returns the keeper's version of it, or `None` if the mapping has that export already:
+    /// compare with `None`, as a version may be 0. Without a change since the last call, it reads shared memory and does not wait.
+    ///
+    /// `stream` is that of `replace`. Raises `TimeoutError`, without waiting, if the keeper's process has ended or no longer has the name,
+    /// `UnsupportedError` for a mapping of no keeper, and otherwise as `replace`. The mapping then has its former memory.
+    #[pyo3(signature = (stream=None))]
+    fn follow(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
+        let inner = self.inner()?;
+        let stream = self.stream(py, &inner, stream)?;
+        inner.exchange(py, |mapping| match &stream {
+            Some(stream) => mapping.follow_on(stream),
+            None => mapping.follow(),
         })
     }
 
@@ -291,8 +328,7 @@ impl Mapping {
     fn close(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         check_fork()?;
         let Ok(inner) = self.inner() else { return Ok(()) };
-        let ipc = crate::session::ipc(py, Some(inner.backend))?;
-        let stream = stream.map(|stream| StreamArg::parse(stream, &ipc, inner.device)).transpose()?;
+        let stream = self.stream(py, &inner, stream)?;
         // Not while another thread exchanges the memory, which then releases it.
         let checked = inner.try_read(|mapping| if mapping.is_suspended() { Ok(()) } else { mapping.check() });
         drop(inner);

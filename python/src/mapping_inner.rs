@@ -6,8 +6,9 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, TryLockError};
+use std::time::Duration;
 
-use device_ipc::{Access, Descriptor, DeviceOrdinal, Error, Mapping, Result};
+use device_ipc::{Access, Descriptor, DeviceOrdinal, Error, Ipc, Mapping, Result};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::RwLockExt as _;
@@ -51,7 +52,15 @@ pub(crate) struct MappingInner {
     /// The stream that waits for the bytes; the host has waited where there is none.
     pub(crate) stream: Option<Arc<StreamArg>>,
     pub(crate) allow_read_only: bool,
+    /// How further versions are opened at reserved addresses.
+    pub(crate) reserved: Option<ReservedOpen>,
     pub(crate) uses: Uses,
+}
+
+/// The users and the time limit with which memory was opened at reserved addresses.
+pub(crate) struct ReservedOpen {
+    pub(crate) ipc: Ipc,
+    pub(crate) limit: Duration,
 }
 
 impl MappingInner {
@@ -71,6 +80,7 @@ impl MappingInner {
             backend,
             stream,
             allow_read_only,
+            reserved: None,
             uses: Uses::default(),
         }
     }
@@ -120,11 +130,11 @@ impl MappingInner {
     }
 
     /// Exchanges the memory. Ctrl-C ends the waits of the call.
-    pub(crate) fn exchange(
+    pub(crate) fn exchange<R: Send>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&mut Mapping) -> Result<()> + Send,
-    ) -> PyResult<()> {
+        call: impl FnOnce(&mut Mapping) -> Result<R> + Send,
+    ) -> PyResult<R> {
         check_may_wait()?;
         let exchange = || {
             let mut mapping = self.mapping.write().unwrap_or_else(PoisonError::into_inner);

@@ -3,16 +3,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use device_ipc::{Access, Descriptor, DeviceIdentity, DeviceMap, DeviceName, Ipc, KeptExport, OpenBuilder};
+use device_ipc::{
+    Access, Descriptor, DeviceIdentity, DeviceMap, DeviceName, Error, Ipc, KeptExport, OpenBuilder,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::error::OrRaise as _;
+use crate::error::{OrRaise as _, exception};
 use crate::export::parse;
 use crate::keeper;
 use crate::mapping::Mapping;
-use crate::mapping_inner::MappingInner;
+use crate::mapping_inner::{MappingInner, ReservedOpen};
 use crate::pull;
 use crate::session::{DeviceArg, access, ipc_for_users};
 use crate::stream::StreamArg;
@@ -125,7 +127,7 @@ pub(crate) fn device_map(
 /// `allow_users` lists user ids whose exports may be opened beside those of this user; by default none. `grant` is a
 /// right to open the export once, of `Export.grant`. `progress` is called with the number of bytes that have been copied
 /// and the number of all bytes, on any thread. `reserved` maps the memory at addresses that the mapping keeps, for
-/// `Mapping.suspend`, `resume` and `replace`.
+/// `Mapping.suspend`, `resume`, `replace` and `follow`; each of these has the time limit and the users of this call.
 ///
 /// Raises `StaleError` if the export has ended, `GoneError` if its process has, `PlacementError` if the device cannot
 /// reach the memory, `UnsupportedError` for `reserved` and memory of another kind, `NotPermittedError` if the access or this user is not permitted, `TimeoutError` after `timeout`
@@ -154,14 +156,11 @@ pub(crate) fn open(
 ) -> PyResult<Mapping> {
     let grant = grant.map(|grant| crate::grant::parse(py, grant)).transpose()?;
     let access = self::access(access)?;
-    let mut limit = wait::limit(timeout)?;
+    let whole = wait::limit(timeout)?;
+    let mut limit = whole;
     let begun = Instant::now();
     let (ipc, source) = if let Some(name) = keeper::name_of(descriptor)? {
-        if grant.is_some() {
-            return Err(PyValueError::new_err(
-                "a keeper gives the right to open itself; open its name without grant=",
-            ));
-        }
+        check_no_grant(grant.is_some())?;
         let backend = device.and_then(|device| DeviceArg::parse(device).ok()?.backend);
         let ipc = ipc_for_users(py, backend, &allow_users.unwrap_or_default())?;
         let kept = keeper::find(py, &ipc, &name, limit)?;
@@ -180,7 +179,8 @@ pub(crate) fn open(
     let stream = stream.map(Arc::new);
     let report = progress.map(pull::report);
     let call = || {
-        let mut builder = options(source.open(&ipc), access, staged, limit);
+        // A keeper's name leaves less of the time to this open, and not to those of further versions.
+        let mut builder = options(source.open(&ipc), access, staged, if reserved { whole } else { limit });
         if reserved {
             builder = builder.reserved();
         }
@@ -203,7 +203,57 @@ pub(crate) fn open(
         }
     };
     let mapping = wait::interruptible(py, call)?.or_raise(py)?;
-    Ok(Mapping::new(MappingInner::new(mapping, backend, stream, allow_read_only)))
+    let mut inner = MappingInner::new(mapping, backend, stream, allow_read_only);
+    inner.reserved = reserved.then_some(ReservedOpen { ipc, limit: whole });
+    Ok(Mapping::new(inner))
+}
+
+fn check_no_grant(is_given: bool) -> PyResult<()> {
+    if is_given {
+        return Err(PyValueError::new_err(
+            "a keeper gives the right to open itself; open its name without grant=",
+        ));
+    }
+    Ok(())
+}
+
+/// The next version of the memory at reserved addresses.
+pub(crate) struct NextVersion<'a> {
+    source: Source,
+    grant: Option<device_ipc::Grant>,
+    by: &'a ReservedOpen,
+}
+
+impl<'a> NextVersion<'a> {
+    /// Reads the arguments of `resume` and `replace`, and asks a keeper that is named.
+    pub(crate) fn parse(
+        py: Python<'_>,
+        inner: &'a MappingInner,
+        descriptor: &Bound<'_, PyAny>,
+        grant: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let grant = grant.map(|grant| crate::grant::parse(py, grant)).transpose()?;
+        let name = keeper::name_of(descriptor)?;
+        let parsed = if name.is_some() { None } else { Some(parse(py, descriptor)?) };
+        let by = inner.reserved.as_ref().ok_or_else(|| {
+            let why = "its addresses end with its memory; open it with reserved=True";
+            let what = "take another version of a mapping whose addresses are not reserved".to_owned();
+            exception(py, &Error::Unsupported { backend: inner.backend, what, why: why.to_owned() })
+        })?;
+        let source = match (name, parsed) {
+            (Some(name), _) => {
+                check_no_grant(grant.is_some())?;
+                Source::Kept(Box::new(keeper::find(py, &by.ipc, &name, by.limit)?))
+            }
+            (None, parsed) => Source::Descriptor(parsed.expect("one of the two")),
+        };
+        Ok(Self { source, grant, by })
+    }
+
+    pub(crate) fn builder(&self) -> device_ipc::Result<OpenBuilder<'_>> {
+        let builder = self.source.open(&self.by.ipc).timeout(self.by.limit);
+        self.grant.iter().try_fold(builder, OpenBuilder::grant)
+    }
 }
 
 /// The source of the right to open memory.

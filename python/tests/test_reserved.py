@@ -30,6 +30,14 @@ for line in sys.stdin:
     elif what == "drop":
         del exports[name]
         print("dropped")
+    elif what == "grant":
+        print(str(exports[name].grant()))
+    elif what == "keep":
+        keeper = d.keep(rest[0], exports[name])
+        print("kept")
+    elif what == "next":
+        keeper.replace(exports[name])
+        print("kept")
 """
 
 
@@ -174,6 +182,74 @@ def test_killed_exporter_is_replaced_by_another(start: Start) -> None:
     assert arrays.mapping.is_suspended
     arrays.mapping.resume(other.share(4))
     assert has(arrays, 4)
+
+
+def test_arrays_follow_the_keeper_of_their_memory(start: Start) -> None:
+    name = f"python-followed-{os.getpid()}"
+    exporter = Exporter(start)
+    first = exporter.share(1)
+    assert exporter.ask(f"keep 1 {name}") == "kept"
+    arrays = device_ipc.numpy.open(f"keeper:{name}", reserved=True)
+    mapping, place = arrays.mapping, address(arrays["b"])
+    assert mapping.follow() is None and has(arrays, 1)
+
+    exporter.share(2)
+    assert exporter.ask("next 2") == "kept"
+    assert mapping.follow() == 2 and has(arrays, 2) and mapping.follow() is None
+    exporter.close(1)  # No lease is left on it.
+
+    exporter.share(3, 4, 999)
+    assert exporter.ask("next 3") == "kept"
+    with pytest.raises(device_ipc.LayoutError, match="999"):
+        mapping.follow()
+    assert has(arrays, 2)
+    exporter.share(4)
+    assert exporter.ask("next 4") == "kept"
+    assert mapping.follow(stream=device_ipc.Stream("mock:0")) == 4 and has(arrays, 4)
+
+    mapping.suspend()
+    with pytest.raises(device_ipc.Error, match="suspended"):
+        mapping.follow()
+    mapping.resume(f"keeper:{name}")
+    assert has(arrays, 4)
+
+    exporter.process.kill()
+    exporter.process.wait(60)
+    with pytest.raises(device_ipc.TimeoutError, match="^no process listens"):
+        mapping.follow()
+    assert has(arrays, 4)
+    exporter = Exporter(start)
+    exporter.share(7)
+    assert exporter.ask(f"keep 7 {name}") == "kept"
+    assert mapping.follow() == 1 and has(arrays, 7) and address(arrays["b"]) == place
+
+    mapping = device_ipc.open(exporter.share(8), reserved=True)
+    with pytest.raises(device_ipc.UnsupportedError, match="no keeper"):
+        mapping.follow()
+    mapping.replace(f"keeper:{name}")
+    assert mapping.follow() is None
+    with pytest.raises(device_ipc.UnsupportedError, match="not reserved"):
+        device_ipc.open(f"keeper:{name}").follow()
+    with pytest.raises(device_ipc.GoneError):
+        mapping.replace(first)
+
+
+def test_grant_opens_the_next_version_of_a_dropped_export(start: Start) -> None:
+    exporter = Exporter(start)
+    arrays = device_ipc.numpy.open(exporter.share(1), reserved=True)
+    second, third = exporter.share(2), exporter.share(3)
+    grants = [exporter.ask(f"grant {version}") for version in (2, 3)]
+    for version in (2, 3):
+        assert exporter.ask(f"drop {version}") == "dropped"
+    with pytest.raises(device_ipc.StaleError):
+        arrays.mapping.replace(second)
+    arrays.mapping.replace(second, grant=grants[0])
+    assert has(arrays, 2)
+    arrays.mapping.suspend()
+    arrays.mapping.resume(third, grant=device_ipc.Grant(grants[1]))
+    assert has(arrays, 3)
+    with pytest.raises(ValueError, match="without grant"):
+        arrays.mapping.replace("keeper:any", grant=grants[0])
 
 
 def test_mapping_without_reserved_addresses_is_refused(start: Start) -> None:

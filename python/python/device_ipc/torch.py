@@ -106,7 +106,7 @@ def open(
     device here or a dict of devices; by default the home device), ``access`` (``"r"`` or ``"rw"``), ``stream`` (the one that waits for the bytes),
     ``staged`` and ``pulled`` (copies: ``None`` if the memory cannot be opened, ``True`` always), ``timeout`` (in seconds; ``None`` is no
     limit), ``allow_users`` (further user ids of exporters), ``grant``, ``progress`` (called with the numbers of copied and of all bytes), and
-    ``reserved`` (addresses that stay, for ``mapping.suspend``, ``resume`` and ``replace``).
+    ``reserved`` (addresses that stay, for ``mapping.suspend``, ``resume``, ``replace`` and ``follow``).
     Raises as ``device_ipc.open``, ``NotPermittedError`` for read-only memory, and ``TypeError`` for an element type that torch does not have.
     """
     options = {

@@ -464,7 +464,10 @@ pub enum Error {
     },
 
     /// No process listens under this name.
-    #[error("timed out after {} ms: no process listens as {name:?}: {detail}", .after.as_millis())]
+    #[error(
+        "{}no process listens as {name:?}: {detail}",
+        if after.is_zero() { String::new() } else { format!("timed out after {} ms: ", .after.as_millis()) }
+    )]
     NoListener {
         /// The name.
         name: String,
