@@ -1,6 +1,7 @@
 // The functions of Ascend's ACL runtime that device-ipc calls: names, numbers and layouts, written for this project.
 //
-// acl.py turns it into src/bindings.rs, and compares it with the vendor's own headers, of two CANN generations. A comment that begins with three slashes becomes documentation.
+// `cargo xtask bindgen` turns it into src/bindings.rs; acl.py compares it with the vendor's own headers, of two CANN
+// generations. A comment that begins with three slashes becomes documentation.
 
 #ifndef DEVICE_IPC_ACL_H
 #define DEVICE_IPC_ACL_H

@@ -33,7 +33,7 @@
 //! <https://gitcode.com/cann/runtime>; the modules name the pages.
 
 mod backend;
-// Generated, and formatted by the generator: `include/acl.py --check` compares it byte by byte.
+// Generated, and formatted by the generator: `cargo xtask bindgen --check` compares it byte by byte.
 #[rustfmt::skip]
 mod bindings;
 mod library;

@@ -1,6 +1,6 @@
 //! The required functions.
 //!
-//! The headers of ACL 1.15 already declare them; all other functions are optional. `include/acl.py --verify` checks this
+//! The headers of ACL 1.15 already declare them; all other functions are optional. `include/acl.py` checks this
 //! list against two generations of the vendor's headers.
 
 /// The functions required for any use. A library that lacks one of them is too old, or not an ACL.

@@ -1,5 +1,6 @@
 //! Chores of the workspace that plain Cargo commands cannot express; `cargo xtask --help` lists them.
 
+mod bindgen;
 mod bundle;
 mod features;
 mod layers;
@@ -13,6 +14,7 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Command {
+    Bindgen(bindgen::Options),
     Bundle(bundle::Options),
     /// Lint each package that has features: without features, and with each feature alone
     Features,
@@ -24,6 +26,7 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     match Command::parse() {
+        Command::Bindgen(options) => bindgen::run(&options),
         Command::Bundle(options) => bundle::run(&options),
         Command::Features => features::run(),
         Command::Layers => layers::run(),

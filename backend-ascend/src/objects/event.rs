@@ -23,7 +23,7 @@ const USUAL_PAGE: usize = 4096;
 /// The first major driver version whose IPC events work with host pages of any size: the rule of torch_npu.
 const ANY_PAGE_SINCE_DRIVER: u32 = 26;
 
-const HANDLE_BYTES: usize = ACL_IPC_EVENT_HANDLE_SIZE;
+const HANDLE_BYTES: usize = ACL_IPC_EVENT_HANDLE_SIZE as usize;
 
 /// An interprocess event, created by this process or opened from another.
 #[derive(Debug)]
