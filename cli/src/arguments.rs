@@ -147,17 +147,6 @@ pub(crate) fn shown(duration: Duration) -> impl std::fmt::Display {
     humantime::format_duration(duration)
 }
 
-/// Checks the form `HOST:PORT`; the name of the host is resolved later.
-pub(crate) fn address(text: &str) -> Result<String, String> {
-    let valid =
-        text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
-    if valid {
-        Ok(text.to_owned())
-    } else {
-        Err("an address is HOST:PORT, for example 127.0.0.1:29531".into())
-    }
-}
-
 /// Checks the form `IP` or `IP:PORT`.
 #[cfg(feature = "nixl")]
 pub(crate) fn interface(text: &str) -> Result<String, String> {
@@ -263,14 +252,6 @@ mod tests {
         }
         let error = parse("flaot32").unwrap_err();
         assert!(error.contains("float32"), "{error}");
-    }
-
-    #[test]
-    fn address_has_a_host_and_a_port() {
-        assert!(address("localhost:1").is_ok() && address("[::1]:65535").is_ok());
-        for invalid in ["localhost", ":1", "host:", "host:65536", "host:http"] {
-            assert!(address(invalid).unwrap_err().contains("HOST:PORT"), "{invalid}");
-        }
     }
 
     #[test]

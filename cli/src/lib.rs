@@ -54,7 +54,7 @@ enum Command {
     Demo(demo::Arguments),
     /// List the exports of this user's processes on this machine, and the processes that lease them
     Ps(ps::Arguments),
-    /// Share a tensor with receivers in other terminals: by a file, over TCP with a shared key, or as text
+    /// Share a tensor with receivers in other terminals: by a file or as text
     Send(Box<send::Arguments>),
     /// Open a tensor that `send` shares, on any device, and print it, add to it or write it to a file
     Recv(Box<recv::Arguments>),

@@ -7,7 +7,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::{emulate_default_handler, signal_name};
 
-use super::server::Event;
+use super::Event;
 use crate::output::{notice, set_stopping};
 
 /// Sends an event for the first signal. The second signal terminates the process immediately.

@@ -1,16 +1,10 @@
-//! Transports of a descriptor between two terminals: a file, text, or TCP with a shared key.
+//! Transports of a descriptor between two terminals: a file, or text. Text also passes through a pipe, for example of ssh.
 //!
-//! A descriptor contains a secret, the token of the export. Over TCP, sender and receiver prove to each other that they
-//! know the key before the descriptor is sent: see [`device_ipc_tcp`]. Messages are authenticated, not encrypted.
+//! A descriptor contains a secret, the token of the export.
 
-mod connection;
 pub(crate) mod descriptor;
 pub(crate) mod file;
 pub(crate) mod input;
-pub(crate) mod key;
-pub(crate) mod message;
-
-pub(crate) use connection::connect;
 
 use std::io::Read;
 use std::path::Path;
@@ -26,18 +20,19 @@ use input::Input;
 /// The environment variable that contains a descriptor as text.
 pub(crate) const DESCRIPTOR_VARIABLE: &str = "DEVICE_IPC_DESCRIPTOR";
 
-/// Number of bytes that identify the kind of a descriptor.
-const PREFIX_BYTES: u64 = 64;
-
-/// Reads the text of a descriptor; stops with an error at the maximum length.
+/// Reads the text of a descriptor: a line. Its writer may keep a pipe open. Stops with an error at the maximum length.
 pub(crate) fn read_text(mut from: impl Read, name: &str) -> Result<String> {
-    let mut text = Vec::new();
-    let mut read = |text: &mut Vec<u8>, bytes| from.by_ref().take(bytes).read_to_end(text).map(drop);
-    read(&mut text, PREFIX_BYTES).with_context(|| format!("cannot read {name}"))?;
-    let max = descriptor::max_text_bytes(&text);
-    read(&mut text, max + 1 - PREFIX_BYTES).with_context(|| format!("cannot read {name}"))?;
-    if text.len() as u64 > max {
-        bail!("{name} is not a descriptor: it is longer than the maximum of {max} B");
+    let (mut text, mut buffer) = (Vec::new(), [0; 4096]);
+    loop {
+        let read = from.read(&mut buffer).with_context(|| format!("cannot read {name}"))?;
+        text.extend_from_slice(&buffer[..read]);
+        let max = descriptor::max_text_bytes(&text);
+        if text.len() as u64 > max {
+            bail!("{name} is not a descriptor: it is longer than the maximum of {max} B");
+        }
+        if read == 0 || text.trim_ascii_start().contains(&b'\n') {
+            break;
+        }
     }
     String::from_utf8(text).ok().with_context(|| format!("{name} is not a descriptor: it is not UTF-8 text"))
 }

@@ -60,10 +60,9 @@ impl Machine {
     }
 }
 
-/// Shares tensors by a file and over TCP, and modifies them by a kernel and through host memory.
+/// Shares tensors by a file, and modifies them by a kernel and through host memory.
 fn terminals(machine: &Machine, device: &str) {
-    let (file, key) =
-        (machine.directory.text("w.ipc"), machine.directory.key("key", "a key that nobody guesses"));
+    let file = machine.directory.text("w.ipc");
     let mut sender = machine.start(&["send", "--backend", "cuda", "--file", &file, "--receivers", "2"]);
     sender.until("wrote");
     let received = machine.run(&["recv", "--file", &file, "--device", device, "--add", "1"]);
@@ -72,11 +71,10 @@ fn terminals(machine: &Machine, device: &str) {
     assert!(machine.run(&["attach", &format!("@{file}"), "add", "3"]).contains("mean=5.000000"));
     assert!(sender.wait().good().contains("mean delta=4.000000"));
 
-    let arguments = ["--backend", "cuda", "--dtype", "uint8", "--shape", "1024", "--key-file", &key];
-    let mut sender = machine.start(&[&["send", "--listen", "127.0.0.1:0"], &arguments[..]].concat());
-    let line = sender.until("listening at");
-    let address = line.rsplit(' ').next().expect("an address");
-    let receive = ["recv", "--connect", address, "--key-file", &key, "--device", device, "--add", "255"];
+    let arguments = ["--backend", "cuda", "--dtype", "uint8", "--shape", "1024"];
+    let mut sender = machine.start(&[&["send", "--file", &file], &arguments[..]].concat());
+    sender.until("wrote");
+    let receive = ["recv", "--file", &file, "--device", device, "--add", "255"];
     assert!(machine.run(&receive).contains("added 255 through the host, mean=0.000000"));
     assert!(sender.wait().good().contains("mean delta=-1.000000"));
 }

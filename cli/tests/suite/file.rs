@@ -114,7 +114,7 @@ fn descriptor_is_read_from_environment_and_argument() {
     assert_eq!(sent.good(), format!("{descriptor}\n"), "standard output contains only the descriptor");
 
     let error = run(["recv"]).usage();
-    assert!(error.contains("--connect HOST:PORT") && error.contains("DEVICE_IPC_DESCRIPTOR"), "{error}");
+    assert!(error.contains("--file PATH") && error.contains("DEVICE_IPC_DESCRIPTOR"), "{error}");
     let mut command = device_ipc();
     command.arg("recv").env("DEVICE_IPC_DESCRIPTOR", "nonsense");
     let error = Terminal::start(command).wait().usage();
@@ -123,11 +123,10 @@ fn descriptor_is_read_from_environment_and_argument() {
 
 #[test]
 fn sender_with_unread_output_is_stopped_by_one_signal() {
+    let directory = Directory::new();
     let mut command = device_ipc();
-    command
-        .args(["send", "--listen", "127.0.0.1:0", "--receivers", "0"])
-        .env("DEVICE_IPC_KEY", "k".repeat(32));
-    let (mut sender, _reader, _) = crate::support::start_unread(command, "listening at");
+    command.args(["send", "--file", &directory.text("w.ipc"), "--receivers", "0"]);
+    let (mut sender, _reader, _) = crate::support::start_unread(command, "wrote");
     rustix::process::kill_process(rustix::process::Pid::from_child(&sender), Signal::TERM).expect("a signal");
     assert!(crate::support::wait(&mut sender).success());
 }

@@ -11,5 +11,4 @@ mod operations;
 mod program;
 mod remote;
 mod support;
-mod tcp;
 mod usage;

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 const PAGE: &str = include_str!("../../../docs/guide/operations.md");
 
 /// The folders with the sources of the published crates.
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     "src",
     "ipc-core/src",
     "backend-cuda/src",
@@ -20,6 +20,7 @@ const SOURCES: [&str; 9] = [
     "engine-nixl/src",
     "tcp/src",
     "cli/src",
+    "python/python/device_ipc",
 ];
 
 /// Starts a verbose sender, and waits for its file.
@@ -107,7 +108,7 @@ fn wrong_token_is_a_warning() {
     );
 }
 
-/// Returns the Rust files of the published crates with their texts, without the tests at the end of a file.
+/// Returns the source files of the published packages with their texts, without the tests at the end of a file.
 fn sources() -> Vec<(PathBuf, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut folders: Vec<PathBuf> = SOURCES.iter().map(|folder| root.join(folder)).collect();
@@ -117,7 +118,7 @@ fn sources() -> Vec<(PathBuf, String)> {
             let path = entry.path();
             if path.is_dir() {
                 folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
+            } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "py") {
                 let text = std::fs::read_to_string(&path).expect("a file of the checkout");
                 files.push((
                     path,

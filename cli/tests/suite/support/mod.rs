@@ -68,8 +68,7 @@ pub(crate) fn device_ipc() -> Command {
     let program = std::env::var("DEVICE_IPC_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_device-ipc").into());
     let mut command = Command::new(program);
     command.env("DEVICE_IPC_BACKEND", "mock").env("DEVICE_IPC_MOCK", "devices=2");
-    for variable in ["DEVICE_IPC_KEY", "DEVICE_IPC_DESCRIPTOR", "DEVICE_IPC_SOCKET_DIR", "DEVICE_IPC_REMOTE"]
-    {
+    for variable in ["DEVICE_IPC_DESCRIPTOR", "DEVICE_IPC_SOCKET_DIR", "DEVICE_IPC_REMOTE"] {
         command.env_remove(variable);
     }
     command
@@ -186,16 +185,6 @@ impl Directory {
     pub(crate) fn file(&self, name: &str, bytes: &[u8]) -> String {
         std::fs::write(self.path(name), bytes).expect("writing a file");
         self.text(name)
-    }
-
-    /// Writes a key file that only its owner can read.
-    pub(crate) fn key(&self, name: &str, key: &str) -> String {
-        use std::os::unix::fs::PermissionsExt;
-
-        let path = self.file(name, format!("{key}\n").as_bytes());
-        let own = std::fs::Permissions::from_mode(0o600);
-        std::fs::set_permissions(Path::new(&path), own).expect("setting permissions");
-        path
     }
 }
 
