@@ -8,7 +8,6 @@ mod frame;
 mod line;
 mod machine;
 mod peer;
-mod plot;
 mod raw;
 mod report;
 mod rows;
@@ -88,12 +87,6 @@ struct Arguments {
     /// Write the report as JSON to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write the report as a Markdown table to this file
-    #[arg(long, value_name = "FILE")]
-    markdown: Option<PathBuf>,
-    /// Write the report as a plot to this file
-    #[arg(long, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
 }
 
 /// Counts the allocations of the library for the row 'footprint'.
@@ -119,8 +112,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     let rows = selected_rows(&arguments.rows)?;
     // Reports an unwritable file before the measurement, which takes minutes.
-    let files = [&arguments.json, &arguments.markdown, &arguments.plot];
-    files.into_iter().flatten().try_for_each(|path| write(path, ""))?;
+    arguments.json.as_deref().map_or(Ok(()), |path| write(path, ""))?;
     let mut bench = prepare(arguments)?;
     let machine = Machine::of(&bench.ipc, bench.hardware)?;
     let mut lines = Vec::new();
@@ -131,15 +123,9 @@ fn run(arguments: &Arguments) -> Result<()> {
         lines.extend(measured.unwrap_or_else(|error| vec![bench.skipped("", format!("{FAILED}{error:#}"))]));
     }
     let report = Report::new(machine, arguments.rounds as usize, lines);
-    line(report.table())?;
+    line(report.markdown())?;
     if let Some(path) = &arguments.json {
         write(path, &format!("{}\n", serde_json::to_string_pretty(&report)?))?;
-    }
-    if let Some(path) = &arguments.markdown {
-        write(path, &report.markdown())?;
-    }
-    if let Some(path) = &arguments.plot {
-        write(path, &plot::svg(&report))?;
     }
     let failed = |line: &&Line| line.skipped.as_ref().is_some_and(|why| why.starts_with(FAILED));
     match report.lines.iter().filter(failed).count() {

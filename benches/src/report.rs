@@ -1,8 +1,7 @@
-//! The report as a table, Markdown and JSON.
+//! The report as Markdown and JSON.
 
 use std::fmt::Write as _;
 
-use comfy_table::{Table, presets};
 use serde::Serialize;
 
 use crate::line::{Line, Target, Unit};
@@ -32,25 +31,6 @@ impl Report {
         Self { schema: SCHEMA, machine, rounds, lines }
     }
 
-    pub(super) fn table(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(presets::UTF8_FULL_CONDENSED);
-        table.set_header(HEADINGS);
-        for line in &self.lines {
-            table.add_row(cells(line));
-        }
-        let mut text = format!("{}\n{table}\n", self.heading());
-        let missed = self.lines.iter().filter(|line| line.reached == Some(false)).count();
-        let judged = self.lines.iter().filter(|line| line.reached.is_some()).count();
-        let _ = write!(text, "{} of {judged} targets reached", judged - missed);
-        if !self.machine.hardware {
-            text.push_str(
-                "; targets that compare with the driver's own calls require hardware and are not judged here",
-            );
-        }
-        text
-    }
-
     pub(super) fn markdown(&self) -> String {
         let mut text = format!("{}\n\n| {} |\n|{}\n", self.heading(), HEADINGS.join(" | "), "---|".repeat(7));
         for line in &self.lines {
@@ -60,6 +40,14 @@ impl Report {
         for (index, (line, note)) in notes.enumerate() {
             let before = if index == 0 { "\n" } else { "" };
             let _ = writeln!(text, "{before}- {}, {}: {note}", line.row, line.case);
+        }
+        let missed = self.lines.iter().filter(|line| line.reached == Some(false)).count();
+        let judged = self.lines.iter().filter(|line| line.reached.is_some()).count();
+        let _ = write!(text, "\n{} of {judged} targets reached", judged - missed);
+        if !self.machine.hardware {
+            text.push_str(
+                "; targets that compare with the driver's own calls require hardware and are not judged here",
+            );
         }
         text
     }
