@@ -149,7 +149,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         python().args(["-c", "import torch"]).stderr(Stdio::null()).status().is_ok_and(|it| it.success());
     let without = ["--allow-subclassing-any", "--no-warn-unused-ignores"];
     let lenient = if has_torch || options.torch.is_some() { &[][..] } else { &without };
-    for checked in [["-p", "device_ipc"].as_slice(), &["tests"]] {
+    for checked in [["-p", "device_ipc"].as_slice(), &["tests"], &["-p", "engines"]] {
         let mut mypy = python();
         mypy.args(["-m", "mypy", "--strict"]).args(lenient).args(checked);
         run_command(&mut mypy)?;

@@ -1,0 +1,385 @@
+"""The cases. Each runs in a process of its own, which is also the trainer; its engines are further processes."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import carry, engine, models, server, trainer
+from .suite import Skipped, case
+
+WAYS: dict[str, dict[str, Any]] = {"export": {}, "kept": {"keep_export": True}, "buckets": {"bucket_bytes": 8 << 20}}
+SLACK = 64 << 20
+"""Device memory of kernels and libraries, which comes with the first use of each."""
+
+
+def check(found: Any, expected: Any, what: str) -> None:
+    """Fails with the first difference of two results."""
+    if found == expected:
+        return
+    if isinstance(expected, dict) and isinstance(found, dict):
+        names = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
+        first = f"{names[0]!r}: {found.get(names[0])} != {expected.get(names[0])}"
+        raise AssertionError(f"{what}: {len(names)} of {len(expected)} differ, the first is {first}")
+    raise AssertionError(f"{what}: {found} != {expected}")
+
+
+def devices(count: int) -> None:
+    import torch
+
+    if torch.cuda.device_count() < count:
+        raise Skipped(f"it needs {count} devices, and this machine has {torch.cuda.device_count()}")
+
+
+def filled(config: dict[str, Any], seed: int = 0) -> dict[str, Any]:
+    state = models.checkpoint(config, "cuda")
+    models.fill(state, seed)
+    return state
+
+
+def sender(client: Any, **options: Any) -> Any:
+    import device_ipc.vllm
+
+    return device_ipc.vllm.WeightSender(client, timeout=60, **options)
+
+
+@contextlib.contextmanager
+def updated(
+    folder: Path, name: str, config: dict[str, Any], further: dict[str, Any] | None = None, **variables: str
+) -> Iterator[engine.Engine]:
+    """Starts an engine whose weights have no meaning until an update."""
+    arguments = engine.options(models.write(config, folder / f"{name}-model"), **(further or {}))
+    with engine.started(folder, name, arguments, **variables) as one:
+        yield one
+
+
+def loaded(folder: Path, config: dict[str, Any], state: dict[str, Any], further: dict[str, Any] | None = None) -> tuple[Any, Any]:
+    """Returns the checksums and the tokens of an engine that has loaded the weights from a file."""
+    model = models.write(config, folder / "file-model", state)
+    with engine.started(folder, "file", engine.options(model, **{**(further or {}), "load_format": "safetensors"})) as one:
+        return one.digests(), one.tokens()
+
+
+def is_replayed(one: engine.Engine, expected: bool) -> int:
+    copies = one.replayed()
+    assert all(bool(count) == expected for count in copies), f"copies of the recorded load in each worker: {copies}, expected {expected}"
+    return min(copies)
+
+
+@case("import", 180.0)
+def imports(folder: Path) -> dict[str, Any]:
+    """vLLM is imported, finds this package, and starts an engine; the versions"""
+    with updated(folder, "engine", models.SMALL) as one:
+        return dict(one.rpc("engines_versions")[0])
+
+
+@case("update-export", 600.0, way="export")
+@case("update-kept", 600.0, way="kept")
+@case("update-buckets", 600.0, way="buckets")
+def update(folder: Path, way: str, config: Any = models.SMALL, further: Any = None, replayed: bool = True) -> dict[str, Any]:
+    """Three updates, of which two are replayed: checksums, tokens and log-probabilities are those of an engine with the same file"""
+    state = filled(config)
+    with updated(folder, "engine", config, further) as one, contextlib.closing(sender(one, **WAYS[way])) as source:
+        for step in range(3):
+            models.fill(state, step)
+            source.send(state.items())
+        copies = is_replayed(one, replayed)
+        digests, tokens = one.digests(), one.tokens()
+    expected_digests, expected_tokens = loaded(folder, config, state, further)
+    for found, expected in zip(digests, expected_digests, strict=True):
+        check(found, expected, "checksums of the parameters")
+    check(tokens, expected_tokens, "tokens and log-probabilities")
+    return {"parameters": len(digests[0]), "copies": copies, "tokens": sum(len(one[0]) for one in tokens)}
+
+
+@case("replay-export", way="export")
+@case("replay-kept", way="kept")
+@case("replay-buckets", way="buckets")
+def replay(folder: Path, way: str) -> dict[str, Any]:
+    """After each of four updates, an engine that replays loads has the checksums of one that does not"""
+    state = filled(models.SMALL)
+    with contextlib.ExitStack() as stack:
+        engines = [stack.enter_context(updated(folder, name, models.SMALL, DEVICE_IPC_REPLAY_LOADS=name)) for name in ("1", "0")]
+        senders = [stack.enter_context(contextlib.closing(sender(one, **WAYS[way]))) for one in engines]
+        for step in range(4):
+            models.fill(state, step)
+            for source in senders:
+                source.send(state.items())
+            check(engines[0].digests()[0], engines[1].digests()[0], f"checksums after update {step}")
+        assert engines[1].replayed() == [0]
+        return {"copies": is_replayed(engines[0], True)}
+
+
+@case("graphs", 600.0)
+def graphs(folder: Path) -> dict[str, Any]:
+    """With CUDA graphs of decoding, the tokens after replayed updates are those of an engine with the same file"""
+    compilation = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}
+    return update(folder, "export", further={"enforce_eager": False, "compilation_config": compilation})
+
+
+@case("tied", 600.0)
+def tied(folder: Path) -> dict[str, Any]:
+    """Tied embeddings: one parameter with two names"""
+    return update(folder, "export", config=models.TIED)
+
+
+@case("fp8", 600.0)
+def fp8(folder: Path) -> dict[str, Any]:
+    """vLLM's online quantisation to fp8, which is no copy: the load is not replayed, and the weights are those of the file"""
+    return update(folder, "export", further={"quantization": "fp8"}, replayed=False)
+
+
+@case("moe", 600.0)
+def moe(folder: Path) -> dict[str, Any]:
+    """A mixture of experts, if vLLM's kernels for it were packed"""
+    import vllm
+
+    if not (Path(vllm.__file__).parents[1] / carry.MOE).exists():
+        raise Skipped("vLLM's kernels for mixtures of experts are not here; pack with --moe")
+    return update(folder, "export", config=models.MIXTURE)
+
+
+@case("tp2", 600.0)
+def tp2(folder: Path) -> dict[str, Any]:
+    """Tensor parallel on two devices: each rank records its part, and has the checksums of one with the same file"""
+    devices(2)
+    return update(folder, "export", further={"tensor_parallel_size": 2, "disable_custom_all_reduce": True})
+
+
+@case("other-layout")
+def other_layout(folder: Path) -> dict[str, Any]:
+    """Updates in another order, and with float32, are recorded again"""
+    import torch
+
+    state = filled(models.SMALL)
+    with contextlib.ExitStack() as stack:
+        one = stack.enter_context(updated(folder, "replay", models.SMALL))
+        other = stack.enter_context(updated(folder, "normal", models.SMALL, DEVICE_IPC_REPLAY_LOADS="0"))
+        senders = [stack.enter_context(contextlib.closing(sender(each))) for each in (one, other)]
+        seed = 0
+        for change in (lambda pairs: pairs, lambda pairs: pairs[::-1], lambda pairs: [(name, tensor.float()) for name, tensor in pairs]):
+            for _ in range(2):
+                seed += 1
+                models.fill(state, seed)
+                pairs = change(list(state.items()))
+                for source in senders:
+                    source.send(pairs)
+                check(one.digests()[0], other.digests()[0], f"checksums after update {seed}")
+                torch.cuda.synchronize()
+        return {"copies": is_replayed(one, True)}
+
+
+@case("flat-export", way="export")
+@case("flat-kept", way="kept")
+@case("flat-buckets", way="buckets")
+def flat(folder: Path, way: str) -> dict[str, Any]:
+    """After 20 updates, device memory, descriptors and mappings are as after the fourth"""
+    state = filled(models.SMALL)
+    with updated(folder, "engine", models.SMALL) as one, contextlib.closing(sender(one, **WAYS[way])) as source:
+        found = []
+        for step in range(20):
+            source.send(state.items())
+            if step in (3, 19):
+                found.append(one.rpc("engines_resources")[0])
+        early, late = found
+        grown = {name: late[name] - early[name] for name in early}
+        assert grown["descriptors"] <= 1 and grown["mappings"] <= 4 and grown["memory"] <= SLACK, f"grown: {grown}"
+        return grown
+
+
+@case("sleep-1", level=1)
+@case("sleep-2", level=2)
+def sleep(folder: Path, level: int) -> dict[str, Any]:
+    """An engine that slept gets its weights by an update, which is replayed; those of level 1 come back by themselves"""
+    state = filled(models.SMALL)
+    with updated(folder, "engine", models.SMALL, {"enable_sleep_mode": True}) as one, contextlib.closing(sender(one)) as source:
+        for step in range(2):
+            models.fill(state, step)
+            source.send(state.items())
+        digests, tokens = one.digests(), one.tokens()
+        for step in range(2):
+            one.call("sleep", level)
+            one.call("wake_up", ["weights"])
+            if level == 1:
+                check(one.digests()[0], digests[0], "checksums after waking")
+            source.send(state.items())
+            one.call("wake_up", ["kv_cache"])
+            check(one.digests()[0], digests[0], "checksums after the update")
+            check(one.tokens(), tokens, "tokens after the update")
+        return {"copies": is_replayed(one, True)}
+
+
+@case("killed-export", 900.0, way="export")
+@case("killed-buckets", 900.0, way="buckets")
+def killed(folder: Path, way: str) -> dict[str, Any]:
+    """A trainer killed at each moment of an update: the engine lives, its memory returns, and the next trainer's second update is right"""
+    config = models.SMALL
+    state = filled(config, 7)
+    bucket_bytes = WAYS[way].get("bucket_bytes", 0)
+    with updated(folder, "engine", config) as one:
+        with contextlib.closing(sender(one, **WAYS[way])) as source:
+            for _ in range(2):
+                source.send(state.items())
+        digests = one.digests()[0]
+        before = one.rpc("engines_resources")[0]
+        for moment in trainer.MOMENTS:
+            command = [sys.executable, "-m", "engines.trainer", one.address, json.dumps(config), "8", moment, str(bucket_bytes)]
+            with (folder / f"{moment}.log").open("wb") as log:
+                status = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=120).returncode
+            assert status == -9, f"{moment}: the trainer ended with {status}; see {moment}.log"
+            with contextlib.closing(sender(one, **WAYS[way])) as source:
+                # The first update ends that of the trainer that was killed, and may fail with it.
+                with contextlib.suppress(Exception):
+                    source.send(state.items())
+                source.send(state.items())
+            check(one.digests()[0], digests, f"checksums after a trainer was killed {moment}")
+            after = one.rpc("engines_resources")[0]
+            assert after["memory"] - before["memory"] <= SLACK, f"{moment}: device memory grew by {after['memory'] - before['memory']} B"
+        return {"moments": len(trainer.MOMENTS)}
+
+
+@case("lora", 600.0)
+def lora(folder: Path) -> dict[str, Any]:
+    """An update leaves a LoRA adapter as it was"""
+    import torch
+    from safetensors.torch import save_file
+
+    adapter, rank, hidden = folder / "adapter", 8, models.SMALL["hidden_size"]
+    adapter.mkdir(exist_ok=True)
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 16, "target_modules": ["o_proj"], "bias": "none", "task_type": "CAUSAL_LM"}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    tensors = {}
+    for number in range(models.SMALL["num_hidden_layers"]):
+        prefix = f"base_model.model.model.layers.{number}.self_attn.o_proj"
+        tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, hidden, generator=torch.Generator().manual_seed(number)) * 0.2
+        tensors[f"{prefix}.lora_B.weight"] = torch.randn(hidden, rank, generator=torch.Generator().manual_seed(number + 99)) * 0.2
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    state = filled(models.SMALL)
+    further = {"enable_lora": True, "max_lora_rank": rank}
+    with updated(folder, "engine", models.SMALL, further) as one, contextlib.closing(sender(one)) as source:
+        source.send(state.items())
+        plain, adapted = one.tokens(), one.tokens(str(adapter))
+        assert plain != adapted, "the adapter has no effect"
+        for seed in (1, 0):
+            models.fill(state, seed)
+            source.send(state.items())
+        check(one.tokens(), plain, "tokens without the adapter")
+        check(one.tokens(str(adapter)), adapted, "tokens with the adapter")
+        return {"copies": min(one.replayed())}
+
+
+def median_ms(function: Any, count: int) -> float:
+    import torch
+
+    times = []
+    for _ in range(count):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        function()
+        times.append((time.perf_counter() - begin) * 1000)
+    return statistics.median(times)
+
+
+@contextlib.contextmanager
+def pooled(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A checkpoint in memory that one open shares."""
+    import device_ipc.torch
+
+    with device_ipc.torch.pool():
+        state = models.checkpoint(config, "cuda")
+    models.fill(state, 0)
+    yield state
+
+
+def timed(folder: Path, config: dict[str, Any], count: int) -> dict[str, Any]:
+    """Returns the medians of updates over HTTP, by each way, replayed and not, and of one copy on the device."""
+    import torch
+
+    import device_ipc.vllm
+
+    found: dict[str, Any] = {}
+    model = models.write(config, folder / "model")
+    with pooled(config) as state:
+        found["GB"] = sum(tensor.nbytes for tensor in state.values()) / 1e9
+        for switch, name in (("1", "replayed"), ("0", "normal")):
+            with server.started(folder, name, model, "device_ipc", DEVICE_IPC_REPLAY_LOADS=switch) as url:
+                for way in WAYS:
+                    options = {"bucket_bytes": 1 << 30} if way == "buckets" and config is models.LARGE else WAYS[way]
+                    with contextlib.closing(sender(device_ipc.vllm.HTTPClient(url), **options)) as source:
+                        for _ in range(2):
+                            source.send(state.items())
+                        found[f"{way} {name} ms"] = median_ms(lambda: source.send(state.items()), count)
+                digests = server.request(f"{url}/collective_rpc", {"method": "engines_digests"})["results"][0]
+            check(digests, found.setdefault("digests", digests), "checksums after the updates of the two servers")
+        del found["digests"]
+        largest = max(state.values(), key=lambda tensor: tensor.nbytes)
+        target = torch.empty_like(largest)
+        target.copy_(largest)
+        scale = found["GB"] * 1e9 / largest.nbytes
+
+        def copy() -> None:
+            target.copy_(largest)
+            torch.cuda.synchronize()
+
+        found["one copy ms"] = median_ms(copy, count) * scale
+    return found
+
+
+@case("times-small", 900.0)
+def times_small(folder: Path) -> dict[str, Any]:
+    """Times of updates of a small model over HTTP, replayed and not"""
+    return timed(folder, models.SMALL, 10)
+
+
+@case("times-large", 1800.0)
+def times_large(folder: Path) -> dict[str, Any]:
+    """Times of updates of 16 GB over HTTP, replayed and not, and of one copy of them on the device"""
+    import torch
+
+    if torch.cuda.mem_get_info()[0] < 60 << 30:
+        raise Skipped("it needs 60 GiB of free device memory")
+    return timed(folder, models.LARGE, 10)
+
+
+@case("stock-large", 1200.0, config=models.LARGE)
+@case("stock-small", 600.0, config=models.SMALL)
+def stock(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Times of updates by vLLM's own backend ipc over HTTP, plain and packed"""
+    import torch
+
+    if config is models.LARGE and torch.cuda.mem_get_info()[0] < 60 << 30:
+        raise Skipped("it needs 60 GiB of free device memory")
+    # Its module imports Ray, also where Ray is not used.
+    stub = folder.resolve() / "stub" / "ray"
+    stub.mkdir(parents=True, exist_ok=True)
+    (stub / "__init__.py").touch()
+    sys.path.insert(0, str(stub.parent))
+    path = os.pathsep.join([str(stub.parent), os.environ.get("PYTHONPATH", "")])
+    variables = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "PYTHONPATH": path}
+    from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
+
+    state = filled(config)
+    found: dict[str, Any] = {"GB": sum(tensor.nbytes for tensor in state.values()) / 1e9}
+    with server.started(folder, "server", models.write(config, folder / "model"), "ipc", **variables) as url:
+        server.request(f"{url}/init_weight_transfer_engine", {"init_info": {}})
+        for packed in (False, True):
+
+            def send() -> None:
+                server.request(f"{url}/start_weight_update", {})
+                IPCWeightTransferEngine.trainer_send_weights(iter(state.items()), {"send_mode": "http", "url": url, "packed": packed})
+                server.request(f"{url}/finish_weight_update", {})
+
+            for _ in range(2):
+                send()
+            found["packed ms" if packed else "ipc ms"] = median_ms(send, 10)
+            gc.collect()
+    return found
