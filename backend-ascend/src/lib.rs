@@ -32,6 +32,9 @@
 //! The code relies on rules of the ACL manual, <https://www.hiascend.com/document>, and of the sources of the runtime,
 //! <https://gitcode.com/cann/runtime>; the modules name the pages.
 
+#[cfg(test)]
+extern crate self as device_ipc_ascend;
+
 mod backend;
 // Generated, and formatted by the generator: `cargo xtask bindgen --check` compares it byte by byte.
 #[rustfmt::skip]
@@ -39,6 +42,9 @@ mod bindings;
 mod library;
 mod memory;
 mod objects;
+#[cfg(test)]
+#[path = "../tests/rules/mod.rs"]
+mod rules;
 mod symbols;
 
 pub use backend::{AscendBackend, LoadOptions, Observation, REGISTRATION};

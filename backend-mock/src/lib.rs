@@ -19,6 +19,9 @@
 //! [`NODE_VARIABLE`](engine::NODE_VARIABLE) names a node, as the conformance suite does for each case. Otherwise a
 //! process counts only its own allocations, so that concurrent tests do not disturb each other.
 
+#[cfg(test)]
+extern crate self as device_ipc_mock;
+
 mod backend;
 mod errors;
 mod event;
@@ -30,6 +33,9 @@ mod received;
 mod reservations;
 mod spec;
 mod stream;
+#[cfg(test)]
+#[path = "../tests/suite/mod.rs"]
+mod suite;
 mod timelines;
 
 pub use backend::{MockBackend, REGISTRATION};

@@ -1,8 +1,9 @@
-//! The conformance suite on the mock, with each of its machines.
+//! The conformance suite on the mock, with each of its machines, and with mistakes that the suite has to find.
 
 #[macro_use]
 #[path = "support/delegate.rs"]
 mod delegate;
+mod mistakes;
 mod restricted;
 
 use std::process::ExitCode;
@@ -33,7 +34,8 @@ const VARIANTS: [(&str, &str); 11] = [
 fn main() -> ExitCode {
     let suite = Suite::new("mock").expected_skips(include_str!("expected-skips.txt"));
     let suite = VARIANTS.iter().fold(suite, |suite, (name, spec)| suite.variant(name, || machine(spec)));
-    suite.variant("restricted", || Ok(Restricted::new(machine("devices=2")?))).run()
+    let suite = suite.variant("restricted", || Ok(Restricted::new(machine("devices=2")?)));
+    mistakes::add_to(suite).run()
 }
 
 /// Creates the machine of this description, with the devices that are visible to this process.

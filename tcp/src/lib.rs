@@ -48,6 +48,8 @@
 mod authenticated;
 mod error;
 mod handshake;
+#[cfg(test)]
+mod hostile;
 mod key;
 mod wire;
 

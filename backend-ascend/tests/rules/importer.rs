@@ -7,8 +7,8 @@ use device_ipc_core::backend::{
 use device_ipc_core::{Access, DeviceOrdinal, ProcessIdentity, Result};
 use device_ipc_test_process::{Process, hex, serve, unhex};
 
-use crate::memory::{ZERO, backend, pattern, read, write};
-use crate::support::{Raw, Role};
+use super::memory::{ZERO, backend, pattern, read, write};
+use super::support::{Raw, Role};
 
 /// Returns a handle as if received from another process.
 pub(crate) fn received(

@@ -1,6 +1,6 @@
 //! Errors of an unavailable Ascend. These tests need no NPU, and must not find one.
 
-use crate::support::Scene;
+use super::support::Scene;
 use device_ipc_ascend::{
     ALLOCATION_VARIABLE, AscendBackend, LIBRARY_VARIABLE, LoadOptions, VALIDATION_VARIABLE,
 };
@@ -26,7 +26,7 @@ fn missing_library_error_names_it_and_the_remedy() {
 
 #[test]
 fn both_library_names_are_searched() {
-    Scene::on("unavailable::both_library_names_are_searched", "")
+    Scene::on("rules::unavailable::both_library_names_are_searched", "")
         .environment(&[(LIBRARY_VARIABLE, "")])
         .play(
             |_| {
@@ -62,7 +62,7 @@ fn library_without_functions_is_too_old() {
 
 #[test]
 fn cann_before_8_3_is_too_old_and_error_names_requirements() {
-    Scene::on("unavailable::cann_before_8_3_is_too_old_and_error_names_requirements", "devices=1")
+    Scene::on("rules::unavailable::cann_before_8_3_is_too_old_and_error_names_requirements", "devices=1")
         .cann(Cann::V8_1)
         .play(
             |_| {
@@ -77,7 +77,7 @@ fn cann_before_8_3_is_too_old_and_error_names_requirements() {
 
 #[test]
 fn stub_library_is_detected_by_its_first_call() {
-    Scene::on("unavailable::stub_library_is_detected_by_its_first_call", "stub").play(
+    Scene::on("rules::unavailable::stub_library_is_detected_by_its_first_call", "stub").play(
         |scene| {
             let (error, text) = refusal();
             assert!(matches!(error, Unavailable::StubLibrary { .. }), "{error:?}");
@@ -94,7 +94,7 @@ fn stub_library_is_detected_by_its_first_call() {
 
 #[test]
 fn missing_driver_error_lists_checks() {
-    Scene::on("unavailable::missing_driver_error_lists_checks", "no-driver").play(
+    Scene::on("rules::unavailable::missing_driver_error_lists_checks", "no-driver").play(
         |_| {
             let (error, text) = refusal();
             assert!(matches!(error, Unavailable::Failed { .. } | Unavailable::NoDevice { .. }), "{error:?}");
@@ -108,7 +108,7 @@ fn missing_driver_error_lists_checks() {
 
 #[test]
 fn hidden_devices_error_names_the_variable() {
-    Scene::on("unavailable::hidden_devices_error_names_the_variable", "devices=2")
+    Scene::on("rules::unavailable::hidden_devices_error_names_the_variable", "devices=2")
         .environment(&[(VISIBLE_VARIABLE, "7")])
         .play(
             |_| {
@@ -129,7 +129,7 @@ fn invalid_option_error_lists_valid_values() {
         } else {
             &[(ALLOCATION_VARIABLE, "maybe")]
         };
-        Scene::on("unavailable::invalid_option_error_lists_valid_values", machine)
+        Scene::on("rules::unavailable::invalid_option_error_lists_valid_values", machine)
             .environment(environment)
             .play(
                 |scene| {
@@ -146,7 +146,7 @@ fn invalid_option_error_lists_valid_values() {
 
 #[test]
 fn chip_without_uuid_requires_cann_8_5() {
-    Scene::on("unavailable::chip_without_uuid_requires_cann_8_5", "soc=310p;devices=1")
+    Scene::on("rules::unavailable::chip_without_uuid_requires_cann_8_5", "soc=310p;devices=1")
         .cann(Cann::V8_3)
         .play(
             |_| {
@@ -160,12 +160,14 @@ fn chip_without_uuid_requires_cann_8_5() {
 
 #[test]
 fn chip_with_uuid_works_with_cann_8_3() {
-    Scene::on("unavailable::chip_with_uuid_works_with_cann_8_3", "soc=910b;devices=1").cann(Cann::V8_3).play(
-        |_| {
-            let backend = LoadOptions::new().load().expect("CANN 8.3 is enough");
-            let version = &device_ipc_core::backend::DeviceIpc::info(&*backend).version;
-            assert!(version.contains("ACL 1.15"), "{version}");
-        },
-        &[],
-    );
+    Scene::on("rules::unavailable::chip_with_uuid_works_with_cann_8_3", "soc=910b;devices=1")
+        .cann(Cann::V8_3)
+        .play(
+            |_| {
+                let backend = LoadOptions::new().load().expect("CANN 8.3 is enough");
+                let version = &device_ipc_core::backend::DeviceIpc::info(&*backend).version;
+                assert!(version.contains("ACL 1.15"), "{version}");
+            },
+            &[],
+        );
 }

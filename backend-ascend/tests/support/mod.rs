@@ -53,10 +53,10 @@ pub(crate) fn simulated(machine: &str, cann: Cann) -> LoadOptions {
 pub(crate) fn library_of(cann: Cann) -> PathBuf {
     static INSTALLING: Mutex<()> = Mutex::new(());
     let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cann-{}", cann.name()));
+    let built = device_ipc_sim_ascendcl::library().expect("Cargo builds dependencies of tests");
+    let directory = built.with_file_name(format!("cann-{}", cann.name()));
     std::fs::create_dir_all(&directory).expect("the tests' directory can be written");
     let library = directory.join("libascendcl.so");
-    let built = device_ipc_sim_ascendcl::library().expect("Cargo builds dependencies of tests");
     let made = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
     if made(&library).is_none_or(|time| Some(time) < made(&built)) {
         install(&directory, cann).expect("the simulator can be copied");
@@ -64,9 +64,9 @@ pub(crate) fn library_of(cann: Cann) -> PathBuf {
     library
 }
 
-/// Returns whether the program was built on this machine. A bundle runs on machines without the simulator.
+/// Returns whether the simulator is beside this program, as where it was built.
 pub(crate) fn has_simulator() -> bool {
-    let built = Path::new(env!("CARGO_TARGET_TMPDIR")).is_dir();
+    let built = device_ipc_sim_ascendcl::library().is_ok();
     if !built {
         eprintln!("skipped: the simulator of ACL is where the tests were built");
     }

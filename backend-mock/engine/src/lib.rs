@@ -44,11 +44,17 @@
 #![cfg(target_os = "linux")]
 #![warn(missing_debug_implementations)]
 
+#[cfg(test)]
+extern crate self as device_ipc_mock_engine;
+
 mod machine;
 mod memory;
 mod model;
 mod shared;
 mod streams;
+#[cfg(test)]
+#[path = "../tests/suite/mod.rs"]
+mod suite;
 mod system;
 
 pub use machine::{BlockInfo, DeviceInfo, KernelMemory, Machine, MappedBlock, Part, RangeInfo};

@@ -61,11 +61,11 @@ pub(crate) enum Mistake {
     UnreserveDoesNothing,
 }
 
-/// The mock with at most one mistake.
+/// The mock with one mistake.
 #[derive(Debug)]
 pub(crate) struct Faulty {
     mock: Arc<MockBackend>,
-    mistake: Option<Mistake>,
+    mistake: Mistake,
     allocated: Mutex<HashMap<u64, u64>>,
     /// Deferred writes: the destination, and the address of the caller's bytes.
     deferred_writes: Mutex<Vec<(DeviceRange, usize)>>,
@@ -74,7 +74,7 @@ pub(crate) struct Faulty {
 }
 
 impl Faulty {
-    pub(crate) fn new(spec: &str, mistake: Option<Mistake>) -> Result<Arc<Self>, Unavailable> {
+    pub(crate) fn new(spec: &str, mistake: Mistake) -> Result<Arc<Self>, Unavailable> {
         let mock = MockBackend::from_spec(spec)?;
         let stream = mock.memory().create_stream(DeviceOrdinal::new(0));
         let own_stream = stream.map_err(|error| Unavailable::Failed { detail: error.to_string() })?;
@@ -87,7 +87,7 @@ impl Faulty {
     }
 
     fn makes(&self, mistake: Mistake) -> bool {
-        self.mistake == Some(mistake)
+        self.mistake == mistake
     }
 
     fn stream<'a>(&'a self, stream: BorrowedStream<'a>) -> BorrowedStream<'a> {
@@ -216,9 +216,9 @@ impl DeviceReservations for Faulty {
 
     fn release(&self, imported: Imported) -> Result<()> {
         match self.mistake {
-            Some(Mistake::ReleaseDoesNothing) => self.reserved().unmap(&imported),
+            Mistake::ReleaseDoesNothing => self.reserved().unmap(&imported),
             // The import stays, and with it the mapping that `unmap` has left.
-            Some(Mistake::UnmapDoesNothing) => Ok(()),
+            Mistake::UnmapDoesNothing => Ok(()),
             _ => self.reserved().release(imported),
         }
     }
@@ -240,11 +240,11 @@ impl DeviceMemory for Faulty {
     unsafe fn free(&self, range: DeviceRange) -> Result<()> {
         lock(&self.allocated).remove(&range.ptr.get());
         match self.mistake {
-            Some(Mistake::FreeDoesNotWait) => {
+            Mistake::FreeDoesNotWait => {
                 let freed = self.mock.machine().free_without_waiting(Address::new(range.ptr.get()));
                 freed.map_err(|error| Error::Protocol(error.to_string()))
             }
-            Some(Mistake::FreeUnmapsAtOnce) => {
+            Mistake::FreeUnmapsAtOnce => {
                 // SAFETY: none. Pending work reads this memory, which is the mistake.
                 let unmapped = unsafe { rustix::mm::munmap(range.ptr.get() as *mut _, range.len as usize) };
                 unmapped.map_err(|error| Error::io("munmap", error))

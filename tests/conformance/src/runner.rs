@@ -36,9 +36,18 @@ const JOBS_PER_PROCESSOR: usize = 2;
 /// Maximum number of cases that run at a time, unless the command line says otherwise.
 const MOST_JOBS: usize = 4;
 
+/// What a run has of a variant.
+pub(crate) struct Plan {
+    pub(crate) variant: &'static str,
+    pub(crate) cases: Vec<&'static str>,
+    /// The text with which the cases have to fail, as the variant makes a mistake.
+    pub(crate) remedy: Option<&'static str>,
+}
+
 pub(crate) struct Runner {
     pub(crate) suite: &'static str,
-    pub(crate) variants: Vec<&'static str>,
+    pub(crate) plans: Vec<Plan>,
+    /// All cases of the suite.
     pub(crate) cases: Vec<&'static str>,
     pub(crate) expected: ExpectedSkips,
     pub(crate) arguments: Arguments,
@@ -70,13 +79,14 @@ impl Runner {
             return ExitCode::SUCCESS;
         }
         let mut summary = Summary::default();
-        for unknown in self.expected.unknown(&self.variants, &self.cases) {
+        let variants: Vec<_> = self.plans.iter().map(|plan| plan.variant).collect();
+        for unknown in self.expected.unknown(&variants, &self.cases) {
             println!(
                 "FAILED: the list of expected skips names {unknown}, which does not exist; remove the line"
             );
             summary.failed.push(unknown);
         }
-        let queue = self.variants.iter().flat_map(|variant| self.queue(variant, &mut summary)).collect();
+        let queue = self.plans.iter().flat_map(|plan| self.queue(plan, &mut summary)).collect();
         self.run_cases(queue, &mut summary);
         if self.arguments.wants_everything() {
             for unused in self.expected.unused_themes(&summary.devices, &summary.skips) {
@@ -86,7 +96,7 @@ impl Runner {
                 summary.failed.push(unused);
             }
         }
-        let lines = as_lines(&summary.not_listed, &self.variants, &self.cases);
+        let lines = as_lines(&summary.not_listed, &variants, &self.cases);
         if !lines.is_empty() {
             println!(
                 "\nIf these skips are right, add the lines to the list of expected skips:\n{}",
@@ -100,9 +110,9 @@ impl Runner {
         if self.arguments.ignored {
             return;
         }
-        for variant in &self.variants {
-            for case in self.wanted(variant) {
-                println!("{}: test", self.full_name(variant, case));
+        for plan in &self.plans {
+            for case in self.wanted(plan) {
+                println!("{}: test", self.full_name(plan.variant, case));
             }
         }
     }
@@ -111,14 +121,14 @@ impl Runner {
         format!("{}/{variant}/{case}", self.suite)
     }
 
-    fn wanted(&self, variant: &str) -> Vec<&'static str> {
-        let wanted = |case: &&&str| self.arguments.wants(variant, &self.full_name(variant, case));
-        self.cases.iter().filter(wanted).copied().collect()
+    fn wanted(&self, plan: &Plan) -> Vec<&'static str> {
+        let wanted = |case: &&&str| self.arguments.wants(plan.variant, &self.full_name(plan.variant, case));
+        plan.cases.iter().filter(wanted).copied().collect()
     }
 
     /// Returns the cases of a variant that can run.
-    fn queue(&self, variant: &'static str, summary: &mut Summary) -> Vec<Position<'static>> {
-        let wanted = self.wanted(variant);
+    fn queue(&self, plan: &Plan, summary: &mut Summary) -> Vec<Position<'static>> {
+        let (variant, wanted) = (plan.variant, self.wanted(plan));
         if wanted.is_empty() {
             return Vec::new();
         }
@@ -154,6 +164,7 @@ impl Runner {
                         let Some(at) = next else { return };
                         let begun = Instant::now();
                         let (verdict, output) = self.run_case(at.variant, at.case);
+                        let verdict = self.compare_with_mistake(at, verdict, &output);
                         let name = self.full_name(at.variant, at.case);
                         let mut summary = results.lock().unwrap_or_else(PoisonError::into_inner);
                         let verdict = self.compare_with_expected(at, verdict, &mut summary);
@@ -227,6 +238,19 @@ impl Runner {
         };
         drop(peer);
         (line, read_back(output))
+    }
+
+    /// Turns the verdict on a variant that makes a mistake round.
+    fn compare_with_mistake(&self, at: Position<'_>, verdict: Verdict, output: &str) -> Verdict {
+        let plan = self.plans.iter().find(|plan| plan.variant == at.variant);
+        let Some(remedy) = plan.and_then(|plan| plan.remedy) else { return verdict };
+        match verdict {
+            Verdict::Failed(what) if what.contains(remedy) || output.contains(remedy) => Verdict::Passed,
+            Verdict::Failed(what) => {
+                Verdict::Failed(format!("it does not fail with {remedy:?}, but: {what}"))
+            }
+            Verdict::Passed | Verdict::Skipped(_) => Verdict::Failed("it does not detect the mistake".into()),
+        }
     }
 
     fn compare_with_expected(&self, at: Position<'_>, verdict: Verdict, summary: &mut Summary) -> Verdict {

@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::expected::ExpectedSkips;
 use crate::outcome::{Outcome, Stop};
 use crate::process::{Address, attach_to_starter};
-use crate::runner::{PROBE, Runner};
+use crate::runner::{PROBE, Plan, Runner};
 
 type Make = Box<dyn Fn() -> Result<Arc<dyn DeviceIpc>, Unavailable>>;
 
@@ -21,9 +21,33 @@ type Make = Box<dyn Fn() -> Result<Arc<dyn DeviceIpc>, Unavailable>>;
 #[must_use = "nothing runs before Suite::run"]
 pub struct Suite {
     name: &'static str,
-    variants: Vec<(&'static str, Make)>,
+    variants: Vec<Variant>,
     cases: Vec<Case>,
     expected_skips: String,
+}
+
+struct Variant {
+    name: &'static str,
+    make: Make,
+    cases: Cases,
+    remedy: Option<&'static str>,
+}
+
+/// The cases of a variant.
+enum Cases {
+    All,
+    OfThemes(&'static [&'static str]),
+    One(&'static str),
+}
+
+impl Cases {
+    fn has(&self, case: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::OfThemes(themes) => case.split("::").next().is_some_and(|theme| themes.contains(&theme)),
+            Self::One(name) => case == *name,
+        }
+    }
 }
 
 impl Suite {
@@ -34,23 +58,44 @@ impl Suite {
 
     /// Adds a variant. `make` runs in every process of a case, never in the runner.
     pub fn variant(
-        mut self,
+        self,
         name: &'static str,
         make: impl Fn() -> Result<Arc<dyn DeviceIpc>, Unavailable> + 'static,
     ) -> Self {
-        self.variants.push((name, Box::new(make)));
+        self.with(Variant { name, make: Box::new(make), cases: Cases::All, remedy: None })
+    }
+
+    /// Adds a variant that runs the cases of these themes only: a machine on which the others show nothing new.
+    pub fn variant_of_themes(
+        self,
+        name: &'static str,
+        themes: &'static [&'static str],
+        make: impl Fn() -> Result<Arc<dyn DeviceIpc>, Unavailable> + 'static,
+    ) -> Self {
+        self.with(Variant { name, make: Box::new(make), cases: Cases::OfThemes(themes), remedy: None })
+    }
+
+    /// Adds a variant that makes a mistake: this case alone runs, and has to fail with this text.
+    pub fn faulty_variant(
+        self,
+        name: &'static str,
+        case: &'static str,
+        remedy: &'static str,
+        make: impl Fn() -> Result<Arc<dyn DeviceIpc>, Unavailable> + 'static,
+    ) -> Self {
+        self.with(Variant { name, make: Box::new(make), cases: Cases::One(case), remedy: Some(remedy) })
+    }
+
+    fn with(mut self, variant: Variant) -> Self {
+        let is_new = self.variants.iter().all(|known| known.name != variant.name);
+        assert!(is_new, "two variants are called {}", variant.name);
+        self.variants.push(variant);
         self
     }
 
     /// Adds a case of one's own.
     pub fn case(mut self, case: Case) -> Self {
         self.cases.push(case);
-        self
-    }
-
-    /// Keeps the cases of these themes only: for machines on which the others show nothing new.
-    pub fn themes(mut self, themes: &[&str]) -> Self {
-        self.cases.retain(|case| case.name.split("::").next().is_some_and(|theme| themes.contains(&theme)));
         self
     }
 
@@ -81,7 +126,7 @@ impl Suite {
                 return ExitCode::FAILURE;
             }
         };
-        let variants: Vec<_> = self.variants.iter().map(|(name, _)| *name).collect();
+        let variants: Vec<_> = self.variants.iter().map(|variant| variant.name).collect();
         let arguments = Arguments::parse(std::env::args().skip(1))
             .and_then(|arguments| arguments.check_variant(&variants).map(|()| arguments));
         let arguments = match arguments {
@@ -95,8 +140,14 @@ impl Suite {
                 return ExitCode::FAILURE;
             }
         };
-        let cases = self.cases.iter().map(|case| case.name).collect();
-        Runner { suite: self.name, variants, cases, expected, arguments }.run()
+        let cases: Vec<_> = self.cases.iter().map(|case| case.name).collect();
+        let plan = |variant: &Variant| Plan {
+            variant: variant.name,
+            cases: cases.iter().copied().filter(|case| variant.cases.has(case)).collect(),
+            remedy: variant.remedy,
+        };
+        let plans = self.variants.iter().map(plan).collect();
+        Runner { suite: self.name, plans, cases, expected, arguments }.run()
     }
 
     fn run_here(&self, address: &Address) -> ExitCode {
@@ -107,11 +158,11 @@ impl Suite {
                 return ExitCode::FAILURE;
             }
         };
-        let Some((_, make)) = self.variants.iter().find(|(name, _)| *name == address.variant) else {
+        let Some(variant) = self.variants.iter().find(|variant| variant.name == address.variant) else {
             eprintln!("error: there is no variant {:?}", address.variant);
             return ExitCode::FAILURE;
         };
-        let backend = match make() {
+        let backend = match (variant.make)() {
             Ok(backend) => backend,
             Err(reason) => {
                 eprintln!("the backend is unavailable: {reason}");
@@ -145,7 +196,7 @@ impl Suite {
 
 impl std::fmt::Debug for Suite {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let variants: Vec<_> = self.variants.iter().map(|(name, _)| *name).collect();
+        let variants: Vec<_> = self.variants.iter().map(|variant| variant.name).collect();
         f.debug_struct("Suite").field("name", &self.name).field("variants", &variants).finish_non_exhaustive()
     }
 }

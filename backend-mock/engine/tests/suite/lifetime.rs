@@ -1,6 +1,6 @@
 //! Opened memory after a free, a revocation, and the death of its exporter.
 
-use crate::support::{Peer, code, machine};
+use super::support::{Peer, code, machine};
 use device_ipc_mock_engine::{Access, EngineError, Revocation};
 use device_ipc_test_process::{hex, unhex};
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::support::{DEADLINE, Peer, code, machine};
+use super::support::{DEADLINE, Peer, code, machine};
 use device_ipc_mock_engine::{Access, Address, EngineError, HANDLE_BYTES, Machine, MachineConfig, Part};
 use device_ipc_test_process::{hex, unhex};
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{DEADLINE, Peer, code, machine};
+use super::support::{DEADLINE, Peer, code, machine};
 use device_ipc_mock_engine::{Access, EngineError};
 use device_ipc_test_process::{hex, unhex};
 

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::support::{DEADLINE, code, machine};
+use super::support::{DEADLINE, code, machine};
 use device_ipc_mock_engine::{EngineError, Machine, MachineConfig, Operation};
 
 #[test]

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use crate::support::{Peer, code, machine};
+use super::support::{Peer, code, machine};
 use device_ipc_mock_engine::{Access, Address, BlockId, EngineError, Machine, StreamId};
 
 const MIB: u64 = 1 << 20;
@@ -313,7 +313,7 @@ fn kernel_access_outside_of_pages_fails() {
     )
     .unwrap();
     assert_eq!(code(ours.synchronize(stream)), ILLEGAL_ADDRESS);
-    let seen = receive.recv_timeout(crate::support::DEADLINE).unwrap();
+    let seen = receive.recv_timeout(super::support::DEADLINE).unwrap();
     // Four bytes of the store, then four of the fill.
     assert_eq!(seen, (0, 0x0101_0101_0a0b_0c0d));
     assert_eq!(code(ours.fill(block, 101, 0, stream)), 8, "copies are checked against the block");

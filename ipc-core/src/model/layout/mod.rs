@@ -8,6 +8,8 @@ mod dtype;
 mod error;
 mod gather;
 mod numbers;
+#[cfg(test)]
+mod properties;
 mod tensor_layout;
 
 pub use bool::Bool;

@@ -62,7 +62,17 @@ fn undefined_names_and_other_files_are_rejected() {
     assert_eq!(refused(&library, "fourth"), ErrorKind::NotFound);
     // Used by the library, but not defined in it.
     assert_eq!(refused(&library, "__cxa_finalize"), ErrorKind::NotFound);
-    assert_eq!(refused(&directory.path().join("three.c"), "first"), ErrorKind::InvalidData);
+    // A file without a magic number, and headers: a part of one, and one whose sections are said to lie at the end of all.
+    let mut header = vec![0_u8; 64];
+    header[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1]);
+    header[0x28..0x30].copy_from_slice(&u64::MAX.to_le_bytes());
+    header[0x3a] = 64;
+    header[0x3c] = 9;
+    for bytes in [&b""[..], b"#!/bin/sh", &header[..20], &header] {
+        let file = directory.path().join("invalid.so");
+        std::fs::write(&file, bytes).expect("written");
+        assert_eq!(refused(&file, "first"), ErrorKind::InvalidData);
+    }
     assert_eq!(refused(&directory.path().join("none.so"), "first"), ErrorKind::NotFound);
     assert!(!copy.exists());
 }

@@ -48,7 +48,7 @@ impl Peer {
     fn start(spec: &str, user: Option<u32>) -> std::io::Result<Self> {
         let mut command = Command::new(std::env::current_exe().expect("our own path"));
         command
-            .args(["--exact", "support::peer", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "suite::support::peer", "--nocapture", "--test-threads=1"])
             .env(ROLE, format!("latency=0;{spec}"));
         if let Some(user) = user {
             command.uid(user);

@@ -1,6 +1,6 @@
 //! Device memory, copies, words.
 
-use crate::support::{
+use super::support::{
     DEVICE_MEMORY, DRIVER, INVALID_PARAM, NOT_SUPPORTED, OUT_OF_MEMORY, PARAM, Process, Setup, UNALIGNED,
 };
 

@@ -1,4 +1,4 @@
-//! The tests of the simulated AscendCL, as one executable.
+//! The simulated AscendCL.
 
 mod c_programs;
 mod ipc_memory;

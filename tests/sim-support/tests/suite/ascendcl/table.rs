@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-const TABLE: &str = include_str!("../../../../docs/internals/ascend-rules.md");
+const TABLE: &str = include_str!("../../../../../docs/internals/ascend-rules.md");
 
 /// The files whose tests the table may name.
 const FILES: &[(&str, &str)] = &[
@@ -12,25 +12,25 @@ const FILES: &[(&str, &str)] = &[
     ("memory", include_str!("memory.rs")),
     ("sharing", include_str!("sharing.rs")),
     ("start", include_str!("start.rs")),
-    ("src/node.rs", include_str!("../../src/node.rs")),
-    ("src/value.rs", include_str!("../../src/value.rs")),
+    ("src/node.rs", include_str!("../../../../sim-ascendcl/src/node.rs")),
+    ("src/value.rs", include_str!("../../../../sim-ascendcl/src/value.rs")),
 ];
 
 /// The files of the backend's tests that the table may name.
 const BACKEND: &[(&str, &str)] = &[
-    ("rules::cards", include_str!("../../../../backend-ascend/tests/rules/cards.rs")),
-    ("rules::contexts", include_str!("../../../../backend-ascend/tests/rules/contexts.rs")),
-    ("rules::devices", include_str!("../../../../backend-ascend/tests/rules/devices.rs")),
-    ("rules::events", include_str!("../../../../backend-ascend/tests/rules/events.rs")),
-    ("rules::exports", include_str!("../../../../backend-ascend/tests/rules/exports.rs")),
-    ("rules::keys", include_str!("../../../../backend-ascend/tests/rules/keys.rs")),
-    ("rules::library", include_str!("../../../../backend-ascend/tests/rules/library.rs")),
-    ("rules::lifetimes", include_str!("../../../../backend-ascend/tests/rules/lifetimes.rs")),
-    ("rules::lists", include_str!("../../../../backend-ascend/tests/rules/lists.rs")),
-    ("rules::shareable", include_str!("../../../../backend-ascend/tests/rules/shareable.rs")),
-    ("rules::timelines", include_str!("../../../../backend-ascend/tests/rules/timelines.rs")),
-    ("rules::unavailable", include_str!("../../../../backend-ascend/tests/rules/unavailable.rs")),
-    ("rules::visible_devices", include_str!("../../../../backend-ascend/tests/rules/visible_devices.rs")),
+    ("rules::cards", include_str!("../../../../../backend-ascend/tests/rules/cards.rs")),
+    ("rules::contexts", include_str!("../../../../../backend-ascend/tests/rules/contexts.rs")),
+    ("rules::devices", include_str!("../../../../../backend-ascend/tests/rules/devices.rs")),
+    ("rules::events", include_str!("../../../../../backend-ascend/tests/rules/events.rs")),
+    ("rules::exports", include_str!("../../../../../backend-ascend/tests/rules/exports.rs")),
+    ("rules::keys", include_str!("../../../../../backend-ascend/tests/rules/keys.rs")),
+    ("rules::library", include_str!("../../../../../backend-ascend/tests/rules/library.rs")),
+    ("rules::lifetimes", include_str!("../../../../../backend-ascend/tests/rules/lifetimes.rs")),
+    ("rules::lists", include_str!("../../../../../backend-ascend/tests/rules/lists.rs")),
+    ("rules::shareable", include_str!("../../../../../backend-ascend/tests/rules/shareable.rs")),
+    ("rules::timelines", include_str!("../../../../../backend-ascend/tests/rules/timelines.rs")),
+    ("rules::unavailable", include_str!("../../../../../backend-ascend/tests/rules/unavailable.rs")),
+    ("rules::visible_devices", include_str!("../../../../../backend-ascend/tests/rules/visible_devices.rs")),
 ];
 
 /// The sources that the table may name as the implementation of a rule.
@@ -62,7 +62,7 @@ const SOURCES: &[&str] = &[
 ];
 
 /// The list of all sources, so that the list above cannot name a missing one.
-const MODULES: &str = include_str!("../../src/lib.rs");
+const MODULES: &str = include_str!("../../../../sim-ascendcl/src/lib.rs");
 
 /// Returns the rows of rules, with five cells each.
 fn rows() -> Vec<Vec<&'static str>> {

@@ -1,6 +1,6 @@
 //! Layouts of tensors against a model that computes in 128 bits.
 
-use device_ipc_core::{Dtype, LayoutError, TensorLayout};
+use crate::{Dtype, LayoutError, TensorLayout};
 use proptest::collection::vec;
 use proptest::prelude::*;
 

@@ -1,6 +1,6 @@
 //! Initialization, threads and contexts.
 
-use crate::support::{
+use super::support::{
     CONTEXT_NULL, INVALID_DEVICE, INVALID_PARAM, PARAM, Process, REPEAT_INITIALIZE, STREAM_CONTEXT,
     UNINITIALIZE,
 };

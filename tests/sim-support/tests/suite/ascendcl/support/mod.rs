@@ -89,7 +89,7 @@ impl Process {
         ours.set_read_timeout(Some(DEADLINE)).expect("a deadline");
         let mut command = Command::new(std::env::current_exe().expect("our own path"));
         command
-            .args(["--exact", "support::agent", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "ascendcl::support::agent", "--nocapture", "--test-threads=1"])
             .env(ROLE, path)
             .env(MACHINE_VARIABLE, format!("latency=0;cann={};{}", setup.cann.name(), setup.machine))
             .env_remove(VISIBLE_VARIABLE)

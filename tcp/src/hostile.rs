@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use device_ipc_tcp::{AuthenticatedConnection, Key, TcpError, accept, connect};
+use crate::{AuthenticatedConnection, Key, TcpError, accept, connect};
 
 type Outcome = Result<AuthenticatedConnection, TcpError>;
 

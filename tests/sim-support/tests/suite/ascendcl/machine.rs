@@ -1,6 +1,6 @@
 //! The configuration: chips, drivers, versions, device numbers, faults.
 
-use crate::support::{DRIVER, INVALID_DEVICE, NOT_SUPPORTED, OUT_OF_MEMORY, Process, STUB, Setup};
+use super::support::{DRIVER, INVALID_DEVICE, NOT_SUPPORTED, OUT_OF_MEMORY, Process, STUB, Setup};
 use device_ipc_sim_ascendcl::{Cann, library};
 use device_ipc_sim_support::defined_symbols;
 

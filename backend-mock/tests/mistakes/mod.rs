@@ -1,24 +1,13 @@
-//! Each mistake of a backend fails a case of the conformance suite, with a message that names the remedy.
-//!
-//! The mock with one deliberate mistake runs the case that detects it. Without the mistake the same case passes.
+//! Each mistake of a backend fails a case of the suite, with a message that names the remedy. The cases pass on the machines
+//! without a mistake.
 
-#[macro_use]
-#[path = "../support/delegate.rs"]
-mod delegate;
 mod faulty;
-
-use std::process::{Command, ExitCode};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use device_ipc_conformance::Suite;
 
 use faulty::{Faulty, Mistake};
 
-/// The environment variable with the mistake, for the processes of a run.
-const MISTAKE_VARIABLE: &str = "DEVICE_IPC_TEST_MISTAKE";
-
-/// The mistakes, each with the variant, the case that fails, and a part of the message.
+/// The mistakes, each with the form of the handles, the case that fails, and a part of the message.
 const TABLE: &[(Mistake, &str, &str, &str)] = &[
     (
         Mistake::FreeDoesNotWait,
@@ -148,73 +137,13 @@ const TABLE: &[(Mistake, &str, &str, &str)] = &[
     ),
 ];
 
-fn main() -> ExitCode {
-    if let Ok(name) = std::env::var(MISTAKE_VARIABLE) {
-        let mistake = TABLE.iter().map(|row| row.0).find(|mistake| format!("{mistake:?}") == name);
-        return Suite::new("faulty")
-            .variant("bytes", move || Ok(Faulty::new("devices=2", mistake)?))
-            .variant("fds", move || Ok(Faulty::new("devices=2;handles=fds", mistake)?))
-            .run();
-    }
-    let arguments: Vec<_> = std::env::args().skip(1).collect();
-    let filters: Vec<_> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
-    let wanted = |name: &String| filters.is_empty() || filters.iter().any(|filter| name.contains(*filter));
-    let tests: Vec<_> =
-        TABLE.iter().map(|row| (name_of(row), row)).filter(|(name, _)| wanted(name)).collect();
-    if arguments.iter().any(|argument| argument == "--list") {
-        let listed = if arguments.iter().any(|argument| argument == "--ignored") { &[][..] } else { &tests };
-        listed.iter().for_each(|(name, _)| println!("{name}: test"));
-        return ExitCode::SUCCESS;
-    }
-    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                while let Some((name, row)) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    match check(row) {
-                        Ok(()) => println!("ok       {name}"),
-                        Err(what) => {
-                            println!("FAILED   {name}: {what}");
-                            failed.lock().expect("no thread panics with it").push(name);
-                        }
-                    }
-                }
-            });
-        }
-    });
-    let failed = failed.into_inner().expect("no thread panics with it");
-    println!("{} mistakes, {} failed", tests.len(), failed.len());
-    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-fn name_of((mistake, variant, case, _): &(Mistake, &str, &str, &str)) -> String {
-    format!("{mistake:?}/{variant}/{case}")
-}
-
-/// Checks that the case fails with the mistake and names the remedy, and passes without it.
-fn check((mistake, variant, case, remedy): &(Mistake, &str, &str, &str)) -> Result<(), String> {
-    let name = format!("{mistake:?}");
-    let (passed, output) = run(&name, variant, case)?;
-    if passed || !output.contains(&format!("FAILED   faulty/{variant}/{case}")) {
-        return Err(format!("the case did not detect the mistake:\n{output}"));
-    }
-    if !output.contains(remedy) {
-        return Err(format!("the message does not contain {remedy:?}:\n{output}"));
-    }
-    let (passed, output) = run("none", variant, case)?;
-    if passed && output.contains("1 passed") {
-        Ok(())
-    } else {
-        Err(format!("without the mistake:\n{output}"))
-    }
-}
-
-fn run(mistake: &str, variant: &str, case: &str) -> Result<(bool, String), String> {
-    let exe = std::env::current_exe().map_err(|error| error.to_string())?;
-    let output = Command::new(exe)
-        .args(["--exact", &format!("faulty/{variant}/{case}"), "--variant", variant])
-        .env(MISTAKE_VARIABLE, mistake)
-        .output()
-        .map_err(|error| error.to_string())?;
-    Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
+/// Adds the mock with each of the mistakes.
+pub(crate) fn add_to(suite: Suite) -> Suite {
+    TABLE.iter().fold(suite, |suite, (mistake, handles, case, remedy)| {
+        let theme = case.split("::").next().unwrap_or_default();
+        let name = String::leak(format!("{mistake:?}-{handles}-{theme}"));
+        suite.faulty_variant(name, case, remedy, move || {
+            Ok(Faulty::new(&format!("devices=2;handles={handles}"), *mistake)?)
+        })
+    })
 }

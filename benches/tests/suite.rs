@@ -1,4 +1,31 @@
-//! The program `device-ipc-bench` on the mock.
+//! The program `device-ipc-bench` on the mock, and its unit tests.
+
+#![allow(dead_code, unused_imports, reason = "the program uses the rest")]
+
+#[path = "../src/counting.rs"]
+mod counting;
+#[path = "../src/frame.rs"]
+mod frame;
+#[path = "../src/line.rs"]
+mod line;
+#[path = "../src/machine.rs"]
+mod machine;
+#[path = "../src/peer/mod.rs"]
+mod peer;
+#[path = "../src/raw/mod.rs"]
+mod raw;
+#[path = "../src/report.rs"]
+mod report;
+#[path = "../src/rows/mod.rs"]
+mod rows;
+#[path = "../src/statistics.rs"]
+mod statistics;
+#[path = "../src/wait.rs"]
+mod wait;
+
+/// As in the program.
+#[global_allocator]
+static ALLOCATOR: counting::CountingAllocator = counting::CountingAllocator;
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -1,6 +1,6 @@
 //! Events, notifies and physical memory between processes.
 
-use crate::support::{
+use super::support::{
     DRIVER, INVALID_HANDLE, NO_NOTIFY, NO_PERMISSION, NOT_SUPPORTED, PARAM, Process, REMOTE, TASK_TIMEOUT,
 };
 
@@ -336,10 +336,10 @@ fn mapping_on_another_device_needs_peer_access() {
 
 #[test]
 fn access_is_set_by_logic_id_for_whole_mappings() {
-    let setup = crate::support::Setup {
+    let setup = super::support::Setup {
         machine: "devices=4",
         visible: Some("2"),
-        ..crate::support::Setup::default()
+        ..super::support::Setup::default()
     };
     let mut process = Process::with(&setup);
     process.ok("aclInit 0");

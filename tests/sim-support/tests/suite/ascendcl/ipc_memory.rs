@@ -1,6 +1,6 @@
 //! Memory shared by key between processes.
 
-use crate::support::{DEVICE_MEMORY, DRIVER, NO_PERMISSION, NOT_SUPPORTED, PARAM, Process, REMOTE, Setup};
+use super::support::{DEVICE_MEMORY, DRIVER, NO_PERMISSION, NOT_SUPPORTED, PARAM, Process, REMOTE, Setup};
 
 const BYTES: u64 = 4 << 20;
 

@@ -1,5 +1,9 @@
 //! The soak, shortened, on the mock and on the simulated vendors' libraries.
 
+#[allow(dead_code, reason = "the program uses the rest")]
+#[path = "../src/sizes.rs"]
+mod sizes;
+
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
