@@ -1,15 +1,10 @@
 //! Mappings at reserved addresses: either side is killed at each step of a replacement, and steps of the driver fail.
 
-use std::time::Duration;
-
 use device_ipc_broker_tests::{
     ASCEND, Answer, Before, CUDA, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, kill_points,
-    revokes, within,
+    revokes,
 };
 use device_ipc_core::Descriptor;
-
-/// The survivor's error comes in this time.
-const ERROR_DEADLINE: Duration = Duration::from_secs(5);
 
 const MACHINES: [&str; 5] = [PINNING, REVOKING, DESCRIPTORS, CUDA, ASCEND];
 
@@ -56,7 +51,7 @@ fn importer_killed_within_a_replacement_has_no_leases() {
             importer.is_killed();
             for name in ["old", "new"] {
                 eventually(&format!("{point}: holders of {name}"), 0, || exporter.holders(name));
-                within(ERROR_DEADLINE, "closing", || exporter.ok(&format!("close {name} 10000")));
+                exporter.ok(&format!("close {name} 10000"));
             }
             before.is_now(&format!("{machine} {point}"), &mut exporter);
         }
@@ -74,7 +69,7 @@ fn exporter_killed_within_a_replacement_leaves_the_old_version() {
         for point in ["exporter:accepted", "exporter:answered-hello", "exporter:leased", "exporter:granted"] {
             let mut exporter = agent!(machine, dies_at: Some(point));
             let new = share(&mut exporter, machine, "new");
-            let answer = within(ERROR_DEADLINE, point, || importer.ask(&format!("replace m {new}")));
+            let answer = importer.ask(&format!("replace m {new}"));
             exporter.is_killed();
             match answer {
                 Answer::Failed(failure) => assert_eq!(failure.kind, "ExporterGone", "{point}: {failure:?}"),
@@ -212,7 +207,7 @@ fn timeline_of_a_replaced_version_ends() {
     exporter.ok("wait old 1");
     exporter.send("sync");
     let new = exporter_of_other(&mut importer);
-    let answer = within(ERROR_DEADLINE, "the stream that waits", || exporter.receive());
+    let answer = exporter.receive();
     assert_eq!(answer, Answer::Done(String::new()));
     exporter.fails("check old", "LeaseEnded");
     drop(new);
@@ -235,7 +230,7 @@ fn exporter_death_is_that_of_any_mapping() {
         open_reserved(&mut importer, &mut exporter, machine, "old");
         importer.ok("on-gone m");
         exporter.kill();
-        within(ERROR_DEADLINE, "noticing the death", || importer.event("gone m ExporterGone"));
+        importer.event("gone m ExporterGone");
         let touched = matches!(importer.ask("touch m"), Answer::Done(_));
         assert_eq!(touched, !revokes(machine), "{machine}");
         importer.ok("drop m");

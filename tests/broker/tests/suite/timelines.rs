@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Answer, CUDA, Child, Connection, DESCRIPTORS, Forged, FromExporter, PINNING, REVOKING, Received,
-    ToExporter, agent, eventually, hand_over_late_bytes, open_request, take_timelines, within,
+    Answer, CUDA, Child, Connection, DEADLINE, DESCRIPTORS, Forged, FromExporter, PINNING, REVOKING,
+    Received, ToExporter, agent, eventually, hand_over_late_bytes, open_request, take_timelines,
 };
 
 /// The value of the counter of a closed timeline.
@@ -54,7 +54,7 @@ fn stream_waiting_for_a_killed_importer_resumes_with_an_error() {
         exporter.send("sync");
         exporter.says_nothing_for(Duration::from_millis(50));
         drop(importer);
-        let answer = within(SOON, "the stream that waits", || exporter.receive());
+        let answer = exporter.receive();
         assert_eq!(answer, Answer::Done(String::new()), "{machine}");
         exporter.fails("check x", "ImporterGone");
         exporter.fails("wait x 2", "ImporterGone");
@@ -71,7 +71,7 @@ fn stream_waiting_for_a_killed_exporter_resumes_with_an_error() {
         importer.send("sync");
         importer.says_nothing_for(Duration::from_millis(50));
         drop(exporter);
-        let answer = within(SOON, "the stream that waits", || importer.receive());
+        let answer = importer.receive();
         assert_eq!(answer, Answer::Done(String::new()), "{machine}");
         importer.fails("check x", "ExporterGone");
         importer.fails("wait x 2", "ExporterGone");
@@ -90,7 +90,7 @@ fn stream_resumes_while_a_free_waits_for_it() {
         // The free has begun: it is what keeps the close from coming back.
         exporter.says_nothing_for(Duration::from_millis(300));
         drop(importer);
-        let answer = within(SOON, "the free", || exporter.receive());
+        let answer = exporter.receive();
         assert_eq!(answer, Answer::Done(String::new()));
         exporter.fails("check x", "ImporterGone");
     }
@@ -102,7 +102,7 @@ fn release_by_the_importer_closes_its_timeline() {
     exporter.ok("wait x 1");
     exporter.send("sync");
     importer.ok("drop x");
-    let answer = within(SOON, "the stream that waits", || exporter.receive());
+    let answer = exporter.receive();
     assert_eq!(answer, Answer::Done(String::new()));
     exporter.fails("check x", "LeaseEnded");
     eventually(
@@ -210,7 +210,7 @@ fn bytes_that_never_get_ready_fail_at_exporter_exit() {
     importer.send(&format!("open late {late} timeout=30000"));
     eventually("the importer waits", 1, || exporter.holders("late"));
     exporter.kill();
-    match within(SOON, "the wait", || importer.receive()) {
+    match importer.receive() {
         Answer::Failed(failure) => assert_eq!(failure.kind, "ExporterGone", "{}", failure.text),
         other => panic!("{other:?}"),
     }
@@ -228,7 +228,7 @@ fn stream_waiting_for_bytes_of_a_killed_exporter_resumes() {
         importer.send("sync");
         importer.says_nothing_for(Duration::from_millis(100));
         exporter.kill();
-        let answer = within(SOON, "the stream that waits", || importer.receive());
+        let answer = importer.receive();
         assert_eq!(answer, Answer::Done(String::new()), "{machine}");
         importer.event("gone late ExporterGone");
         importer.fails("check-mapping late", "ExporterGone");
@@ -277,7 +277,7 @@ fn signal_after_the_lease_ends_is_reverted() {
     let words = Words::map(page);
     words.wait_for_the_end(slot);
     words.write_importers(slot, 3);
-    let answer = within(SOON, "the stream that waits", || exporter.receive());
+    let answer = exporter.receive();
     assert_eq!(answer, Answer::Done(String::new()));
     eventually("the late signal is taken back", ENDED, || words.importers(slot));
     exporter.fails("check x", "ImporterGone");
@@ -328,6 +328,6 @@ fn request_for_counters_of_a_foreign_lease_is_refused() {
     let target = Forged::of(&descriptor);
     let connection = Connection::greeted(&target);
     connection.send(&ToExporter::Timeline { request: 1, lease: 1, ready: true }).expect("it reads");
-    connection.is_closed_within(SOON);
+    connection.is_closed_within(DEADLINE);
     assert_eq!(exporter.ok("nothing"), "");
 }

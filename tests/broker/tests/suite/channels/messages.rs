@@ -4,13 +4,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Answer, Connection, DEADLINE, Forged, PINNING, Received, agent, bundle_of_another, eventually, within,
+    Answer, Connection, DEADLINE, Forged, PINNING, Received, agent, bundle_of_another, eventually,
 };
 use device_ipc_core::{Descriptor, Ipc};
 use device_ipc_mock::MockBackend;
 use rustix::fs::SealFlags;
 
-use super::deaths::ERROR_DEADLINE;
 use super::raw::{SEALS, address, file, greeted, greeting, hello, varint};
 use super::{connect, name};
 
@@ -164,7 +163,7 @@ fn close_waits_for_tensors_that_the_peer_received_before_it_closed() {
     sender.send("close-channel c 15000");
     sender.says_nothing_for(Duration::from_millis(100));
     receiver.ok("open-received m y place=stream:0");
-    assert_eq!(within(ERROR_DEADLINE, "the sender", || sender.receive()), Answer::Done(String::new()));
+    assert_eq!(sender.receive(), Answer::Done(String::new()));
     // A message that the peer has not received before its close is lost.
     let (mut sender, mut receiver) = (agent!(PINNING), agent!(PINNING));
     receiver.ok(&format!("listen {under}-2"));
@@ -174,7 +173,7 @@ fn close_waits_for_tensors_that_the_peer_received_before_it_closed() {
     sender.send("close-channel c 15000");
     sender.says_nothing_for(Duration::from_millis(50));
     receiver.ok("drop-channel c");
-    match within(ERROR_DEADLINE, "the sender", || sender.receive()) {
+    match sender.receive() {
         Answer::Failed(failure) => assert_eq!(failure.kind, "ChannelClosed", "{failure:?}"),
         other => panic!("{other:?}"),
     }

@@ -8,9 +8,7 @@ mod readiness;
 
 use std::time::Duration;
 
-use device_ipc_broker_tests::{
-    Answer, CUDA, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, within,
-};
+use device_ipc_broker_tests::{Answer, CUDA, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually};
 
 /// A machine whose hosts wait.
 const NO_TIMELINES: &str = "devices=2;timelines=off";
@@ -21,9 +19,6 @@ const MACHINES: [&str; 6] = [PINNING, REVOKING, DESCRIPTORS, CUDA, NO_TIMELINES,
 
 /// The documented loops of a reader.
 const LOOPS: [&str; 3] = ["next", "ahead", "poll"];
-
-/// The time within which waits for a dead or closed peer return.
-const SOON: Duration = Duration::from_secs(5);
 
 /// Starts a process that has made each driver call once that could otherwise wait behind submitted work.
 fn ready(machine: &str, dies_at: Option<&str>) -> Child {
@@ -114,7 +109,7 @@ fn stream_waiting_for_a_publication_resumes_at_ring_close() {
         reader.send("sync");
         reader.says_nothing_for(Duration::from_millis(50));
         writer.send("ring-close 15000");
-        assert_eq!(within(SOON, "the stream", || reader.receive()), Answer::Done(String::new()), "{machine}");
+        assert_eq!(reader.receive(), Answer::Done(String::new()), "{machine}");
         reader.fails("ring-check", "RingClosed");
         reader.ok("ring-leave");
         assert_eq!(writer.receive(), Answer::Done(String::new()), "{machine}");
@@ -145,7 +140,7 @@ fn idle_ring_reader_is_named_and_can_be_dismissed() {
             // Releases behind a waiting stream do not block the process.
             idle.ok("ring-next-ahead");
             idle.ok("ring-release");
-            assert_eq!(within(SOON, "the stream", || writer.receive()), Answer::Done(String::new()));
+            assert_eq!(writer.receive(), Answer::Done(String::new()));
         }
         let held = idle.ok("ring-next-ahead");
         writer.send(&format!("ring-dismiss {}", idle.id()));
@@ -204,7 +199,7 @@ fn reader_loop_ends_with_the_last_publication() {
             eventually("the reader waits for sequence 5", String::new(), || writer.ok("ring-behind"));
             reader.says_nothing_for(Duration::from_millis(50));
             writer.send("ring-close 15000");
-            let consumed = within(SOON, "the reader's loop", || reader.receive());
+            let consumed = reader.receive();
             assert_eq!(consumed, Answer::Done("5".into()), "{machine} {form}");
             reader.ok("ring-reader-check");
             reader.ok("ring-leave");
@@ -228,7 +223,7 @@ fn slot_that_is_never_published(machine: &str, ends: fn(&mut Child)) -> (Child, 
     reader.send("sync");
     reader.says_nothing_for(Duration::from_millis(50));
     ends(&mut writer);
-    assert_eq!(within(SOON, "the stream", || reader.receive()), Answer::Done(String::new()), "{machine}");
+    assert_eq!(reader.receive(), Answer::Done(String::new()), "{machine}");
     (writer, reader)
 }
 
@@ -280,7 +275,7 @@ fn slot_released_before_it_is_found_unpublished_is_reported() {
             } else {
                 writer.send("ring-close 15000");
             }
-            within(SOON, "the stream", || reader.receive());
+            reader.receive();
             for call in ["ring-reader-check", "ring-next-ahead", "ring-next 10000", "ring-try-next"] {
                 let text = reader.fails(call, "RingUnpublished");
                 assert!(text.contains("before sequence 3 was"), "{machine}: {text}");
@@ -300,7 +295,7 @@ fn slot_dropped_unread_at_the_end_is_an_orderly_end() {
         reader.ok("ring-drop-slots");
         writer.send("ring-close 15000");
         reader.send("sync");
-        within(SOON, "the stream", || reader.receive());
+        reader.receive();
         reader.fails("ring-next-ahead", "RingClosed");
         assert_eq!(reader.ok("ring-next 10000"), "closed", "{machine}: no result was lost");
         reader.ok("ring-leave");
@@ -346,7 +341,7 @@ fn half_written_slot_is_not_taken() {
             if killed {
                 writer.kill();
                 for call in ["ring-next 10000", "ring-try-next", "ring-next-ahead"] {
-                    let failed = within(SOON, call, || reader.fails(call, "ExporterGone"));
+                    let failed = reader.fails(call, "ExporterGone");
                     assert!(failed.contains(&writer.id().to_string()), "{machine}: {failed}");
                 }
                 reader.fails("ring-consume", "ExporterGone");
