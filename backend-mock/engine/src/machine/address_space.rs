@@ -53,11 +53,29 @@ impl Machine {
                 "a size that is not whole pages, or an alignment that is not a power of two",
             ));
         }
-        let space = Arc::new(Reservation::aligned(len, alignment)?);
+        Ok(self.add_range(Reservation::aligned(len, alignment)?))
+    }
+
+    /// Reserves `size` bytes of addresses from `address` on, both whole pages. Returns whether they were free.
+    ///
+    /// # Errors
+    /// `InvalidValue`, `System`.
+    pub fn reserve_at(&self, address: Address, size: u64) -> Result<bool, EngineError> {
+        self.enter(Operation::Reserve)?;
+        let whole = |bytes| bytes > 0 && whole_pages(bytes) == Some(bytes);
+        let (Ok(base), Ok(len)) = (usize::try_from(address.get()), usize::try_from(size)) else {
+            return Err(EngineError::invalid_value("a range this large"));
+        };
+        if !whole(address.get()) || !whole(size) {
+            return Err(EngineError::invalid_value("an address or a size that is not whole pages"));
+        }
+        Ok(Reservation::at(base, len)?.map(|space| self.add_range(space)).is_some())
+    }
+
+    fn add_range(&self, space: Reservation) -> Address {
         let base = space.base() as u64;
-        let range = ReservedRange::new(space);
-        lock(&self.memory).blocks.ranges.insert(base, range);
-        Ok(Address::new(base))
+        lock(&self.memory).blocks.ranges.insert(base, ReservedRange::new(Arc::new(space)));
+        Address::new(base)
     }
 
     /// Releases a reserved range.

@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::model::EngineError;
@@ -28,6 +29,21 @@ impl Reservation {
         let base = unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), flags) }
             .map_err(EngineError::system("mmap"))?;
         Ok(Self { base: base as usize, len })
+    }
+
+    /// Reserves `len` bytes from `base` on, both whole pages; `None` if any of these addresses is in use.
+    pub(crate) fn at(base: usize, len: usize) -> Result<Option<Self>, EngineError> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: the kernel replaces no mapping (mmap(2), MAP_FIXED_NOREPLACE); before Linux 4.17 the address is a hint.
+        match unsafe { mmap_anonymous(base as *mut _, len, ProtFlags::empty(), flags) } {
+            Ok(found) => {
+                let reserved = Self { base: found as usize, len };
+                Ok((reserved.base == base).then_some(reserved))
+            }
+            // Outside of the address space of processes, or below vm.mmap_min_addr.
+            Err(Errno::EXIST | Errno::NOMEM | Errno::PERM | Errno::INVAL) => Ok(None),
+            Err(error) => Err(EngineError::system("mmap")(error)),
+        }
     }
 
     /// Reserves `len` bytes at a multiple of `alignment` (a power of two, whole pages).
