@@ -156,6 +156,12 @@ impl Kinds {
         self.kinds.iter().find(|known| known.info.kind == kind)
     }
 
+    /// Returns the unit of reserved ranges: a page, or the greatest unit of allocations that can be mapped there.
+    pub(crate) fn unit_of_places(&self) -> u64 {
+        let remappable = self.kinds.iter().filter(|kind| kind.info.remappable);
+        remappable.map(|kind| kind.granularity).fold(rustix::param::page_size() as u64, u64::max)
+    }
+
     /// Returns the kind of the allocation with this base.
     pub(crate) fn of_allocation(&self, base: u64) -> &MemoryKind {
         let known = self.lock().get(&base).copied();

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use device_ipc_core::backend::{DeviceReservations, Imported, ReceivedHandle};
+use device_ipc_core::backend::{DeviceReservations, Imported, ReceivedHandle, ReservationGranularity};
 use device_ipc_core::{Access, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result};
 use device_ipc_mock_engine::{Address, BlockId, EngineError, Machine, Part};
 
@@ -94,9 +94,21 @@ impl MockReservations {
 }
 
 impl DeviceReservations for MockReservations {
-    fn reserve(&self, on: DeviceOrdinal, bytes: u64) -> Result<DeviceRange> {
+    fn granularity(&self, _on: DeviceOrdinal) -> Result<ReservationGranularity> {
+        let unit = self.kinds.unit_of_places();
+        Ok(ReservationGranularity { place: unit, address: unit })
+    }
+
+    fn reserve(&self, on: DeviceOrdinal, bytes: u64, at: Option<DevicePtr>) -> Result<DeviceRange> {
         self.machine.peer_access(on.index(), on.index()).map_err(engine("reserve"))?;
-        let base = self.machine.reserve(whole_pages(bytes)?, 1).map_err(engine("reserve"))?;
+        let whole = whole_pages(bytes)?;
+        if let Some(at) = at {
+            let reserved = self.machine.reserve_at(Address::new(at.get()), whole);
+            if reserved.map_err(engine("reserve"))? {
+                return Ok(DeviceRange::new(on, at, bytes));
+            }
+        }
+        let base = self.machine.reserve(whole, self.kinds.unit_of_places()).map_err(engine("reserve"))?;
         Ok(DeviceRange::new(on, DevicePtr::new(base.get()), bytes))
     }
 

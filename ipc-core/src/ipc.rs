@@ -14,6 +14,7 @@ use crate::backend::interop::{DeviceOwner, Region};
 use crate::backend::select::{BackendStatus, Backends};
 use crate::backend::stream::AsStream;
 use crate::backend::{Buffer, DeviceIpc, MemoryUse, Stream};
+use crate::model::address::DeviceRange;
 use crate::model::device::{DeviceInfo, DeviceOrdinal};
 use crate::model::error::Result;
 use crate::os::environment::nonempty_variable;
@@ -21,7 +22,7 @@ use crate::patterns::channel::{Channel, ConnectBuilder, ListenBuilder};
 use crate::patterns::keeper::{FindBuilder, Keeper};
 use crate::patterns::ring::{RingBuilder, RingOpenBuilder};
 use crate::sharing::export::{Export, ShareBuilder, TensorSet, check_backend, copy_and_wait};
-use crate::sharing::import::OpenBuilder;
+use crate::sharing::import::{OpenBuilder, Reservation};
 use crate::sharing::remote::Remote;
 use crate::sharing::{ErrorWith, Session};
 use crate::transport::AllowList;
@@ -307,6 +308,33 @@ impl Ipc {
         wanted: impl Into<MemoryUse>,
     ) -> Result<Buffer> {
         Buffer::allocate(Arc::clone(self.backend()), device.into(), bytes, wanted.into())
+    }
+
+    /// Reserves addresses on a device, in which exports are opened side by side
+    /// ([`OpenBuilder::reserved_in`](crate::OpenBuilder::reserved_in)). Uses no memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for a backend without reserved ranges;
+    /// [`Error::InvalidRegion`](crate::Error::InvalidRegion) for 0 bytes; [`Error::NoSuchDevice`](crate::Error::NoSuchDevice); the
+    /// vendor's error.
+    pub fn reserve(&self, device: impl Into<DeviceOrdinal>, bytes: u64) -> Result<Reservation> {
+        Reservation::new(&self.session, device.into(), bytes, None)
+    }
+
+    /// Reserves these addresses, so that exports that are opened there have equal addresses in several processes: for objects with
+    /// pointers in them.
+    ///
+    /// The processes agree on a range, for example that of the first one's [`reserve`](Self::reserve), which it sends to the others
+    /// with the descriptors.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::AddressesInUse`](crate::Error::AddressesInUse) if a part of the range is not free in this process, after which
+    /// nothing is reserved; [`Error::InvalidRegion`](crate::Error::InvalidRegion) for an address that is null or not a multiple of the
+    /// unit that the error states; as for [`reserve`](Self::reserve).
+    pub fn reserve_at(&self, range: DeviceRange) -> Result<Reservation> {
+        Reservation::new(&self.session, range.device, range.len, Some(range.ptr))
     }
 
     /// Creates a stream, for programs without their own streams.

@@ -83,7 +83,9 @@ pub use sharing::ErrorWith;
 pub use sharing::export::{
     Export, ExportChanges, Exposure, ExposurePolicy, HolderPolicy, MemoryId, ShareBuilder, TensorSet,
 };
-pub use sharing::import::{CacheLimits, CopyProgress, Mapping, OpenBuilder, Replacement, Tensor};
+pub use sharing::import::{
+    CacheLimits, CopyProgress, Mapping, OpenBuilder, Replacement, Reservation, Tensor,
+};
 pub use sharing::remote::Remote;
 pub use sharing::staging::StagingLimits;
 pub use sharing::timeline::{TIMELINE_END, Timeline};

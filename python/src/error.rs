@@ -72,6 +72,7 @@ fn class_of(error: &Error) -> &'static str {
         | Error::WrongStream { .. }
         | Error::StreamCapturing { .. }
         | Error::WrongBackend { .. }
+        | Error::AddressesInUse { .. }
         | Error::OtherHost { .. }
         | Error::OtherNetworkNamespace => "PlacementError",
         Error::NoSuchTensor { .. } => "NoSuchTensorError",

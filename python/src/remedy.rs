@@ -62,6 +62,9 @@ const fn in_python(remedy: Remedy) -> &'static str {
         Remedy::AllocateRemappable => {
             "have the exporter allocate it with device_ipc.empty and read_only=True, or in device_ipc.torch.pool"
         }
+        Remedy::ReserveElsewhere => {
+            "agree on another address in all processes: device_ipc.Reservation without an address takes one that is free in this one"
+        }
         Remedy::AllocateReadOnly => "device_ipc.empty with read_only=True",
         Remedy::OpenStaged => "take a copy (staged=None)",
         Remedy::AllocateAs => "allocate it with device_ipc.empty",

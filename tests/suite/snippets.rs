@@ -365,6 +365,43 @@ fn reservation(stream: Stream, version_1: Descriptor, version_2: Descriptor, ver
 }
 
 #[rustfmt::skip]
+fn side_by_side(stream: Stream, experts_0: Descriptor, experts_1: Descriptor) -> Result<()> {
+    // begin docs/guide/reservation.md
+    use device_ipc::{Dtype, Ipc, TensorLayout};
+
+    let ipc = Ipc::auto()?;
+    let owner = 8 << 20; // bytes: what each owner shares, 8 experts of 1 MiB
+    let reservation = ipc.reserve(0, 2 * owner)?;
+    let first = ipc.open(&experts_0).reserved_in(&reservation, 0).on(&stream)?;
+    let second = ipc.open(&experts_1).reserved_in(&reservation, owner).on(&stream)?;
+
+    let layout = TensorLayout::contiguous(Dtype::F32, [16, 1 << 18])?;
+    let owners = [&first, &second];
+    let experts = reservation.tensor(&owners, &layout)?.view::<f32, _>(&stream)?;
+    // end
+    drop(experts);
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn equal_addresses(descriptor: Descriptor) -> Result<()> {
+    // begin docs/guide/reservation.md
+    use device_ipc::{DevicePtr, DeviceRange, Ipc};
+
+    // one process
+    let reservation = Ipc::auto()?.reserve(0, 1 << 30)?;
+    let address = reservation.range().ptr.get(); // a number to send
+
+    // the others: the device may have another ordinal there
+    let ipc = Ipc::auto()?;
+    let reservation = ipc.reserve_at(DeviceRange::new(0.into(), DevicePtr::new(address), 1 << 30))?;
+    let objects = ipc.open(&descriptor).reserved_in(&reservation, 0).on_device(0)?;
+    // end
+    drop(objects);
+    Ok(())
+}
+
+#[rustfmt::skip]
 fn remote(stream: Stream, descriptor: Descriptor) -> Result<()> {
     // begin docs/guide/remote.md
     use device_ipc::nixl::NixlEngine;

@@ -1,13 +1,21 @@
 //! Memory at addresses that the importer keeps.
 
-use device_ipc_core::backend::{DeviceReservations, Imported, ReceivedHandle};
+use device_ipc_core::backend::{DeviceReservations, Imported, ReceivedHandle, ReservationGranularity};
 use device_ipc_core::{Access, DeviceOrdinal, DevicePtr, DeviceRange, Result};
 
 use super::ascend::AscendBackend;
 
+/// The unit of addresses that a caller chooses (manual of CANN 8.5, `aclrtReserveMemAddress`). Manuals of other versions have
+/// smaller units, of which it is a multiple.
+const CHOSEN_ADDRESSES: u64 = 1 << 30;
+
 impl DeviceReservations for AscendBackend {
-    fn reserve(&self, on: DeviceOrdinal, bytes: u64) -> Result<DeviceRange> {
-        self.reservations.reserve(on, bytes)
+    fn granularity(&self, on: DeviceOrdinal) -> Result<ReservationGranularity> {
+        Ok(ReservationGranularity { place: self.memory.granularity_of(on)?, address: CHOSEN_ADDRESSES })
+    }
+
+    fn reserve(&self, on: DeviceOrdinal, bytes: u64, at: Option<DevicePtr>) -> Result<DeviceRange> {
+        self.reservations.reserve(on, bytes, at)
     }
 
     fn unreserve(&self, reserved: DeviceRange) -> Result<()> {

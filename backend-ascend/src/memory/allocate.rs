@@ -41,25 +41,9 @@ impl MemoryState {
 
     /// Allocates physical memory and maps it.
     pub(crate) fn allocate_physical(&self, device: DeviceOrdinal, bytes: u64) -> Result<DeviceRange> {
-        let number = self.device(device)?.info.ordinal.get();
-        let needs_peer_pages = self.device(device)?.chip.needs_peer_pages();
+        let properties = self.physical_properties(device)?;
         let _current = self.enter(device)?;
-        let memory = if needs_peer_pages {
-            aclrtMemAttr::ACL_HBM_MEM_P2P_HUGE
-        } else {
-            aclrtMemAttr::ACL_HBM_MEM_HUGE
-        };
-        let mut properties = aclrtPhysicalMemProp {
-            handleType: aclrtMemHandleType::ACL_MEM_HANDLE_TYPE_NONE,
-            allocationType: aclrtMemAllocationType::ACL_MEM_ALLOCATION_TYPE_PINNED,
-            memAttr: memory,
-            location: aclrtMemLocation {
-                id: number,
-                type_: aclrtMemLocationType::ACL_MEM_LOCATION_TYPE_DEVICE,
-            },
-            reserve: 0,
-        };
-        let size = size_of_pages(device, bytes, self.granularity(&mut properties))?;
+        let size = size_of_pages(device, bytes, self.granularity(properties))?;
         let mut physical = aclrtDrvMemHandle(std::ptr::null_mut());
         // SAFETY: writes one handle; reads the properties.
         let status = unsafe {
@@ -79,13 +63,38 @@ impl MemoryState {
         }
     }
 
+    /// Returns the granularity of physical memory of a device in bytes.
+    pub(crate) fn granularity_of(&self, device: DeviceOrdinal) -> Result<u64> {
+        let _current = self.enter(device)?;
+        Ok(self.granularity(self.physical_properties(device)?))
+    }
+
+    fn physical_properties(&self, device: DeviceOrdinal) -> Result<aclrtPhysicalMemProp> {
+        let device = self.device(device)?;
+        let memory = if device.chip.needs_peer_pages() {
+            aclrtMemAttr::ACL_HBM_MEM_P2P_HUGE
+        } else {
+            aclrtMemAttr::ACL_HBM_MEM_HUGE
+        };
+        Ok(aclrtPhysicalMemProp {
+            handleType: aclrtMemHandleType::ACL_MEM_HANDLE_TYPE_NONE,
+            allocationType: aclrtMemAllocationType::ACL_MEM_ALLOCATION_TYPE_PINNED,
+            memAttr: memory,
+            location: aclrtMemLocation {
+                id: device.info.ordinal.get(),
+                type_: aclrtMemLocationType::ACL_MEM_LOCATION_TYPE_DEVICE,
+            },
+            reserve: 0,
+        })
+    }
+
     /// Returns the granularity of physical memory in bytes; a huge page if the runtime does not return it.
-    fn granularity(&self, properties: &mut aclrtPhysicalMemProp) -> u64 {
+    fn granularity(&self, mut properties: aclrtPhysicalMemProp) -> u64 {
         let option = aclrtMemGranularityOptions::ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM;
         let mut granularity = 0;
         // SAFETY: writes one size.
         let status = unsafe {
-            call!(self, aclrtMemGetAllocationGranularity(&raw mut *properties, option, &raw mut granularity))
+            call!(self, aclrtMemGetAllocationGranularity(&raw mut properties, option, &raw mut granularity))
         };
         if status == ACL_SUCCESS && granularity > 0 { granularity as u64 } else { HUGE_PAGE }
     }

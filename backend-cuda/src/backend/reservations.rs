@@ -1,13 +1,17 @@
 //! Memory at addresses that the importer keeps.
 
-use device_ipc_core::backend::{DeviceReservations, Imported, ReceivedHandle};
+use device_ipc_core::backend::{DeviceReservations, Imported, ReceivedHandle, ReservationGranularity};
 use device_ipc_core::{Access, DeviceOrdinal, DevicePtr, DeviceRange, Result};
 
 use super::cuda::CudaBackend;
 
 impl DeviceReservations for CudaBackend {
-    fn reserve(&self, on: DeviceOrdinal, bytes: u64) -> Result<DeviceRange> {
-        self.reservations.reserve(on, bytes)
+    fn granularity(&self, on: DeviceOrdinal) -> Result<ReservationGranularity> {
+        self.reservations.granularity(on)
+    }
+
+    fn reserve(&self, on: DeviceOrdinal, bytes: u64, at: Option<DevicePtr>) -> Result<DeviceRange> {
+        self.reservations.reserve(on, bytes, at)
     }
 
     fn unreserve(&self, reserved: DeviceRange) -> Result<()> {

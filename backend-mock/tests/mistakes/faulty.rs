@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use device_ipc_core::backend::{
     BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceReservations, DeviceStream,
     DeviceTimelines, Exported, Extent, HandleKind, HandleKindInfo, Imported, MemoryInfo, Opened,
-    ReceivedHandle, TestKernels,
+    ReceivedHandle, ReservationGranularity, TestKernels,
 };
 use device_ipc_core::{
     Access, BorrowedStream, DeviceInfo, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result, Unavailable,
@@ -57,6 +57,8 @@ pub(crate) enum Mistake {
     ImportIsAlwaysWritable,
     /// `release` keeps the import.
     ReleaseDoesNothing,
+    /// `reserve` takes any address.
+    ReserveIgnoresTheAddress,
     /// `unreserve` keeps the addresses.
     UnreserveDoesNothing,
 }
@@ -193,8 +195,13 @@ impl Faulty {
 }
 
 impl DeviceReservations for Faulty {
-    fn reserve(&self, on: DeviceOrdinal, bytes: u64) -> Result<DeviceRange> {
-        self.reserved().reserve(on, bytes)
+    fn granularity(&self, on: DeviceOrdinal) -> Result<ReservationGranularity> {
+        self.reserved().granularity(on)
+    }
+
+    fn reserve(&self, on: DeviceOrdinal, bytes: u64, at: Option<DevicePtr>) -> Result<DeviceRange> {
+        let at = at.filter(|_| !self.makes(Mistake::ReserveIgnoresTheAddress));
+        self.reserved().reserve(on, bytes, at)
     }
 
     fn unreserve(&self, reserved: DeviceRange) -> Result<()> {

@@ -130,6 +130,12 @@ const TABLE: &[(Mistake, &str, &str, &str)] = &[
         "DeviceIpc::close, DeviceIpc::unexport or DeviceMemory::free keeps the memory",
     ),
     (
+        Mistake::ReserveIgnoresTheAddress,
+        "bytes",
+        "reserved::equal_addresses_in_two_processes",
+        "DeviceReservations::reserve has to take free addresses",
+    ),
+    (
         Mistake::UnreserveDoesNothing,
         "bytes",
         "reserved::nothing_is_left_behind",

@@ -157,7 +157,7 @@ pub use event::DeviceEvent;
 pub(crate) use host_copy::{read_elements, read_tensor};
 pub use memory::{DeviceMemory, DeviceStream, MemoryInfo};
 pub(crate) use memory_use::MemoryUse;
-pub use reservations::{DeviceReservations, Imported};
+pub use reservations::{DeviceReservations, Imported, ReservationGranularity};
 pub use select::{Rank, Registration};
 pub use test_kernels::{Gate, TestKernels};
 pub use timeline::DeviceTimelines;

@@ -17,12 +17,22 @@ use crate::model::error::Result;
 /// An import keeps the memory as an open does, mapped or not. So the library can import new memory before it unmaps the old,
 /// and map the old again if the new cannot be mapped.
 pub trait DeviceReservations: fmt::Debug + Send + Sync {
-    /// Reserves `bytes` addresses, the length of an import, in the address space of `on`. Uses no memory.
+    /// Returns the units of addresses and lengths in reserved ranges.
+    ///
+    /// # Errors
+    ///
+    /// The vendor's error.
+    fn granularity(&self, on: DeviceOrdinal) -> Result<ReservationGranularity>;
+
+    /// Reserves `bytes` addresses in the address space of `on`: the length of an import, or whole units of places. Uses no memory.
+    ///
+    /// With `at`, a multiple of the unit of addresses, the range begins there. If these addresses are not free, the driver's choice
+    /// is returned; the library frees it and reports that the addresses are in use.
     ///
     /// # Errors
     ///
     /// [`Error::Vendor`](crate::Error::Vendor) if the address space has no such range.
-    fn reserve(&self, on: DeviceOrdinal, bytes: u64) -> Result<DeviceRange>;
+    fn reserve(&self, on: DeviceOrdinal, bytes: u64, at: Option<DevicePtr>) -> Result<DeviceRange>;
 
     /// Frees a range of [`reserve`](Self::reserve), in which nothing is mapped. The library passes each range once.
     ///
@@ -43,7 +53,8 @@ pub trait DeviceReservations: fmt::Debug + Send + Sync {
 
     /// Maps an import at an address, side by side in the order of the handles, with the access of the import for its device.
     ///
-    /// The range lies in a reserved one, and nothing is mapped there. The import is not mapped yet; an import is mapped, unmapped
+    /// The range lies in a reserved one, a multiple of the unit of places behind its start, and nothing is mapped there; other
+    /// imports may be mapped next to it. The import is not mapped yet; an import is mapped, unmapped
     /// and mapped again any number of times. Does not wait for work on other memory.
     ///
     /// # Errors
@@ -65,6 +76,20 @@ pub trait DeviceReservations: fmt::Debug + Send + Sync {
     ///
     /// The vendor's error; the import is released nevertheless.
     fn release(&self, imported: Imported) -> Result<()>;
+}
+
+/// The units of reserved ranges, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::exhaustive_structs,
+    reason = "a new field is a new question that every backend has to answer"
+)]
+pub struct ReservationGranularity {
+    /// The unit of places: imports are mapped at multiples of it from the start of a range, and each takes whole units. The library
+    /// reserves whole units for several imports.
+    pub place: u64,
+    /// The unit of the addresses that a caller can choose.
+    pub address: u64,
 }
 
 /// Memory of another process that [`DeviceReservations::import`] has imported; [`DeviceReservations::release`] releases it.

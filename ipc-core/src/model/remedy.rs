@@ -116,6 +116,8 @@ remedies! {
     AllocateReadOnly => "Ipc::allocate_for with MemoryUse::read_only_importers",
     /// Allocate memory that importers can map at addresses that they keep.
     AllocateRemappable => "have the exporter allocate it with Ipc::allocate_for and MemoryUse::remappable",
+    /// Reserve addresses that are free in all processes of a group.
+    ReserveElsewhere => "agree on another address in all processes: Ipc::reserve returns a range that is free in this one",
     /// Open the memory as a copy.
     OpenStaged => "take a copy (OpenBuilder::or_staged)",
     /// Allocate memory with a handle of another kind.

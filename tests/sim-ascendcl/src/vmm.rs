@@ -314,13 +314,13 @@ calls! {
         Ok(sim.machine.release_block(found.block)?)
     }
 
-    /// Reserves addresses.
+    /// Reserves addresses. Those that the caller chooses are a multiple of 1 GiB, and free (manual of CANN 8.5).
     run fn aclrtReserveMemAddress(
         sim,
         pointer: Pointer<Handle>,
         size: usize,
         alignment: usize,
-        _expected: Handle,
+        expected: Handle,
         flags: u64,
     ) {
         pointer.check("virPtr")?;
@@ -328,6 +328,16 @@ calls! {
             return refuse(Status::RT_PARAM_INVALID, "size must not be 0, alignment must be 0, and flags must be 0 or 1");
         }
         sim.current()?;
+        if !expected.is_null() {
+            let address = Address::new(expected.required("expectPtr")?);
+            if !address.get().is_multiple_of(GIANT_PAGE) {
+                return refuse(Status::RT_PARAM_INVALID, "expectPtr must be a multiple of 1 GiB");
+            }
+            if !sim.machine.reserve_at(address, size as u64)? {
+                return refuse(Status::RT_MEMORY_ALLOCATION, "the addresses are invalid or in use");
+            }
+            return pointer.put(expected, "virPtr");
+        }
         let base = sim.machine.reserve(size as u64, HUGE_PAGE)?;
         pointer.put(Handle::new(base.get()), "virPtr")
     }

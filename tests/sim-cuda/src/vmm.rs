@@ -101,12 +101,20 @@ driver! {
         Ok(simulator()?.machine.release_block(BlockId::new(handle))?)
     }
 
-    /// Reserves addresses.
-    fn cuMemAddressReserve(out: Out<u64>, size: usize, alignment: usize, _wanted: u64, flags: c_ulonglong) {
+    /// Reserves addresses. The address is a hint, and like the size a multiple of the host's pages (cuda.h). The simulator ignores
+    /// hints that are not a multiple of the granularity.
+    fn cuMemAddressReserve(out: Out<u64>, size: usize, alignment: usize, wanted: u64, flags: c_ulonglong) {
         let simulator = simulator()?;
         let size = whole_pages(size)?;
         if flags != 0 || (alignment != 0 && !alignment.is_power_of_two()) || out.is_null() {
             return Err(Status::INVALID_VALUE);
+        }
+        if !wanted.is_multiple_of(rustix::param::page_size() as u64) {
+            return Err(Status::INVALID_VALUE);
+        }
+        let is_hint = wanted != 0 && wanted.is_multiple_of((alignment as u64).max(PAGE));
+        if is_hint && simulator.machine.reserve_at(Address::new(wanted), size)? {
+            return out.put(wanted);
         }
         out.put(simulator.machine.reserve(size, (alignment as u64).max(PAGE))?.get())
     }

@@ -33,7 +33,7 @@ pub(in crate::memory) fn open(
         return Ok(opened);
     }
     let _current = driver.enter(on)?;
-    let base = reserve(driver, total)?;
+    let base = reserve(driver, total, DevicePtr::NULL)?;
     let range = range_at(on, base, total);
     let mut mapping = PartialMapping { driver, base: range.ptr, blocks: Vec::new() };
     let mut at = range.ptr;

@@ -62,10 +62,16 @@ impl ReservationTable {
         Self { driver: Arc::clone(driver), imports: Mutex::default() }
     }
 
-    /// Reserves addresses for physical memory of this total size.
-    pub(crate) fn reserve(&self, on: DeviceOrdinal, bytes: u64) -> Result<DeviceRange> {
+    /// Reserves addresses for physical memory of this total size: at `at`, or of the runtime's choice if they are in use.
+    pub(crate) fn reserve(
+        &self,
+        on: DeviceOrdinal,
+        bytes: u64,
+        at: Option<DevicePtr>,
+    ) -> Result<DeviceRange> {
         let _current = self.driver.enter(on)?;
-        Ok(range_at(on, reserve(&self.driver, bytes)?, bytes))
+        let base = reserve(&self.driver, bytes, at.unwrap_or(DevicePtr::NULL))?;
+        Ok(range_at(on, base, bytes))
     }
 
     pub(crate) fn unreserve(&self, reserved: DeviceRange) -> Result<()> {
@@ -190,15 +196,22 @@ impl ReservationTable {
     }
 }
 
-/// Reserves addresses. A context must be current.
-pub(super) fn reserve(library: &AclLibrary, bytes: u64) -> Result<*mut std::ffi::c_void> {
+/// Reserves addresses: from `at` on, or of the runtime's choice if that is null or in use. A context must be current.
+pub(super) fn reserve(library: &AclLibrary, bytes: u64, at: DevicePtr) -> Result<*mut std::ffi::c_void> {
     let mut base = std::ptr::null_mut();
-    // SAFETY: writes one address; alignment, address hint and flags are reserved.
-    let status = unsafe {
-        call!(library, aclrtReserveMemAddress(&raw mut base, bytes as usize, 0, std::ptr::null_mut(), 0))
-    };
-    library.check("aclrtReserveMemAddress", status)?;
-    Ok(base)
+    // SAFETY: writes one address; alignment and flags are reserved.
+    let status =
+        unsafe { call!(library, aclrtReserveMemAddress(&raw mut base, bytes as usize, 0, address(at), 0)) };
+    match status {
+        ACL_SUCCESS => Ok(base),
+        ACL_ERROR_RT_MEMORY_ALLOCATION if !at.is_null() => reserve(library, bytes, DevicePtr::NULL),
+        ACL_ERROR_RT_PARAM_INVALID if !at.is_null() => Err(library.error(
+            "aclrtReserveMemAddress",
+            status,
+            "CANN before 8.5 has no addresses of the caller's choice, or only those from 16 TiB to 24 TiB",
+        )),
+        _ => Err(library.error("aclrtReserveMemAddress", status, "")),
+    }
 }
 
 /// Unmaps blocks that are mapped side by side from `base` on.

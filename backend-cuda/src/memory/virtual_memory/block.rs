@@ -141,11 +141,11 @@ impl Drop for Block<'_> {
     }
 }
 
-/// Reserves addresses. A context must be current.
-pub(crate) fn reserve(driver: &Driver, bytes: u64) -> Result<DevicePtr> {
+/// Reserves addresses, of the driver's choice if the hint is null or is not free. A context must be current.
+pub(crate) fn reserve(driver: &Driver, bytes: u64, hint: DevicePtr) -> Result<DevicePtr> {
     let mut base = 0;
     // SAFETY: writes one address.
-    let status = unsafe { (api(driver)?.reserve)(&raw mut base, bytes as usize, 0, 0, 0) };
+    let status = unsafe { (api(driver)?.reserve)(&raw mut base, bytes as usize, 0, hint.get(), 0) };
     let hint = match status {
         number::SUCCESS => return Ok(DevicePtr::new(base)),
         number::ERROR_OUT_OF_MEMORY => {
@@ -178,7 +178,7 @@ pub(crate) struct Mapping {
 impl Mapping {
     /// Reserves exactly the addresses that the blocks need. The device's context must be current, here and below.
     pub(crate) fn reserve(driver: &Arc<Driver>, device: DeviceOrdinal, bytes: u64) -> Result<Self> {
-        let mut mapping = Self::at(driver, device, reserve(driver, bytes)?);
+        let mut mapping = Self::at(driver, device, reserve(driver, bytes, DevicePtr::NULL)?);
         mapping.reserved = bytes as usize;
         Ok(mapping)
     }

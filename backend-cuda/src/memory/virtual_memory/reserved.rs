@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use device_ipc_core::backend::{Imported, ReceivedHandle};
+use device_ipc_core::backend::{Imported, ReceivedHandle, ReservationGranularity};
 use device_ipc_core::{Access, DeviceIdentity, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result};
 
 use super::block::{self, KeptBlock, Mapping};
@@ -48,10 +48,23 @@ impl ReservationTable {
         Self { driver: Arc::clone(driver), imports: Mutex::default() }
     }
 
-    /// Reserves addresses for blocks of this total size.
-    pub(crate) fn reserve(&self, on: DeviceOrdinal, bytes: u64) -> Result<DeviceRange> {
+    /// Returns the granularity of blocks, to which the driver aligns addresses too.
+    pub(crate) fn granularity(&self, on: DeviceOrdinal) -> Result<ReservationGranularity> {
         let _current = self.driver.enter(on)?;
-        Ok(DeviceRange::new(on, block::reserve(&self.driver, bytes)?, bytes))
+        let block = block::granularity(&self.driver, on, HANDLE_TYPE_POSIX_FD)?;
+        Ok(ReservationGranularity { place: block, address: block })
+    }
+
+    /// Reserves addresses for blocks of this total size: at `at` if the driver finds them free, which takes it as a hint.
+    pub(crate) fn reserve(
+        &self,
+        on: DeviceOrdinal,
+        bytes: u64,
+        at: Option<DevicePtr>,
+    ) -> Result<DeviceRange> {
+        let _current = self.driver.enter(on)?;
+        let base = block::reserve(&self.driver, bytes, at.unwrap_or(DevicePtr::NULL))?;
+        Ok(DeviceRange::new(on, base, bytes))
     }
 
     pub(crate) fn unreserve(&self, reserved: DeviceRange) -> Result<()> {

@@ -133,6 +133,10 @@ samples!(errors: Error {
     OutOfMemory => Error::OutOfMemory { device: device(0), bytes: 4096, detail: text("0 bytes are free") },
     Layout => Error::Layout(LayoutError::Overflow),
     AccessDenied => Error::AccessDenied { wanted: Access::ReadWrite, granted: Access::ReadOnly },
+    AddressesInUse => Error::AddressesInUse {
+        range: DeviceRange::new(device(0), PTR, 4096),
+        detail: text("another mapping has them"),
+    },
     Suspended => Error::Suspended,
     OverlapsInUse => Error::OverlapsInUse { detail: text("address in use") },
     ExporterGone => Error::ExporterGone { pid: PID },

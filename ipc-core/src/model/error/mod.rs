@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::access::Access;
-use super::address::DevicePtr;
+use super::address::{DevicePtr, DeviceRange};
 use super::availability::{BackendStatus, Unavailable};
 use super::device::{DeviceIdentity, DeviceOrdinal};
 use super::layout::LayoutError;
@@ -250,6 +250,15 @@ pub enum Error {
     )]
     OverlapsInUse {
         /// The vendor's message.
+        detail: String,
+    },
+
+    /// Addresses of this process cannot be reserved, or mapped in a reservation, as they are in use.
+    #[error("the {} B at {} of device {} are in use: {detail}", .range.len, .range.ptr, .range.device)]
+    AddressesInUse {
+        /// The addresses.
+        range: DeviceRange,
+        /// The use, and what to do.
         detail: String,
     },
 

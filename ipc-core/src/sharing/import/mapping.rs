@@ -214,6 +214,11 @@ impl Mapping {
         self.parts.iter().try_for_each(OpenPart::check)
     }
 
+    /// Checks that all of its addresses hold memory.
+    pub(super) fn check_mapped(&self) -> Result<()> {
+        self.parts.iter().try_for_each(OpenPart::check_mapped)
+    }
+
     fn on_device_of(&self, stream: BorrowedStream<'_>) -> impl Iterator<Item = &OpenPart> {
         self.parts.iter().filter(move |part| part.device() == stream.device())
     }

@@ -14,6 +14,7 @@ mod open_export;
 mod open_part;
 mod own;
 mod pull_into;
+mod reservation;
 mod reserved;
 mod same_layout;
 mod staged;
@@ -24,6 +25,7 @@ mod view_owner;
 pub use cache::CacheLimits;
 pub use mapping::Mapping;
 pub use open::{CopyProgress, OpenBuilder};
+pub use reservation::Reservation;
 pub use reserved::Replacement;
 pub use tensor::Tensor;
 

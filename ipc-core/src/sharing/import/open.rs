@@ -10,7 +10,8 @@ use super::grant::UnusedGrant;
 use super::mapping::{Mapping, region_of};
 use super::open_export::{OpenExport, Patience, is_elsewhere, is_out_of_reach};
 use super::open_part::{MappingSource, OpenPart};
-use super::table::ReservedTarget;
+use super::reservation::{Place, Reservation};
+use super::table::{DROPS_IN_PROGRESS, ReservedTarget};
 use crate::backend::Access;
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
@@ -59,7 +60,7 @@ pub struct OpenBuilder<'a> {
     grants: Grants<'a>,
     /// Whether the memory is a ring's.
     is_ring: bool,
-    is_reserved: bool,
+    reserved: Addresses<'a>,
     staging: CopyPolicy,
     pulling: CopyPolicy,
     pub(super) progress: ProgressReport<'a>,
@@ -118,6 +119,23 @@ impl Deref for Grants<'_> {
     }
 }
 
+/// The addresses of the mapping.
+#[derive(Clone, Copy, Debug)]
+enum Addresses<'a> {
+    /// The driver's choice, for as long as the memory is mapped.
+    Chosen,
+    /// A range that the mapping keeps.
+    Reserved,
+    /// The addresses from an offset in a reservation on, in bytes.
+    In(&'a Reservation, u64),
+}
+
+impl Addresses<'_> {
+    const fn are_kept(self) -> bool {
+        !matches!(self, Self::Chosen)
+    }
+}
+
 /// The progress of a copy; see [`OpenBuilder::on_progress`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -159,7 +177,7 @@ enum CopyPolicy {
 
 impl<'a> OpenBuilder<'a> {
     pub(crate) const fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
-        let (access, grants, is_ring, is_reserved) = (None, Grants::Borrowed(&[]), false, false);
+        let (access, grants, is_ring, reserved) = (None, Grants::Borrowed(&[]), false, Addresses::Chosen);
         let (staging, pulling, progress) = (CopyPolicy::Never, CopyPolicy::Never, ProgressReport::NONE);
         let (delivery, replicate, keeper) = (None, None, None);
         Self {
@@ -169,7 +187,7 @@ impl<'a> OpenBuilder<'a> {
             timeout,
             grants,
             is_ring,
-            is_reserved,
+            reserved,
             staging,
             pulling,
             progress,
@@ -235,7 +253,24 @@ impl<'a> OpenBuilder<'a> {
     /// The method that opens returns [`Error::Unsupported`] for memory of another kind, for memory of the same process, for a
     /// copy ([`or_staged`](Self::or_staged), [`or_pulled`](Self::or_pulled)), and by backends without reserved ranges.
     pub const fn reserved(mut self) -> Self {
-        self.is_reserved = true;
+        self.reserved = Addresses::Reserved;
+        self
+    }
+
+    /// Maps the memory in a reservation, `offset` bytes behind its start, as [`reserved`](Self::reserved) does in a range of the
+    /// mapping alone: it can be suspended, resumed and replaced, and the other mappings in the reservation are not affected.
+    ///
+    /// At the offset lies the first byte of [`Mapping::regions`]; further regions follow side by side. The driver maps whole
+    /// allocations, so that the allocation of a region that begins in the middle of one needs the addresses before the offset too.
+    /// Allocations begin at multiples of [`Reservation::granularity`] and fill whole units.
+    ///
+    /// # Errors
+    ///
+    /// The method that opens returns, before the exporter is asked, [`Error::AddressesInUse`] for addresses of another mapping, and
+    /// [`Error::InvalidRegion`] for an offset that is no such multiple, for memory that exceeds the reservation, and for a device
+    /// that is not the reservation's; as for [`reserved`](Self::reserved).
+    pub const fn reserved_in(mut self, reservation: &'a Reservation, offset: u64) -> Self {
+        self.reserved = Addresses::In(reservation, offset);
         self
     }
 
@@ -390,7 +425,7 @@ impl<'a> OpenBuilder<'a> {
     /// Fails for a copy at reserved addresses.
     #[inline]
     pub(super) fn check_reserved(&self) -> Result<()> {
-        if !self.is_reserved || self.staging.max(self.pulling) == CopyPolicy::Never {
+        if !self.reserved.are_kept() || self.staging.max(self.pulling) == CopyPolicy::Never {
             return Ok(());
         }
         Err(Error::Unsupported {
@@ -408,7 +443,7 @@ impl<'a> OpenBuilder<'a> {
         place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
     ) -> Result<Mapping> {
         let mapping = self.open_placed(stream, place)?;
-        Ok(if self.is_reserved { mapping.reserved_by(self) } else { mapping })
+        Ok(if self.reserved.are_kept() { mapping.reserved_by(self) } else { mapping })
     }
 
     #[inline]
@@ -421,20 +456,43 @@ impl<'a> OpenBuilder<'a> {
         let contents = self.descriptor.contents();
         self.check_kind()?;
         self.check_reserved()?;
+        let places = self.places(&patience)?;
+        let opening = |index| {
+            let mut opening = self.opening(index, &place, stream, &patience)?;
+            if let (Addresses::In(reservation, _), Some(places)) = (self.reserved, places.get(index)) {
+                reservation.check_place(&**self.session.backend(), opening.device)?;
+                opening.reserved = Some(ReservedTarget::Places(places));
+            }
+            Ok(opening)
+        };
         match &contents.memory {
             Memory::Region(region) => {
-                let opening = self.opening(0, &place, stream, &patience)?;
+                let opening = opening(0)?;
                 self.deliver(slice::from_ref(&opening), stream, || self.open_region(region, &opening, stream))
             }
             Memory::Tensors(_) => {
                 let backend = self.session.backend().info().name;
                 check_backend("the descriptor", contents.backend.as_str(), backend)?;
-                let opening = |index| self.opening(index, &place, stream, &patience);
                 let openings = (0..contents.parts.len())
                     .map(|index| opening(index).map_err(|error| blame(contents, index, None, error)))
                     .collect::<Result<OneOrMany<_>>>()?;
                 self.deliver(&openings, stream, || self.open_tensors(contents, &openings, stream))
             }
+        }
+    }
+
+    /// Takes the addresses for all regions of each part, if they lie in a reservation.
+    fn places(&self, patience: &Patience) -> Result<Vec<Vec<Arc<Place>>>> {
+        let Addresses::In(reservation, offset) = self.reserved else { return Ok(Vec::new()) };
+        let contents = self.descriptor.contents();
+        match reservation.places(contents, offset) {
+            Err(Error::AddressesInUse { .. }) => {
+                // The addresses of a mapping that was dropped a moment ago are free when the worker has closed it.
+                let runtime = Runtime::get()?;
+                runtime.worker.run(|| (), patience.left().min(DROPS_IN_PROGRESS));
+                reservation.places(contents, offset)
+            }
+            found => found,
         }
     }
 
@@ -544,8 +602,8 @@ impl<'a> OpenBuilder<'a> {
         }
         let access = self.access.unwrap_or(named.contents.access);
         let (session, grant, alone) =
-            (self.session, self.grants.get(index), self.is_ring || self.is_reserved);
-        let reserved = self.is_reserved.then_some(ReservedTarget::New);
+            (self.session, self.grants.get(index), self.is_ring || self.reserved.are_kept());
+        let reserved = self.reserved.are_kept().then_some(ReservedTarget::New);
         let replicate = self.replicate;
         Ok(OpenExport {
             runtime: Runtime::get()?,

@@ -128,7 +128,7 @@ impl OpenExport<'_> {
                 blame,
             };
             let lease = runtime.imports.acquire(&wanted)?;
-            if let Some(ReservedTarget::New) = reserved
+            if let Some(ReservedTarget::New | ReservedTarget::Places(_)) = reserved
                 && let Err(error) = lease.map_reserved()
             {
                 runtime.imports.release(lease);

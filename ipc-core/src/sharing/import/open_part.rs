@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::link::GoneCallback;
-use super::table::{KnownLease, LeaseRef, Reservation};
+use super::reservation::Place;
+use super::table::{KnownLease, LeaseRef};
 use super::tensor::named_elements_of;
 use crate::backend::Buffer;
 use crate::backend::stream::BorrowedStream;
@@ -82,7 +83,7 @@ pub(super) enum MappingSource {
 #[derive(Debug)]
 pub(super) struct Suspended {
     backend: Arc<dyn DeviceIpc>,
-    pub(super) reservations: Vec<Arc<Reservation>>,
+    pub(super) places: Vec<Arc<Place>>,
     regions: Box<[DeviceRange]>,
 }
 
@@ -336,7 +337,7 @@ impl OpenPart {
     }
 
     /// Checks that the addresses hold memory.
-    fn check_mapped(&self) -> Result<()> {
+    pub(super) fn check_mapped(&self) -> Result<()> {
         if self.suspended().is_some() { Err(Error::Suspended) } else { Ok(()) }
     }
 
@@ -475,8 +476,8 @@ impl OpenPart {
     pub(super) fn suspend(&mut self) -> MappingSource {
         let source = self.source();
         let (backend, regions) = (Arc::clone(source.backend()), source.regions().into());
-        let reservations = self.lease().map(|lease| lease.reservations()).unwrap_or_default();
-        let suspended = MappingSource::Suspended(Box::new(Suspended { backend, reservations, regions }));
+        let places = self.lease().map(|lease| lease.places()).unwrap_or_default();
+        let suspended = MappingSource::Suspended(Box::new(Suspended { backend, places, regions }));
         self.exchange(suspended, self.terms.at_home)
     }
 

@@ -12,8 +12,9 @@ use super::mapping::Mapping;
 use super::open::{KeeperAddress, OpenBuilder, blame};
 use super::open_export::{OpenExport, Patience};
 use super::open_part::{MappingSource, OpenPart};
+use super::reservation::Place;
 use super::same_layout::check_same_layout;
-use super::table::{LeaseRef, Reservation, ReservedTarget};
+use super::table::{LeaseRef, ReservedTarget};
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::error::{Error, Result};
 use crate::model::one_or_many::OneOrMany;
@@ -279,11 +280,11 @@ impl Mapping {
         let contents = builder.descriptor.contents();
         check_same_layout(self.descriptor.contents(), contents)?;
         let patience = Patience::new(builder.timeout);
-        let reservations: Vec<_> = self.parts.iter().map(reservations_of).collect();
+        let places: Vec<_> = self.parts.iter().map(places_of).collect();
         let opening = |(index, part): (usize, &OpenPart)| {
             let opening = builder.opening(index, |_, _| Ok(part.device()), None, &patience);
             let mut opening = opening.map_err(|error| blame(contents, index, None, error))?;
-            opening.reserved = Some(ReservedTarget::Existing(&reservations[index]));
+            opening.reserved = Some(ReservedTarget::Exchange(&places[index]));
             Ok(opening)
         };
         let openings: OneOrMany<_> = self.parts.iter().enumerate().map(opening).collect::<Result<_>>()?;
@@ -391,11 +392,11 @@ impl<'a> Replacement<'a> {
     }
 }
 
-/// Returns the reserved ranges of a part.
-fn reservations_of(part: &OpenPart) -> Vec<Arc<Reservation>> {
+/// Returns the reserved addresses of a part.
+fn places_of(part: &OpenPart) -> Vec<Arc<Place>> {
     match (part.suspended(), part.lease()) {
-        (Some(suspended), _) => suspended.reservations.clone(),
-        (None, lease) => lease.map(|lease| lease.reservations()).unwrap_or_default(),
+        (Some(suspended), _) => suspended.places.clone(),
+        (None, lease) => lease.map(|lease| lease.places()).unwrap_or_default(),
     }
 }
 

@@ -19,10 +19,10 @@ mod reusable;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-pub(super) use begin::OpenTarget;
+pub(super) use begin::{DROPS_IN_PROGRESS, OpenTarget};
 pub(crate) use lease::KnownLease;
 pub(super) use lease::LeaseRef;
-pub(super) use reserved::{Reservation, ReservedTarget, operations};
+pub(super) use reserved::{ReservedTarget, operations};
 
 use keys::{LeaseKey, OnDevice, RangeKey};
 use lease::Lease;

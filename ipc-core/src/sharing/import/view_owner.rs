@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "views are made of ranges that their guard keeps mapped")]
 
+use super::mapping::Mapping;
 use super::open_part::OpenPart;
 use super::own::OwnMemory;
 use crate::backend::interop::{ViewStream, ViewTypes};
@@ -18,6 +19,8 @@ pub(crate) enum ViewOwner<'m> {
     Opened(&'m OpenPart),
     /// Memory of this process.
     Own(&'m OwnMemory),
+    /// Mappings side by side in a reservation, at least one.
+    SideBySide(&'m [&'m Mapping]),
 }
 
 impl<'m> From<&'m OpenPart> for ViewOwner<'m> {
@@ -118,6 +121,7 @@ impl<'m> ViewOwner<'m> {
         let memory = match self {
             Self::Opened(part) => part.backend().memory(),
             Self::Own(own) => own.backend().memory(),
+            Self::SideBySide(mappings) => mappings[0].first_part().backend().memory(),
         };
         // SAFETY: the guard keeps the memory while this runs, and the caller names bytes in its regions.
         let read = unsafe {
@@ -130,11 +134,18 @@ impl<'m> ViewOwner<'m> {
         read.inspect_err(|_| self.note_use())
     }
 
+    /// Returns the parts of the mappings side by side.
+    fn parts(self) -> impl Iterator<Item = &'m OpenPart> {
+        let mappings = if let Self::SideBySide(mappings) = self { mappings } else { &[] };
+        mappings.iter().flat_map(|mapping| mapping.parts.iter())
+    }
+
     /// Notes that device work may use the memory from now on.
     pub(super) fn note_use(self) {
         match self {
             Self::Opened(held) => held.note_use(),
             Self::Own(_) => {}
+            Self::SideBySide(_) => self.parts().for_each(OpenPart::note_use),
         }
     }
 
@@ -143,6 +154,10 @@ impl<'m> ViewOwner<'m> {
         match self {
             Self::Opened(part) => part.access(),
             Self::Own(_) => Access::ReadWrite,
+            Self::SideBySide(_) => match self.parts().find(|part| !part.access().is_writable()) {
+                Some(part) => part.access(),
+                None => Access::ReadWrite,
+            },
         }
     }
 
@@ -162,6 +177,7 @@ impl<'m> ViewOwner<'m> {
         match self {
             Self::Opened(part) => part.check_usable_on(stream),
             Self::Own(own) => own.check_usable_on(stream),
+            Self::SideBySide(_) => self.parts().try_for_each(|part| part.check_usable_on(stream)),
         }
     }
 
@@ -170,6 +186,7 @@ impl<'m> ViewOwner<'m> {
         match self {
             Self::Opened(part) => part.wait_ready_on(stream),
             Self::Own(_) => Ok(()),
+            Self::SideBySide(_) => self.parts().try_for_each(|part| part.wait_ready_on(stream)),
         }
     }
 }

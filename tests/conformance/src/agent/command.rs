@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use device_ipc_core::{Access, Descriptor, DeviceIdentity, ProcessIdentity};
+use device_ipc_core::{Access, Descriptor, DeviceIdentity, DeviceRange, ProcessIdentity};
 use serde::{Deserialize, Serialize};
 
 /// The device on which a mapping is opened.
@@ -76,6 +76,9 @@ pub struct Opening {
     pub copying: Copying,
     /// Whether the mapping keeps its addresses.
     pub reserved: bool,
+    /// The address and the length in bytes of a reservation on device 0 at whose start it is mapped.
+    #[serde(default)]
+    pub reserved_at: Option<(u64, u64)>,
 }
 
 impl Opening {
@@ -90,6 +93,7 @@ impl Opening {
             timeout: None,
             copying: Copying::Never,
             reserved: false,
+            reserved_at: None,
         }
     }
 
@@ -108,6 +112,12 @@ impl Opening {
     /// Requests addresses that the mapping keeps.
     pub const fn reserved(mut self) -> Self {
         self.reserved = true;
+        self
+    }
+
+    /// Requests the addresses of this range.
+    pub const fn reserved_at(mut self, range: DeviceRange) -> Self {
+        self.reserved_at = Some((range.ptr.get(), range.len));
         self
     }
 

@@ -192,6 +192,10 @@ themes! {
         device_that_is_not_the_home,
         not_shared_with_other_mappings,
         nothing_is_left_behind,
+        equal_addresses_in_two_processes,
+        addresses_that_cannot_be_reserved,
+        several_exports_side_by_side,
+        parts_end_by_themselves,
         refused_where_addresses_cannot_be_kept;
     exposure:
         whole_allocation_is_all_that_is_reached,

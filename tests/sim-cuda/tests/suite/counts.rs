@@ -180,11 +180,24 @@ fn replacements(ipc: &Ipc, recorder: &Recorder) {
     assert_eq!(suspended, [&*waited, &*unmap, &*released].concat(), "a suspension");
     let (resumed, ()) = recorder.calls(|| mapping.resume(&second).expect("resumed"));
     assert_eq!(resumed, [&*import, &*map].concat(), "a resume");
+    let (asked, reservation) = recorder.calls(|| ipc.reserve(0, 1).expect("reserved"));
+    let unit = entered(&["cuMemGetAllocationGranularity"]);
+    assert_eq!(asked, [&*unit, &*reserved].concat(), "a reservation");
+    let (opened, part) =
+        recorder.calls(|| ipc.open(&first).reserved_in(&reservation, 0).at_home().expect("opened"));
+    assert_eq!(opened, [&*import, &*map].concat(), "an open in a reservation");
+    let (ended, ()) = recorder.calls(|| {
+        drop(part);
+        settle();
+    });
+    let closed = entered(&["cuMemUnmap", "cuMemRelease"]);
+    assert_eq!(ended, closed, "the drop of a mapping in a reservation");
+    let (ended, ()) = recorder.calls(|| drop(reservation));
+    assert_eq!(ended, entered(&["cuMemAddressFree"]), "the drop of a reservation");
     let (ended, ()) = recorder.calls(|| {
         drop(mapping);
         settle();
     });
-    let closed = entered(&["cuMemUnmap", "cuMemRelease"]);
     let freed = entered(&["cuMemAddressFree"]);
     assert_eq!(ended, [&*waited, &*closed, &*freed].concat(), "the drop of a mapping that was used");
 }

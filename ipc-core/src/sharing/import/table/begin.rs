@@ -26,7 +26,7 @@ use crate::wire::descriptor::{DescribedExtent, NamedExport};
 use crate::wire::{LeaseAhead, Opened, WireHandle};
 
 /// Maximum time that an open waits for drops in progress that may be in its way.
-const DROPS_IN_PROGRESS: Duration = Duration::from_secs(1);
+pub(in crate::sharing::import) const DROPS_IN_PROGRESS: Duration = Duration::from_secs(1);
 
 /// The parameters of an open.
 pub(in crate::sharing::import) struct OpenTarget<'a> {

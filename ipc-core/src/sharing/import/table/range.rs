@@ -7,7 +7,7 @@ use super::ImportTable;
 use super::begin::{OpenTarget, check_opened};
 use super::keys::{LeaseKey, OnDevice, RangeKey};
 use super::regions::Regions;
-use super::reserved::{Reservation, ReservedImport};
+use super::reserved::ReservedImport;
 use crate::backend::{DeviceIpc, Opened, ReceivedHandle};
 use crate::model::address::{DevicePtr, DeviceRange};
 use crate::model::error::{Error, Result};
@@ -16,6 +16,7 @@ use crate::os::process::ProcessIdentity;
 use crate::sharing::Runtime;
 use crate::sharing::import::cache::{CacheEntry, Cached};
 use crate::sharing::import::link::Link;
+use crate::sharing::import::reservation::Place;
 use crate::wire::WireHandle;
 
 /// A reference to a driver mapping.
@@ -28,7 +29,7 @@ pub(super) struct OpenRange {
     pub(super) content: Mutex<Content>,
     pub(super) range: DeviceRange,
     /// The reserved addresses, if the mapping has an import.
-    pub(super) reservation: Option<Arc<Reservation>>,
+    pub(super) place: Option<Arc<Place>>,
 }
 
 /// The vendor's object that a driver mapping closes.
@@ -160,9 +161,9 @@ impl OpenRange {
         backend: &Arc<dyn DeviceIpc>,
         range: DeviceRange,
         content: Content,
-        reservation: Option<Arc<Reservation>>,
+        place: Option<Arc<Place>>,
     ) -> Self {
-        Self { backend: Arc::clone(backend), content: Mutex::new(content), range, reservation }
+        Self { backend: Arc::clone(backend), content: Mutex::new(content), range, place }
     }
 
     /// Returns memory that another copy of the library shares in this process: there is one address, which the lease keeps valid.

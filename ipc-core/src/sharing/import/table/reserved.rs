@@ -6,43 +6,21 @@ use super::begin::OpenTarget;
 use super::lease::Lease;
 use super::range::{Content, OpenRange, RangeRef};
 use crate::backend::{DeviceIpc, DeviceReservations, Imported, ReceivedHandle, with_device_context};
-use crate::model::address::DeviceRange;
-use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Remedy, Result};
 use crate::model::tensor::LayoutError;
 use crate::sharing::Runtime;
+use crate::sharing::import::reservation::Place;
 use crate::wire::WireHandle;
 
-/// The address ranges for the regions of an export, which are imported and not mapped.
+/// The addresses for the regions of an export, which are imported.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::sharing::import) enum ReservedTarget<'a> {
     /// New ranges.
     New,
-    /// The ranges of another import, one for each region.
-    Existing(&'a [Arc<Reservation>]),
-}
-
-/// A reserved address range of this process. Its last reference frees it.
-#[derive(Debug)]
-pub(in crate::sharing::import) struct Reservation {
-    backend: Arc<dyn DeviceIpc>,
-    range: DeviceRange,
-}
-
-impl Reservation {
-    fn new(backend: &Arc<dyn DeviceIpc>, on: DeviceOrdinal, bytes: u64) -> Result<Arc<Self>> {
-        let range = operations(&**backend)?.reserve(on, bytes)?;
-        Ok(Arc::new(Self { backend: Arc::clone(backend), range }))
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        let freed = operations(&*self.backend).and_then(|operations| operations.unreserve(self.range));
-        if let Err(error) = freed {
-            tracing::warn!(target: crate::os::log::IMPORT, %error, "a reserved address range could not be freed");
-        }
-    }
+    /// Places in a reservation, one for each region.
+    Places(&'a [Arc<Place>]),
+    /// The places of a mapping, one for each region, where the caller maps the imports.
+    Exchange(&'a [Arc<Place>]),
 }
 
 /// An import of a region, which is mapped in its reserved range or not.
@@ -101,8 +79,8 @@ impl OpenRange {
         let imported = operations.import(received, wanted.device, wanted.access)?;
         let bytes = imported.len;
         let found = match target {
-            ReservedTarget::New => Reservation::new(backend, wanted.device, bytes),
-            ReservedTarget::Existing(known) => match known.get(region) {
+            ReservedTarget::New => Place::alone(backend, wanted.device, bytes),
+            ReservedTarget::Places(known) | ReservedTarget::Exchange(known) => match known.get(region) {
                 Some(known) if known.range.len == bytes => Ok(Arc::clone(known)),
                 other => Err(LayoutError::Differs {
                     what: format!("the mapped size of region {region}"),
@@ -112,8 +90,8 @@ impl OpenRange {
                 .into()),
             },
         };
-        let reservation = match found {
-            Ok(reservation) => reservation,
+        let place = match found {
+            Ok(place) => place,
             Err(error) => {
                 log_failure(operations.release(imported));
                 return Err(error);
@@ -122,9 +100,8 @@ impl OpenRange {
         if let Some(runtime) = Runtime::existing() {
             runtime.metrics.driver_opens_total.add(1);
         }
-        let (range, content) =
-            (reservation.range, Content::Imported(ReservedImport { imported, is_mapped: false }));
-        Ok(Self::new(backend, range, content, Some(reservation)))
+        let content = Content::Imported(ReservedImport { imported, is_mapped: false });
+        Ok(Self::new(backend, place.range, content, Some(place)))
     }
 
     /// Maps an import. Returns false if it was closed by force.
@@ -170,9 +147,9 @@ impl OpenRange {
 }
 
 impl Lease {
-    /// Returns the reserved ranges of its regions; none for other leases.
-    pub(in crate::sharing::import) fn reservations(&self) -> Vec<Arc<Reservation>> {
-        self.regions.ranges().iter().filter_map(|range| range.reservation.clone()).collect()
+    /// Returns the reserved addresses of its regions; none for other leases.
+    pub(in crate::sharing::import) fn places(&self) -> Vec<Arc<Place>> {
+        self.regions.ranges().iter().filter_map(|range| range.place.clone()).collect()
     }
 
     /// Maps all regions in their reserved ranges, or none.

@@ -2,8 +2,8 @@
 
 use device_ipc_core::backend::{Generation, HandleBytes, HandleKind, ReceivedHandle};
 use device_ipc_core::{
-    Access, DeviceMap, DeviceName, DeviceOrdinal, Element, Error, Mapping, OpenBuilder, Result, Stream,
-    ViewMut,
+    Access, DeviceMap, DeviceName, DeviceOrdinal, DevicePtr, DeviceRange, Element, Error, Mapping,
+    OpenBuilder, Result, Stream, ViewMut,
 };
 
 use super::{Server, named, taken};
@@ -106,6 +106,8 @@ impl Server {
     fn open(&mut self, opening: Opening) -> Result<Answer> {
         let ipc = self.ipc.clone();
         let descriptor = opening.descriptor.parse()?;
+        let range = |(address, len)| DeviceRange::new(DeviceOrdinal::new(0), DevicePtr::new(address), len);
+        let reservation = opening.reserved_at.map(|at| ipc.reserve_at(range(at))).transpose()?;
         let mut builder = ipc.open(&descriptor);
         if let Some(access) = opening.access {
             builder = builder.access(access);
@@ -115,6 +117,9 @@ impl Server {
         }
         if opening.reserved {
             builder = builder.reserved();
+        }
+        if let Some(reservation) = &reservation {
+            builder = builder.reserved_in(reservation, 0);
         }
         builder = match opening.copying {
             Copying::Never => builder,

@@ -435,6 +435,21 @@ fn physical_memory_has_units_of_2_mib() {
 }
 
 #[test]
+fn chosen_addresses_are_free_multiples_of_1_gib() {
+    const GIB: u64 = 1 << 30;
+    let mut process = Process::ready("", 0);
+    process.ok(&format!("aclrtReserveMemAddress &room {} 0 0 0", 2 * GIB));
+    let chosen = process.get("room").next_multiple_of(GIB);
+    process.gives(&format!("aclrtReserveMemAddress &p {PAGE} 0 {chosen} 0"), 207_001);
+    process.ok("aclrtReleaseMemAddress room");
+    process.gives(&format!("aclrtReserveMemAddress &p {PAGE} 0 {} 0", chosen + PAGE), PARAM);
+    process.ok(&format!("aclrtReserveMemAddress &p {PAGE} 0 {chosen} 0"));
+    assert_eq!(process.get("p"), chosen);
+    process.gives(&format!("aclrtReserveMemAddress &q {PAGE} 0 {chosen} 0"), 207_001);
+    process.ok("aclrtReleaseMemAddress p");
+}
+
+#[test]
 fn event_without_sync_flag_rejects_stream_wait() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtCreateEventExWithFlag &event 8");

@@ -164,7 +164,7 @@ probes! {
         memory_with_its_own_shm event_with_its_own_shm no_proc memory_with_another_pid event_with_another_pid
         memory_with_the_same_pid event_with_the_same_pid virtual_memory_with_the_same_pid;
     virtual_memory:
-        granularity odd_size no_access read_only_fill read_only_read read_only_kernel call_after_such_a_kernel
+        granularity odd_size reserve_at_an_address no_access read_only_fill read_only_read read_only_kernel call_after_such_a_kernel
         map_where_something_is unmap_a_part free_addresses_in_use release_keeps_the_mapping attributes range_of_two_mappings range_without_access map_a_part_of_a_block import_a_pool unmap_while_a_stream_waits
         retain_is_the_same_handle export_without_being_asked_for import_by_value import_by_pointer
         import_of_something_else import_own survives_the_exporters_death export_an_imported_one fabric fabric_of_another_process fabric_of_nonsense;

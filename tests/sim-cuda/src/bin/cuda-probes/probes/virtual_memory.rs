@@ -23,6 +23,24 @@ pub(super) fn odd_size(probe: &Probe<'_>) -> R<String> {
     ))
 }
 
+pub(super) fn reserve_at_an_address(probe: &Probe<'_>) -> R<String> {
+    let driver = probe.driver;
+    driver.start(0)?;
+    let free = driver.reserve(4 * PAGE)?;
+    driver.mem_address_free(free, 4 * PAGE)?;
+    let ask = |hint| {
+        let mut found = 0;
+        match driver.mem_reserve(&raw mut found, PAGE, 0, hint, 0) {
+            Ok(()) if found == hint => "there".to_owned(),
+            Ok(()) => "elsewhere".to_owned(),
+            failed => status(failed),
+        }
+    };
+    let (at_free, again) = (ask(free), ask(free));
+    let (page, byte) = (ask(free + PAGE as u64 + 4096), ask(free + PAGE as u64 + 1));
+    Ok(format!("free: {at_free}; in use: {again}; 4096 B behind a unit: {page}; 1 B behind one: {byte}"))
+}
+
 /// Maps one block with an access.
 fn mapped(probe: &Probe<'_>, flags: c_int) -> R<(u64, u64)> {
     probe.driver.start(0)?;
