@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -121,7 +122,7 @@ def test_new_views_are_refused_while_suspended(start: Start) -> None:
     mapping = device_ipc.open(text, reserved=True)
     tensor = mapping["a"]
     mapping.suspend()
-    calls = [
+    calls: "list[Callable[[], object]]" = [
         lambda: mapping["a"],
         lambda: mapping.get("a"),
         lambda: list(mapping.values()),

@@ -405,7 +405,7 @@ class Recording(TorchDispatchMode):  # type: ignore[misc,no-untyped-call,unused-
         source = _view(there, write.source_dtype, begin + write.source_offset, [(size, other) for size, _, other in write.dims])
         target = _view(tensor, write.dtype, write.offset, [(size, stride) for size, stride, _ in write.dims])
         bits = _BITS[write.dtype.itemsize]
-        return torch.equal(target.view(bits), source.to(device=target.device, dtype=write.dtype).view(bits))
+        return bool(torch.equal(target.view(bits), source.to(device=target.device, dtype=write.dtype).view(bits)))
 
     def _write(self, target: Any, origin: Fill | Other, derived: bool = False) -> None:
         if not target.is_meta and target.numel():
