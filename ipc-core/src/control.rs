@@ -60,7 +60,8 @@ pub fn set_cache_limits(limits: CacheLimits) -> Result<()> {
 ///
 /// [`Error::Io`] if the system cannot start a thread for the library; [`Error::Forked`].
 pub fn set_staging_limits(limits: StagingLimits) -> Result<()> {
-    Runtime::get()?.stagings.set_limits(limits);
+    let runtime = Runtime::get()?;
+    runtime.stagings.set_limits(runtime, limits);
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::Runtime;
+use super::RuntimeRef;
 use crate::model::error::{Error, Result};
 use crate::os::{Readiness, clock};
 
@@ -61,8 +61,12 @@ impl PolledReadiness {
     ///
     /// A condition that is being watched stays: it becomes true no later than the new one does, and the object's next call
     /// finds out which. The poller runs the condition, so it may not block or call a driver.
-    pub(crate) fn watch<C: Fn() -> bool + Send + 'static>(&self, condition: impl FnOnce() -> C) {
-        let (Some(descriptor), Some(runtime)) = (self.0.get(), Runtime::existing()) else { return };
+    pub(crate) fn watch<C: Fn() -> bool + Send + 'static>(
+        &self,
+        runtime: RuntimeRef,
+        condition: impl FnOnce() -> C,
+    ) {
+        let (Some(descriptor), Some(runtime)) = (self.0.get(), runtime.here()) else { return };
         // In this order: a watch that ends meanwhile makes the descriptor readable after it has ended.
         descriptor.readiness.clear();
         if !descriptor.is_watched.swap(true, Ordering::AcqRel) {

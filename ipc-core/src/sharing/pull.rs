@@ -11,10 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{ErrorWith, Runtime};
+use super::{ErrorWith, Runtime, RuntimeRef};
 use crate::backend::engine::{PullRequest, Transfer, TransferEngine};
 use crate::model::error::{Error, Result};
-use crate::os::process::Owner;
 use crate::os::{clock, log};
 use crate::transport::check_may_wait;
 
@@ -58,7 +57,7 @@ pub(crate) struct Pull<T: PullOwner> {
     bytes: u64,
     begun: Instant,
     limit: Duration,
-    process: Owner,
+    process: RuntimeRef,
 }
 
 /// The error of a pull, and the owner if the engine does not use the destinations any longer.
@@ -91,7 +90,7 @@ impl<T: PullOwner> Pull<T> {
     ) -> Result<Self, Failed<T>> {
         // The worker has to exist when this pull is dropped.
         let process = match Runtime::get() {
-            Ok(runtime) => runtime.owner,
+            Ok(runtime) => runtime.for_guard(),
             Err(error) => return Err(ErrorWith::new(error, Some(owner))),
         };
         let begun = clock::now();
@@ -183,7 +182,7 @@ fn timeout(engine: &str, bytes: u64, after: Duration) -> Error {
 impl<T: PullOwner> Drop for Pull<T> {
     fn drop(&mut self) {
         let Some(running) = self.running.take() else { return };
-        let Some(runtime) = Runtime::of_guard(&self.process) else {
+        let Some(runtime) = self.process.here() else {
             // A forked child: the transfer and the memory belong to the parent.
             mem::forget(running);
             return;

@@ -5,6 +5,7 @@
 //! ([`crate::transport`]) never calls a driver, runs user code or blocks on a send; it starts when it is first needed. If the
 //! system cannot start a thread, the export or the open fails.
 
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
@@ -102,10 +103,9 @@ impl Runtime {
         }))
     }
 
-    /// Returns a descriptor that is always readable. Requires that the state exists, also if it belongs to the parent of a forked
-    /// child.
-    pub(crate) fn always_ready() -> BorrowedFd<'static> {
-        RUNTIME.get().expect("a guard exists, so the state does").always_ready.as_fd()
+    /// Returns the state for a guard to keep.
+    pub(crate) const fn for_guard(&'static self) -> RuntimeRef {
+        RuntimeRef(self)
     }
 
     /// Returns the state, if this process has created it.
@@ -117,9 +117,36 @@ impl Runtime {
     pub(crate) fn is_the_parents() -> bool {
         RUNTIME.get().is_some_and(|runtime| !runtime.owner.is_here())
     }
+}
 
-    /// Returns the state for a guard. `None` in a forked child, where guards do nothing.
-    pub(crate) fn of_guard(owner: &Owner) -> Option<&'static Self> {
-        if owner.is_here() { Self::get().ok() } else { None }
+/// The state of the process that a guard belongs to. In a forked child, where guards do nothing, it gives no access to the state.
+#[derive(Clone, Copy)]
+pub(crate) struct RuntimeRef(&'static Runtime);
+
+impl RuntimeRef {
+    /// Returns the state, unless this is a forked child.
+    pub(crate) fn here(self) -> Option<&'static Runtime> {
+        self.is_here().then_some(self.0)
+    }
+
+    /// Returns the state, or [`Error::Forked`](crate::Error::Forked) in a forked child.
+    pub(crate) fn check(self) -> Result<&'static Runtime> {
+        self.0.owner.check().map(|()| self.0)
+    }
+
+    /// Returns whether this process is the one that the guard belongs to.
+    pub(crate) fn is_here(self) -> bool {
+        self.0.owner.is_here()
+    }
+
+    /// Returns a descriptor that is always readable, also in a forked child.
+    pub(crate) fn always_ready(self) -> BorrowedFd<'static> {
+        self.0.always_ready.as_fd()
+    }
+}
+
+impl fmt::Debug for RuntimeRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.owner.fmt(f)
     }
 }

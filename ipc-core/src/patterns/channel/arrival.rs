@@ -50,7 +50,7 @@ impl Arrival {
 
     /// Opens the export by these grants, one thread at a time.
     pub(super) fn open<T>(&self, grants: &[UnusedGrant], open: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.connection.owner.check()?;
+        self.connection.runtime.check()?;
         let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         kill_point!("receiver:channel-opening");
         let opened = open();
@@ -77,7 +77,7 @@ impl Arrival {
 
     /// Counts the export as settled: a lease keeps the memory, or the grants have ended.
     fn settle(&self) {
-        if self.connection.owner.is_here() && !self.settled.swap(true, Ordering::AcqRel) {
+        if self.connection.runtime.is_here() && !self.settled.swap(true, Ordering::AcqRel) {
             self.connection.own_word(Slot::Settled).fetch_add(1, Ordering::AcqRel);
             if let Some(relay) = &self.connection.relay {
                 relay.wake();

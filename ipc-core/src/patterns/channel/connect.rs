@@ -16,10 +16,9 @@ use crate::model::error::{Error, Remedy, Result};
 use crate::model::placement::DeviceMap;
 use crate::os::clock;
 use crate::os::kill::kill_point;
-use crate::os::process::Owner;
-use crate::sharing::Runtime;
 use crate::sharing::Session;
 use crate::sharing::timeline::{Side, WordPage};
+use crate::sharing::{Runtime, RuntimeRef};
 use crate::transport::socket::{Packet, PeerSocket, peer_credentials};
 use crate::transport::{Deadline, PeerCredentials, UserName, socket};
 use crate::wire::{BrokerAddress, SOCKET_DIR_VARIABLE};
@@ -244,7 +243,7 @@ impl<'a> ConnectBuilder<'a> {
             limits: self.limits,
             listener: credentials,
             socket,
-            owner: Owner::current(),
+            runtime: Runtime::get()?.for_guard(),
         }))
     }
 }
@@ -279,7 +278,7 @@ pub struct Connecting {
     limits: Limits,
     listener: PeerCredentials,
     socket: PeerSocket,
-    owner: Owner,
+    runtime: RuntimeRef,
 }
 
 impl Connecting {
@@ -289,7 +288,7 @@ impl Connecting {
     ///
     /// [`Error::NoListener`] if the listener was closed; the errors of [`ConnectBuilder::start`], except [`Error::Timeout`].
     pub fn try_finish(self) -> Result<Result<Channel, Self>> {
-        self.owner.check()?;
+        self.runtime.check()?;
         match receive_now(&self.socket)? {
             Answer::Nothing => Ok(Err(self)),
             Answer::Closed => Err(no_listener(&self.name, &self.address, Duration::ZERO)),
@@ -337,7 +336,7 @@ impl Connecting {
                 )));
             }
         };
-        check_identity(&peer, &Runtime::get()?.identity, &self.listener)?;
+        check_identity(&peer, &self.runtime.check()?.identity, &self.listener)?;
         let maps = self.own.agree_with(&peer)?;
         let sent = packet.fds.len();
         let fds: Result<[OwnedFd; 2], _> = packet.fds.take().try_into();

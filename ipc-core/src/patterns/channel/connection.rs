@@ -20,14 +20,14 @@ use crate::backend::stream::BorrowedStream;
 use crate::model::device::DeviceIdentity;
 use crate::model::error::{Error, Result};
 use crate::os::log::Throttle;
-use crate::os::process::{Owner, ProcessIdentity};
+use crate::os::process::ProcessIdentity;
 use crate::os::{SPIN, clock};
-use crate::sharing::Runtime;
 use crate::sharing::Session;
 use crate::sharing::export::{Bearer, ChannelId};
 use crate::sharing::timeline::{
     ENDED, OwnCounter, Place, Poison, Side, Termination, Timeline, Word, WordPage, timelines_of,
 };
+use crate::sharing::{Runtime, RuntimeRef};
 use crate::transport::socket::{self, PeerSocket};
 use crate::transport::{Allotment, Deadline, TimedMutex, WatchedSocket};
 
@@ -150,7 +150,7 @@ pub(super) struct Connection {
     /// The peer's protocol violation.
     violation: OnceLock<String>,
     callbacks: Mutex<Vec<GoneCallback>>,
-    pub(super) owner: Owner,
+    pub(super) runtime: RuntimeRef,
     _allotment: Option<Allotment>,
 }
 
@@ -163,6 +163,7 @@ impl Connection {
         agreement: Agreement,
     ) -> Result<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        let runtime = Runtime::get()?;
         let Agreement { own, peer, maps, page, side, control, limits, relay, allotment } = agreement;
         let id = ChannelId(NEXT.fetch_add(1, Ordering::Relaxed));
         let pid_here = if pid == 0 { peer.process.pid } else { pid };
@@ -194,13 +195,13 @@ impl Connection {
             reached: AtomicU64::new(0),
             violation: OnceLock::new(),
             callbacks: Mutex::default(),
-            owner: Owner::current(),
+            runtime: runtime.for_guard(),
             _allotment: allotment,
         });
         socket::let_sleep(connection.socket.fd(), LONGEST_RECEIVE)
             .map_err(|error| Error::io("preparing the channel's socket", error))?;
         connection.inbox().wake_up();
-        Runtime::get()?.poller.watch_socket(id.0, Arc::clone(&connection) as Arc<dyn WatchedSocket>, pid)?;
+        runtime.poller.watch_socket(id.0, Arc::clone(&connection) as Arc<dyn WatchedSocket>, pid)?;
         Ok(connection)
     }
 
@@ -260,7 +261,7 @@ impl Connection {
 
     /// Returns an error if messages can no longer be sent.
     pub(super) fn check(&self) -> Result<()> {
-        self.owner.check()?;
+        self.runtime.check()?;
         let has_ended = self.closed_by(Direction::Sending)
             || self.gone.load(Ordering::Acquire)
             || self.violation.get().is_some();
@@ -402,7 +403,7 @@ impl Connection {
 
     /// Returns whether the peer's counter has reached a value. Fails if it never will.
     pub(super) fn is_ready(&self, value: u64) -> Result<bool> {
-        self.owner.check()?;
+        self.runtime.check()?;
         if value == 0 {
             return Ok(true);
         }
@@ -461,7 +462,7 @@ impl Connection {
 
     /// Registers a callback, unless this is a forked child.
     pub(super) fn add_callback(&self, callback: GoneCallback) {
-        if self.owner.is_here() {
+        if self.runtime.is_here() {
             self.on_gone(callback);
         }
     }
@@ -482,11 +483,10 @@ impl Connection {
         if peers & CLOSED == CLOSED || self.is_closed_both_ways() {
             return;
         }
+        let Some(runtime) = self.runtime.here() else { return };
         for callback in callbacks {
             let error = self.never_ready();
-            if let Ok(runtime) = Runtime::get() {
-                runtime.worker.submit(move || callback(&error));
-            }
+            runtime.worker.submit(move || callback(&error));
         }
     }
 
@@ -515,7 +515,7 @@ impl WatchedSocket for Connection {
         };
         if let Some(words) = words {
             words.endpoint().end(Termination::Died);
-            if let Some(runtime) = Runtime::existing()
+            if let Some(runtime) = self.runtime.here()
                 && words.endpoint().needs_poison()
             {
                 runtime.poller.poison_again(Poison::Timeline(Arc::clone(words.endpoint())));
@@ -523,7 +523,7 @@ impl WatchedSocket for Connection {
         }
         // A forked child of the peer may keep the sockets open: the shutdown wakes waiting threads of this process nevertheless.
         self.shut_down();
-        if let Some(runtime) = Runtime::existing() {
+        if let Some(runtime) = self.runtime.here() {
             runtime.exports.end_grants_of(self.id);
         }
         let callbacks = std::mem::take(&mut *self.lock_callbacks());
@@ -533,7 +533,7 @@ impl WatchedSocket for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        if let Some(runtime) = Runtime::of_guard(&self.owner) {
+        if let Some(runtime) = self.runtime.here() {
             runtime.poller.unwatch_socket(self.id.0, self.control.fd());
             runtime.exports.end_grants_of(self.id);
         }

@@ -21,10 +21,9 @@ use crate::model::placement::DeviceMap;
 use crate::os::clock;
 use crate::os::kill::kill_point;
 use crate::os::log::{self, Throttle};
-use crate::os::process::Owner;
-use crate::sharing::Runtime;
 use crate::sharing::Session;
 use crate::sharing::timeline::{Side, WordPage};
+use crate::sharing::{Runtime, RuntimeRef};
 use crate::transport::check_may_wait;
 use crate::transport::socket::{PeerSocket, PlainMessage};
 use crate::transport::socket_file::SocketFile;
@@ -184,7 +183,7 @@ impl<'a> ListenBuilder<'a> {
             readiness,
             source,
             pending: TimedMutex::new(Vec::new()),
-            owner: Owner::current(),
+            runtime: runtime.for_guard(),
         })
     }
 }
@@ -220,7 +219,7 @@ pub struct Listener {
     source: Source,
     /// The connections that have not sent hello.
     pending: TimedMutex<Vec<PendingConnection>>,
-    owner: Owner,
+    runtime: RuntimeRef,
 }
 
 /// The origin of connections.
@@ -273,9 +272,8 @@ impl Listener {
     /// descriptors left, after which a later call may succeed. A process with another protocol version, an invalid hello, another
     /// backend or a device map that does not match is refused and logged, and receives the reason: it is no error of this call.
     pub fn accept(&self, timeout: Duration) -> Result<Channel> {
-        self.owner.check()?;
+        self.runtime.check()?;
         check_may_wait("accepting a channel", timeout)?;
-        Runtime::get()?;
         let deadline = Deadline::after(timeout);
         let pending = self.pending.lock(deadline);
         let mut pending = pending.ok_or_else(|| self.timed_out(deadline))?;
@@ -298,8 +296,7 @@ impl Listener {
     ///
     /// As [`accept`](Self::accept), except for the timeout.
     pub fn try_accept(&self) -> Result<Option<Channel>> {
-        self.owner.check()?;
-        Runtime::get()?;
+        self.runtime.check()?;
         match self.pending.lock(Deadline::after(MAX_CONTENTION)) {
             Some(mut pending) => self.accept_now(&mut pending),
             None => Ok(None),
@@ -317,7 +314,7 @@ impl Listener {
     /// [`Error::Io`] if the socket cannot be sent, or the listener or the channel is one of another host;
     /// [`Error::ChannelClosed`], [`Error::PeerGone`]; [`Error::Forked`].
     pub fn hand_over(&self, channel: &Channel) -> Result<()> {
-        self.owner.check()?;
+        self.runtime.check()?;
         let Source::Local { listening, file, is_handed_over, .. } = &self.source else {
             return Err(Error::io("handing a TCP listener over", Errno::OPNOTSUPP));
         };
@@ -336,7 +333,7 @@ impl Listener {
     /// [`Error::ChannelNameInUse`] if the other process has removed the socket's file and a third one listens there; a later call
     /// tries again. [`Error::Io`]; [`Error::Forked`].
     pub fn take_back(&mut self) -> Result<()> {
-        self.owner.check()?;
+        self.runtime.check()?;
         let Source::Local { address, listening, file, is_handed_over } = &mut self.source else {
             return Ok(());
         };
@@ -474,7 +471,7 @@ impl Listener {
             }
             Ok(PlainMessage::Closed) | Err(_) => return Ok(None),
         };
-        let runtime = Runtime::get()?;
+        let runtime = self.runtime.check()?;
         let own = self.own.clone();
         // A peer of another protocol version learns this version from the answer.
         let answer = Greeting::Hello(own.clone()).encode()?;
@@ -564,7 +561,7 @@ impl Drop for Listener {
     fn drop(&mut self) {
         if let Source::Local { file: Some(file), is_handed_over, .. } = &self.source
             && !is_handed_over.load(Ordering::Acquire)
-            && self.owner.is_here()
+            && self.runtime.is_here()
         {
             file.remove();
         }

@@ -110,8 +110,7 @@ impl Connection {
     }
 
     fn receive_until(self: &Arc<Self>, deadline: Deadline) -> Result<Received> {
-        Runtime::get()?;
-        self.owner.check()?;
+        self.runtime.check()?;
         let receiving = self.receiving.lock(deadline);
         let mut receiving =
             receiving.ok_or_else(|| deadline.passed("the receive call of another thread", ""))?;
@@ -127,8 +126,7 @@ impl Connection {
     }
 
     fn receive_available(self: &Arc<Self>) -> Result<Option<Received>> {
-        Runtime::get()?;
-        self.owner.check()?;
+        self.runtime.check()?;
         // A thread that waits in `receive` holds the lock, and receives the message.
         let Some(mut receiving) = self.receiving.lock(Deadline::after(MAX_CONTENTION)) else {
             return Ok(None);
@@ -400,7 +398,7 @@ impl Connection {
     }
 
     fn take(self: &Arc<Self>, head: Head<'_>, bytes: Payload) -> Result<Received> {
-        let runtime = Runtime::get()?;
+        let runtime = self.runtime.check()?;
         // Between hosts there is no counter that a stream could wait for.
         if head.ready >= TIMELINE_END || (self.relay.is_some() && head.ready > 0) {
             return Err(self.reject_peer("its message waits for an invalid counter value".into()));
@@ -448,7 +446,8 @@ impl Connection {
 
     fn held(&self, named: &NamedExport<'_>, token: Token) -> UnusedGrant {
         let returns = self.relay.clone().map(|relay| relay as Arc<dyn GrantReturn>);
-        UnusedGrant::new(named, token, Some(self.id), self.ipc.allow_list().clone()).returned_by(returns)
+        let bearer = Some((self.id, self.runtime));
+        UnusedGrant::new(named, token, bearer, self.ipc.allow_list().clone()).returned_by(returns)
     }
 
     fn place(&self, context: &OpenContext<'_>, exporter: &ProcessIdentity, home: DeviceIdentity) -> Place {

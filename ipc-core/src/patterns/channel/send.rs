@@ -134,8 +134,7 @@ impl Connection {
 
     /// Sends a message if there is room for it. Waits for other threads' calls alone.
     fn send_now(&self, message: &Message<'_>, reply: bool, deadline: Deadline) -> Result<SendNow> {
-        let runtime = Runtime::get()?;
-        self.owner.check()?;
+        let runtime = self.runtime.check()?;
         let sending = self.sending.lock(deadline);
         let mut sending = sending.ok_or_else(|| deadline.passed("the send call of another thread", ""))?;
         self.check()?;
@@ -275,7 +274,7 @@ impl Connection {
 
     /// Hands a listening socket over to the peer, a process of this machine.
     pub(super) fn send_socket(&self, socket: BorrowedFd<'_>) -> Result<()> {
-        self.owner.check()?;
+        self.runtime.check()?;
         self.check()?;
         let failed = |error| Error::io("handing a listening socket over", error);
         if self.relay.is_some() {
@@ -357,7 +356,7 @@ impl Connection {
 
     /// Waits until the peer has received every message, and opened or discarded every tensor in them.
     pub(super) fn wait_settled(&self, deadline: Deadline) -> Result<()> {
-        self.owner.check()?;
+        let runtime = self.runtime.check()?;
         let sending = self.sending.lock(deadline);
         let sending = sending.ok_or_else(|| deadline.passed("the send call of another thread", ""))?;
         let taken = || {
@@ -385,14 +384,14 @@ impl Connection {
             deadline.passed("the receipt of the sent messages", &detail)
         })?;
         // Each grant is a lease or has ended by now.
-        Runtime::get()?.exports.end_grants_of(self.id);
+        runtime.exports.end_grants_of(self.id);
         Ok(())
     }
 
     /// Closes both directions after the peer has received every message, or after the timeout.
     pub(super) fn close_after(self: &Arc<Self>, timeout: Duration) -> Result<()> {
         check_may_wait("closing a channel", timeout)?;
-        self.owner.check()?;
+        self.runtime.check()?;
         if self.is_closed_both_ways() {
             return Ok(());
         }
@@ -414,7 +413,7 @@ impl Connection {
 
     /// Closes directions. Waits for at most `wait` until a process of another host knows it, so that this process may exit.
     fn close_directions(self: &Arc<Self>, directions: u64, wait: Duration) {
-        let Some(runtime) = Runtime::of_guard(&self.owner) else { return };
+        let Some(runtime) = self.runtime.here() else { return };
         let closed = self.mark_closed(directions);
         if closed & Direction::Receiving as u64 != 0 {
             kill_point!("closer:channel-ending");

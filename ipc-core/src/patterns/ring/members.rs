@@ -13,15 +13,16 @@ use crate::model::lease::{Holder, LeaseId};
 use crate::os::kill::kill_point;
 use crate::os::log::Throttle;
 use crate::os::{Condvar, clock};
-use crate::sharing::Runtime;
 use crate::sharing::export::TimelineObserver;
 use crate::sharing::timeline::{Finish, OwnCounter, Poison, Seen, Termination, Timeline};
+use crate::sharing::{Runtime, RuntimeRef};
 
 /// The readers of a ring.
 #[derive(Debug)]
 pub(super) struct Members {
     /// Counts the publications signalled by streams; `None` if the host signals.
     own: Option<Arc<OwnCounter>>,
+    runtime: RuntimeRef,
     state: Mutex<MemberList>,
     changed: Condvar,
     /// The version of the list, so that the writer detects changes without the lock.
@@ -49,6 +50,7 @@ pub(super) struct Member {
     /// The largest counter value that was observed; a decrease is a protocol violation.
     highest: AtomicU64,
     own: Option<Arc<OwnCounter>>,
+    runtime: RuntimeRef,
 }
 
 /// The progress of a ring's reader.
@@ -142,7 +144,7 @@ impl Member {
         self.timeline.store_dismissed();
         self.dismissed.store(true, Ordering::Release);
         self.timeline.endpoint().end(Termination::Released);
-        if let Some(runtime) = Runtime::existing() {
+        if let Some(runtime) = self.runtime.here() {
             if self.timeline.endpoint().needs_poison() {
                 runtime.poller.poison_again(Poison::Timeline(Arc::clone(self.timeline.endpoint())));
             }
@@ -164,9 +166,10 @@ impl Member {
 
 impl Members {
     /// `first` is the sequence of the first publication.
-    pub(super) fn new(own: Option<Arc<OwnCounter>>, first: u64) -> Self {
+    pub(super) fn new(own: Option<Arc<OwnCounter>>, first: u64, runtime: RuntimeRef) -> Self {
         Self {
             own,
+            runtime,
             state: Mutex::new(MemberList {
                 members: Vec::new(),
                 next: first,
@@ -312,8 +315,9 @@ impl TimelineObserver for Members {
         let start = state.next;
         timeline.store_start(start);
         let (program, timeline) = (holder.program.clone(), timeline.clone());
-        let (dismissed, highest, own) = (AtomicBool::new(false), AtomicU64::new(0), self.own.clone());
-        let member = Arc::new(Member { lease, program, start, timeline, dismissed, highest, own });
+        let (dismissed, highest) = (AtomicBool::new(false), AtomicU64::new(0));
+        let (own, runtime) = (self.own.clone(), self.runtime);
+        let member = Arc::new(Member { lease, program, start, timeline, dismissed, highest, own, runtime });
         state.members.push(Arc::clone(&member));
         self.bump_version();
         let closed = state.closed;
@@ -327,7 +331,7 @@ impl TimelineObserver for Members {
 
 fn close_for(member: &Member, total: u64) {
     member.timeline.store_total(total);
-    if let Some(runtime) = Runtime::existing() {
+    if let Some(runtime) = member.runtime.here() {
         // A reader that joined after the last publication has received no signal.
         let least = if member.start < total { total } else { 0 };
         member.finish(runtime, least);

@@ -75,7 +75,7 @@ impl RingReadSlot {
     ///
     /// As for [`check`](Self::check).
     pub fn is_published(&self) -> Result<bool> {
-        self.inner.owner.check()?;
+        self.inner.runtime.check()?;
         let published = self.inner.is_published(self.sequence);
         if published.is_err() {
             self.accessed.store(false, Ordering::Relaxed);
@@ -216,7 +216,7 @@ impl Drop for RingReadSlot {
         if self.released {
             return;
         }
-        if self.inner.owner.is_here() && !matches!(self.inner.is_published(self.sequence), Ok(true)) {
+        if self.inner.runtime.is_here() && !matches!(self.inner.is_published(self.sequence), Ok(true)) {
             self.note_if_accessed();
         }
         self.inner.release_after_drop(self.sequence);

@@ -17,12 +17,11 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::layout::TensorLayout;
 use crate::os::kill::kill_point;
-use crate::os::process::Owner;
 use crate::os::{Condvar, clock};
-use crate::sharing::PolledReadiness;
 use crate::sharing::export::check_backend;
 use crate::sharing::import::Mapping;
 use crate::sharing::timeline::{Publication, RingStart, Seen, TIMELINE_END, Timeline, pause};
+use crate::sharing::{PolledReadiness, Runtime, RuntimeRef};
 use crate::transport::check_may_wait;
 use crate::wire::ring::RingSlots;
 
@@ -117,7 +116,7 @@ pub(super) struct ReaderState {
     pub(super) released: Condvar,
     /// The descriptor of the reader, created by its first use.
     readiness: PolledReadiness,
-    pub(super) owner: Owner,
+    pub(super) runtime: RuntimeRef,
 }
 
 impl RingReader {
@@ -151,6 +150,7 @@ impl RingReader {
             }
         };
         kill_point!("importer:ring-joined");
+        let runtime = Runtime::get()?.for_guard();
         let inner = ReaderState {
             backend: Arc::clone(mapping.first_part().backend()),
             mapping: Some(mapping),
@@ -163,7 +163,7 @@ impl RingReader {
             releases: Mutex::new(Releases::from(start)),
             released: Condvar::new(),
             readiness: PolledReadiness::default(),
-            owner: Owner::current(),
+            runtime,
         };
         Ok(Self { inner: Arc::new(inner), next: start })
     }
@@ -208,7 +208,7 @@ impl RingReader {
     /// callback; [`Error::Forked`]. After an error, the next call takes the same slot.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<RingReadSlot>> {
         let inner = &*self.inner;
-        inner.owner.check()?;
+        inner.runtime.check()?;
         let published = match inner.may_take(self.next) {
             Ok(false) => inner.wait_published("waiting for a publication", self.next, timeout),
             checked => checked.map(drop),
@@ -227,7 +227,7 @@ impl RingReader {
     /// As for [`next`](Self::next), except those of waiting.
     pub fn try_next(&mut self) -> Result<Poll<Option<RingReadSlot>>> {
         let inner = &*self.inner;
-        inner.owner.check()?;
+        inner.runtime.check()?;
         let published = match inner.may_take(self.next) {
             Ok(false) => {
                 inner.watch_publication(self.next);
@@ -254,7 +254,7 @@ impl RingReader {
     pub fn next_ahead<M>(&mut self, stream: &impl AsStream<M>) -> Result<RingReadSlot> {
         let stream = stream.as_stream();
         let inner = &*self.inner;
-        inner.owner.check()?;
+        inner.runtime.check()?;
         check_backend("the stream", stream.backend(), inner.backend.info().name)?;
         let submitted = match inner.may_take(self.next) {
             Ok(false) => inner.wait_on(self.next, stream),
@@ -310,7 +310,7 @@ impl RingReader {
     /// [`Error::RingUnpublished`]; [`Error::DismissedFromRing`]; [`Error::Forked`].
     pub fn check(&self) -> Result<()> {
         let inner = &*self.inner;
-        inner.owner.check()?;
+        inner.runtime.check()?;
         let Some(last) = inner.lock().last_read_ahead else { return Ok(()) };
         inner.is_published(last).map(drop).map_err(|error| inner.end_of_ring(error))
     }
@@ -388,7 +388,7 @@ impl ReaderState {
 
     /// Makes the reader's descriptor unreadable until a sequence is no longer pending. Does nothing without a descriptor.
     fn watch_publication(&self, sequence: u64) {
-        self.readiness.watch(|| {
+        self.readiness.watch(self.runtime, || {
             let timeline = self.timeline.clone();
             move || timeline.publication(sequence) != Publication::Pending
         });
@@ -465,7 +465,7 @@ impl ReaderState {
 
     fn wait_published(&self, call: &'static str, sequence: u64, timeout: Duration) -> Result<()> {
         check_may_wait(call, timeout)?;
-        count_host_wait();
+        count_host_wait(self.runtime);
         let begun = clock::now();
         while !self.is_published(sequence)? {
             let waited = clock::elapsed(begun);

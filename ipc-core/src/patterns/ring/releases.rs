@@ -9,7 +9,6 @@ use crate::backend::stream::BorrowedStream;
 use crate::backend::{DeviceIpc, DeviceStream};
 use crate::model::error::{Error, Result};
 use crate::os::kill::kill_point;
-use crate::sharing::Runtime;
 use crate::sharing::export::check_backend;
 use crate::sharing::timeline::{OwnCounter, RingStart};
 
@@ -47,7 +46,7 @@ impl Releases {
 
 impl ReaderState {
     pub(super) fn release_on(self: &Arc<Self>, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
-        self.owner.check()?;
+        self.runtime.check()?;
         check_backend("the stream", stream.backend(), self.backend.info().name)?;
         kill_point!("importer:ring-releasing");
         if self.timeline.check().is_ok() {
@@ -103,7 +102,7 @@ impl ReaderState {
     }
 
     pub(super) fn release_now(&self, sequence: u64) -> Result<()> {
-        self.owner.check()?;
+        self.runtime.check()?;
         kill_point!("importer:ring-releasing");
         if self.timeline.check().is_ok() {
             let mut releases = self.lock();
@@ -156,7 +155,7 @@ impl ReaderState {
 
     /// Signals a release from a thread of the library when the stream reaches it.
     fn release_by_host(self: &Arc<Self>, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
-        let runtime = Runtime::get()?;
+        let runtime = self.runtime.check()?;
         match record_event_on(&*self.backend, stream)? {
             None => self.signal_from_host(&mut self.lock(), sequence),
             Some(event) => {
@@ -187,7 +186,7 @@ impl ReaderState {
 
     /// Releases a slot that was dropped, when it has been published and the device is idle.
     pub(super) fn release_after_drop(self: &Arc<Self>, sequence: u64) {
-        let Some(runtime) = Runtime::of_guard(&self.owner) else { return };
+        let Some(runtime) = self.runtime.here() else { return };
         self.lock().taken.set(sequence, SlotState::Dropped);
         let (polled, inner) = (Arc::clone(self), Arc::clone(self));
         let is_published = move || Ok(polled.is_published(sequence).unwrap_or(true));
@@ -250,7 +249,7 @@ impl Drop for ReaderState {
         kill_point!("importer:ring-left");
         let releases = self.releases.get_mut().unwrap_or_else(PoisonError::into_inner);
         let all_released = releases.taken.is_empty() && self.timeline.start() != RingStart::Dismissed;
-        let runtime = Runtime::of_guard(&self.owner);
+        let runtime = self.runtime.here();
         let (Some(runtime), true) = (runtime, all_released && self.timeline.check().is_ok()) else {
             // A plain drop waits for the device.
             return drop(mapping);

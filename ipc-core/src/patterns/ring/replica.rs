@@ -20,12 +20,11 @@ use super::writer::Ring;
 use crate::backend::interop::DeviceOwner;
 use crate::backend::{Buffer, DeviceBound, MemoryUse};
 use crate::model::error::{Error, Result};
-use crate::os::process::Owner;
 use crate::os::{Readiness, clock, log, spawn_without_signals};
 use crate::sharing::export::ShareBuilder;
 use crate::sharing::import::Replicate;
 use crate::sharing::remote::{Incoming, RemoteRing, RingMessage, SlotPull};
-use crate::sharing::{Runtime, Session};
+use crate::sharing::{Runtime, RuntimeRef, Session};
 use crate::wire::descriptor::Descriptor;
 use crate::wire::ring::RingSlots;
 
@@ -92,7 +91,6 @@ impl Replicate for Replication {
 /// The private ring of a reader, into which a thread pulls publications as long as this exists.
 pub(super) struct Replica {
     shared: Arc<Shared>,
-    owner: Owner,
 }
 
 /// The state that the reader and the thread share.
@@ -103,6 +101,7 @@ struct Shared {
     /// The reason for which the thread has ended, unless the writer has closed the ring.
     failure: OnceLock<Error>,
     callbacks: Mutex<Vec<GoneCallback>>,
+    runtime: RuntimeRef,
 }
 
 /// A callback for the termination of the writer's process.
@@ -117,10 +116,11 @@ impl Replica {
             wake,
             failure: OnceLock::new(),
             callbacks: Mutex::default(),
+            runtime: Runtime::get()?.for_guard(),
         });
         let thread = Arc::clone(&shared);
         spawn_without_signals("device-ipc-ring", move || relay.run(&thread))?;
-        Ok(Self { shared, owner: Owner::current() })
+        Ok(Self { shared })
     }
 
     /// Returns the reason for which there are no further publications, unless the writer has closed the ring.
@@ -143,7 +143,7 @@ impl Replica {
 
 impl Drop for Replica {
     fn drop(&mut self) {
-        if self.owner.is_here() {
+        if self.shared.runtime.is_here() {
             self.shared.callbacks.lock().unwrap_or_else(PoisonError::into_inner).clear();
             self.shared.is_stopped.store(true, Ordering::Release);
             self.shared.wake.set();
@@ -154,7 +154,7 @@ impl Drop for Replica {
 impl Shared {
     /// Calls the callbacks back if the writer's process has terminated.
     fn call_back(&self) {
-        let (Some(failure), Some(runtime)) = (self.failure.get(), Runtime::existing()) else { return };
+        let (Some(failure), Some(runtime)) = (self.failure.get(), self.runtime.here()) else { return };
         if !matches!(failure.innermost(), Error::ExporterGone { .. }) {
             return;
         }

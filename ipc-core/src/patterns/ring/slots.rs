@@ -1,7 +1,7 @@
 //! The addresses of a ring's slots.
 
 use crate::model::address::DeviceRange;
-use crate::sharing::Runtime;
+use crate::sharing::RuntimeRef;
 
 /// The slots of a ring in this process's address space.
 #[derive(Clone, Copy, Debug)]
@@ -48,8 +48,8 @@ impl Slots {
 }
 
 /// Counts a wait of the host for a publication or a release.
-pub(super) fn count_host_wait() {
-    if let Some(runtime) = Runtime::existing() {
+pub(super) fn count_host_wait(runtime: RuntimeRef) {
+    if let Some(runtime) = runtime.here() {
         runtime.metrics.ring_host_waits_total.add(1);
     }
 }

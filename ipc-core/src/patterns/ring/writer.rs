@@ -19,11 +19,10 @@ use crate::model::layout::TensorLayout;
 use crate::model::lease::{Holders, LeaseId};
 use crate::os::clock;
 use crate::os::kill::kill_point;
-use crate::os::process::Owner;
 use crate::sharing::export::{Export, ExportChanges, check_backend};
 use crate::sharing::import::OwnMemory;
 use crate::sharing::timeline::{OwnCounter, TIMELINE_END, Timeline, pause};
-use crate::sharing::{PolledReadiness, Runtime};
+use crate::sharing::{PolledReadiness, RuntimeRef};
 use crate::transport::check_may_wait;
 use crate::wire::descriptor::{Descriptor, Memory};
 use crate::wire::ring::RingSlots;
@@ -83,7 +82,7 @@ pub struct Ring {
     timeout: Duration,
     /// The descriptor of the writer, created by its first use.
     readiness: PolledReadiness,
-    owner: Owner,
+    runtime: RuntimeRef,
 }
 
 /// Maximum time for which a publication by the host waits for the writer's own counter after a reader was notified.
@@ -102,12 +101,12 @@ impl StreamKey {
 /// A guard that closes the ring when it is dropped.
 struct CloseGuard {
     members: Arc<Members>,
-    owner: Owner,
+    runtime: RuntimeRef,
 }
 
 impl Drop for CloseGuard {
     fn drop(&mut self) {
-        if self.owner.is_here() {
+        if self.runtime.is_here() {
             self.members.close();
         }
     }
@@ -123,9 +122,10 @@ impl Ring {
         timeout: Duration,
         first: u64,
     ) -> Self {
-        let members = Arc::new(Members::new(own.clone(), first));
+        let runtime = export.runtime();
+        let members = Arc::new(Members::new(own.clone(), first, runtime));
         let memory = export.descriptor().clone();
-        if let Some(runtime) = Runtime::existing() {
+        if let Some(runtime) = runtime.here() {
             runtime.exports.observe(memory.export(), Arc::clone(&members) as _);
         }
         let ring = RingSlots::new(slots.count(), slots.bytes(), memory.len());
@@ -136,7 +136,7 @@ impl Ring {
             }
         });
         Self {
-            close_guard: CloseGuard { members: Arc::clone(&members), owner: Owner::current() },
+            close_guard: CloseGuard { members: Arc::clone(&members), runtime },
             export,
             memory: OwnMemory::new(Arc::clone(&backend), slots.device(), "the ring"),
             descriptor,
@@ -150,7 +150,7 @@ impl Ring {
             own,
             timeout,
             readiness: PolledReadiness::default(),
-            owner: Owner::current(),
+            runtime,
         }
     }
 
@@ -218,7 +218,7 @@ impl Ring {
 
     /// Returns a handle to the readers for other threads, for use while the writer's thread waits in the driver.
     pub fn watch(&self) -> RingReaders {
-        RingReaders { members: Arc::clone(&self.members), slots: self.slots.count(), owner: self.owner }
+        RingReaders { members: Arc::clone(&self.members), slots: self.slots.count(), runtime: self.runtime }
     }
 
     /// Returns a descriptor that becomes readable when a reader has joined, and with every change of
@@ -265,7 +265,7 @@ impl Ring {
         if let Some(previous) = self.slots.previous_in_slot(self.next)
             && self.is_in_use(previous)
         {
-            self.readiness.watch(|| {
+            self.readiness.watch(self.runtime, || {
                 let members = Arc::clone(&self.members);
                 move || !members.is_in_use(previous)
             });
@@ -283,7 +283,7 @@ impl Ring {
 
     /// Checks that there is a next sequence, and that a stream can write it.
     fn check_next(&mut self, stream: BorrowedStream<'_>) -> Result<()> {
-        self.owner.check()?;
+        self.runtime.check()?;
         check_backend("the stream", stream.backend(), self.backend.info().name)?;
         if self.next + 1 >= TIMELINE_END {
             let why = "the ring has used up its sequence numbers; create a new ring".into();
@@ -334,14 +334,14 @@ impl Ring {
     /// [`Error::Timeout`], which names the readers that have not released it; [`Error::OnWorkerThread`] in a callback;
     /// [`Error::Forked`].
     pub fn wait_writable(&self, timeout: Duration) -> Result<()> {
-        self.owner.check()?;
+        self.runtime.check()?;
         let Some(previous) = self.slots.previous_in_slot(self.next) else { return Ok(()) };
         let begun = clock::now();
         if !self.is_in_use(previous) {
             return Ok(());
         }
         check_may_wait("waiting for a writable slot", timeout)?;
-        count_host_wait();
+        count_host_wait(self.runtime);
         while self.is_in_use(previous) {
             let waited = clock::elapsed(begun);
             if waited >= timeout {
@@ -364,7 +364,7 @@ impl Ring {
 
     /// Publishes a sequence to every reader by a stream.
     fn publish(&mut self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
-        self.owner.check()?;
+        self.runtime.check()?;
         check_backend("the stream", stream.backend(), self.backend.info().name)?;
         if self.waits_on_host() {
             self.publish_on_host(sequence, stream)?;
@@ -378,7 +378,7 @@ impl Ring {
 
     /// Publishes a sequence to every reader from the host.
     pub(super) fn publish_now(&mut self, sequence: u64) -> Result<()> {
-        self.owner.check()?;
+        self.runtime.check()?;
         self.check_writable_now(sequence)?;
         if self.waits_on_host() {
             self.count_publication(sequence);
@@ -502,7 +502,7 @@ impl Ring {
 
     /// Publishes a sequence from a thread of the library when the stream reaches this point.
     fn publish_on_host(&mut self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
-        let runtime = Runtime::get()?;
+        let runtime = self.runtime.check()?;
         let reached = record_event_on(&*self.backend, stream)?;
         self.count_publication(sequence);
         let members = Arc::clone(&self.members);

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use crate::model::error::{Error, Result};
 use crate::os::Readiness;
-use crate::os::process::Owner;
-use crate::sharing::Runtime;
+use crate::sharing::RuntimeRef;
 use crate::wire::descriptor::ExportId;
 
 /// A descriptor ([`AsFd`]) that becomes readable with every change of an export's holders: when a process has opened the
@@ -39,28 +38,27 @@ use crate::wire::descriptor::ExportId;
 pub struct ExportChanges {
     /// `None` if the system has created no descriptor, or in a forked child: then the descriptor is always readable.
     readiness: Option<Arc<Readiness>>,
-    owner: Owner,
+    runtime: RuntimeRef,
 }
 
 impl ExportChanges {
     /// Creates a descriptor that is readable.
-    pub(super) fn of(exports: impl Iterator<Item = ExportId>, owner: Owner) -> Self {
-        Self::try_of(exports, owner).unwrap_or(Self { readiness: None, owner })
+    pub(super) fn of(exports: impl Iterator<Item = ExportId>, runtime: RuntimeRef) -> Self {
+        Self::try_of(exports, runtime).unwrap_or(Self { readiness: None, runtime })
     }
 
     /// Creates a descriptor that is readable, or returns an error if the system creates none, or in a forked child.
-    pub(super) fn try_of(exports: impl Iterator<Item = ExportId>, owner: Owner) -> Result<Self> {
-        owner.check()?;
-        let runtime = Runtime::get()?;
+    pub(super) fn try_of(exports: impl Iterator<Item = ExportId>, runtime: RuntimeRef) -> Result<Self> {
+        let table = &runtime.check()?.exports;
         let readiness = Readiness::new().map_err(|error| Error::io("creating an eventfd", error))?;
         let readiness = Arc::new(readiness);
-        exports.for_each(|export| runtime.exports.report_changes(export, &readiness));
-        Ok(Self { readiness: Some(readiness), owner })
+        exports.for_each(|export| table.report_changes(export, &readiness));
+        Ok(Self { readiness: Some(readiness), runtime })
     }
 
     /// Makes the descriptor unreadable until the next change. Call it before the state is read, so that no change is lost.
     pub fn clear(&self) {
-        if let Some(readiness) = self.readiness.as_deref().filter(|_| self.owner.is_here()) {
+        if let Some(readiness) = self.readiness.as_deref().filter(|_| self.runtime.is_here()) {
             readiness.clear();
         }
     }
@@ -71,7 +69,7 @@ impl AsFd for ExportChanges {
         if let Some(readiness) = self.readiness.as_deref() {
             readiness.as_fd()
         } else {
-            Runtime::always_ready()
+            self.runtime.always_ready()
         }
     }
 }

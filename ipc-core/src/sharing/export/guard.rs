@@ -11,9 +11,8 @@ use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Remedy, Result};
 use crate::model::lease::Holders;
 use crate::model::one_or_many::OneOrMany;
-use crate::os::process::Owner;
 use crate::sharing::timeline::Timeline;
-use crate::sharing::{ErrorWith, Runtime};
+use crate::sharing::{ErrorWith, Runtime, RuntimeRef};
 use crate::transport::Deadline;
 use crate::transport::check_may_wait;
 use crate::wire::Grant;
@@ -137,9 +136,8 @@ impl Export {
     /// [`Error::Timeout`], which says how many there are; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn timelines(&self, count: usize, timeout: Duration) -> Result<Vec<Timeline>> {
         let first = &self.parts[0];
-        first.owner.check()?;
+        let runtime = first.runtime.check()?;
         check_may_wait("waiting for timelines", timeout)?;
-        let runtime = Runtime::get()?;
         let found = runtime.exports.timelines(first.export, count, Deadline::after(timeout).at);
         found.map_err(|found| Error::Timeout {
             what: format!("a count of {count} timelines of the export"),
@@ -179,12 +177,10 @@ impl Export {
     ///
     /// [`Error::Forked`]; [`Error::Io`] if the system has no random bytes.
     pub fn grant(&self, limit: Duration) -> Result<Grant> {
-        let runtime = Runtime::get()?;
+        let runtime = self.parts[0].runtime.check()?;
         let mut begun = OneOrMany::NONE;
         for part in self.parts.iter() {
-            let token =
-                part.owner.check().and_then(|()| runtime.exports.begin_timed_grant(part.export, limit, None));
-            match token {
+            match runtime.exports.begin_timed_grant(part.export, limit, None) {
                 Ok(token) => begun.push((part.export, token)),
                 Err(error) => {
                     begun.for_each(|(export, token)| runtime.exports.end_grant(export, token));
@@ -215,7 +211,7 @@ impl Export {
     /// ```
     pub fn recall(&self) {
         for part in self.parts.iter() {
-            if let Some(runtime) = Runtime::of_guard(&part.owner) {
+            if let Some(runtime) = part.runtime.here() {
                 runtime.exports.recall(part.export);
             }
         }
@@ -258,7 +254,7 @@ impl Export {
     fn report_deaths(&self) -> Result<()> {
         let mut is_new = false;
         for part in self.parts.iter() {
-            is_new |= Runtime::get()?.exports.take_deaths(part.export);
+            is_new |= part.runtime.check()?.exports.take_deaths(part.export);
         }
         if is_new { Err(Error::HolderDied { holders: self.holders() }) } else { Ok(()) }
     }
@@ -277,8 +273,7 @@ impl Export {
         self.clear_readiness();
         let mut is_released = true;
         for part in self.parts.iter() {
-            part.owner.check()?;
-            is_released &= Runtime::get()?.exports.try_wait_released(part.export);
+            is_released &= part.runtime.check()?.exports.try_wait_released(part.export);
         }
         if is_released {
             self.report_deaths()?;
@@ -297,11 +292,16 @@ impl Export {
             Some(known) => known,
             None => {
                 let exports = self.parts.iter().map(|part| part.export);
-                let created = ExportChanges::try_of(exports, self.parts[0].owner)?;
+                let created = ExportChanges::try_of(exports, self.parts[0].runtime)?;
                 self.changes.get_or_init(|| created)
             }
         };
         Ok(changes.as_fd())
+    }
+
+    /// Returns the state of the process that the export belongs to.
+    pub(crate) fn runtime(&self) -> RuntimeRef {
+        self.parts[0].runtime
     }
 
     /// Makes the descriptor unreadable until the next change. Called before the state is read, so that no change is lost.
@@ -314,7 +314,7 @@ impl Export {
     /// Returns a descriptor for changes of [`holders`](Self::holders) that only its own [`clear`](ExportChanges::clear) makes
     /// unreadable, for a program in which several event loops or threads wait for this export.
     pub fn changes(&self) -> ExportChanges {
-        ExportChanges::of(self.parts.iter().map(|part| part.export), self.parts[0].owner)
+        ExportChanges::of(self.parts.iter().map(|part| part.export), self.parts[0].runtime)
     }
 
     /// Waits until the export has been opened `count` times since its creation. An importer that opens it while it has it open
@@ -327,8 +327,7 @@ impl Export {
         check_may_wait("waiting for importers of an export", timeout)?;
         let deadline = Deadline::after(timeout);
         let wait = |part: &Published| -> Result<Result<(), Holders>> {
-            part.owner.check()?;
-            Ok(Runtime::get()?.exports.wait_opened(part.export, count, deadline.at))
+            Ok(part.runtime.check()?.exports.wait_opened(part.export, count, deadline.at))
         };
         let waited = self.parts.iter().map(wait).find(|waited| !matches!(waited, Ok(Ok(()))));
         waited.unwrap_or(Ok(Ok(())))?.map_err(|holders| Error::NotOpened {
@@ -347,7 +346,7 @@ impl Export {
     pub fn on_change(&self, callback: impl Fn() + Send + Sync + 'static) {
         let callback = Arc::new(callback);
         for part in self.parts.iter() {
-            if let Some(runtime) = Runtime::of_guard(&part.owner) {
+            if let Some(runtime) = part.runtime.here() {
                 let callback = Arc::clone(&callback);
                 runtime.exports.watch(part.export, move || callback());
             }
@@ -391,7 +390,7 @@ impl AsFd for Export {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self.try_as_fd() {
             Ok(descriptor) => descriptor,
-            Err(Error::Forked) => Runtime::always_ready(),
+            Err(Error::Forked) => self.parts[0].runtime.always_ready(),
             Err(error) => panic!("{error}; Export::try_as_fd returns this error"),
         }
     }
@@ -407,28 +406,27 @@ impl AsRawFd for Export {
 #[derive(Debug)]
 pub(crate) struct Published {
     export: ExportId,
-    owner: Owner,
+    runtime: RuntimeRef,
 }
 
 impl Published {
-    pub(crate) fn new(export: ExportId) -> Self {
-        Self { export, owner: Owner::current() }
+    pub(crate) const fn new(export: ExportId, runtime: &'static Runtime) -> Self {
+        Self { export, runtime: runtime.for_guard() }
     }
 
     fn holders(&self) -> Holders {
-        Runtime::of_guard(&self.owner).map(|runtime| runtime.exports.holders(self.export)).unwrap_or_default()
+        self.runtime.here().map(|runtime| runtime.exports.holders(self.export)).unwrap_or_default()
     }
 
     /// Waits until the export has been opened and has no holder; the error lists the holders.
     fn wait_released(&self, deadline: Deadline) -> Result<Result<(), Holders>> {
-        self.owner.check()?;
-        Ok(Runtime::get()?.exports.wait_released(self.export, deadline.at))
+        Ok(self.runtime.check()?.exports.wait_released(self.export, deadline.at))
     }
 }
 
 impl Drop for Published {
     fn drop(&mut self) {
-        if let Some(runtime) = Runtime::of_guard(&self.owner) {
+        if let Some(runtime) = self.runtime.here() {
             runtime.exports.drop_export(self.export);
         }
     }
@@ -438,9 +436,8 @@ impl Drop for Published {
 fn close_all(published: &OneOrMany<Published>, timeout: Duration, policy: HolderPolicy) -> Result<()> {
     let deadline = Deadline::after(timeout);
     check_may_wait("closing an export", timeout)?;
-    let runtime = Runtime::get()?;
+    let runtime = published[0].runtime.check()?;
     for one in published.iter() {
-        one.owner.check()?;
         if policy == HolderPolicy::FreeAnyway {
             runtime.exports.check_revokes(one.export)?;
         }

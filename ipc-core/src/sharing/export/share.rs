@@ -374,7 +374,7 @@ impl Prepared {
         self.contents.parts[0].export = export;
         kill_point!("exporter:published");
         tracing::debug!(target: crate::os::log::EXPORT, %export, bytes, "shared");
-        let published = OneOrMany::One(Published::new(export));
+        let published = OneOrMany::One(Published::new(export, self.runtime));
         Ok(Export::new(Descriptor::new(self.contents), published, Reach::Known(self.exposure)))
     }
 }

@@ -69,7 +69,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
         let mut parts = OneOrMany::NONE;
         for (index, (part, allocations)) in gathered.parts.iter().zip(&handles).enumerate() {
             let blame = |region, error| set.blame_part(&gathered, (index, region), error);
-            let mut export = self.prepare_part(part, Arc::clone(allocations), blame)?;
+            let mut export = self.prepare_part(runtime, part, Arc::clone(allocations), blame)?;
             export.borrowed = given.borrowed_on(backend, part.device, &gathered, &memories)?;
             parts.push(Part {
                 home: session.identity_of(part.device)?,
@@ -167,6 +167,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
     /// `blame` adds the name of the tensor concerned to an error, by region or for the whole part.
     fn prepare_part(
         &self,
+        runtime: &Runtime,
         part: &GatheredPart,
         allocations: Handles,
         blame: impl Fn(Option<usize>, Error) -> Error,
@@ -190,7 +191,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
             access: self.access,
             allow: self.session.allow_list().clone(),
             ahead: self.ahead,
-            token: Runtime::get()?.exports.new_token()?,
+            token: runtime.exports.new_token()?,
             shared: Shared {
                 ready: ready.transpose().map_err(|error| blame(None, error))?.flatten(),
                 allocations,
@@ -259,7 +260,7 @@ impl Prepared {
         for ((mut export, place), part) in places.zip(self.contents.parts.iter_mut()) {
             export.shared.owner = Some(Box::new(Mutex::new(owners.take(place.device))));
             part.export = self.runtime.exports.insert(export);
-            published.push(Published::new(part.export));
+            published.push(Published::new(part.export, self.runtime));
             kill_point!("exporter:published");
         }
         let remembered = self.is_remembered.then_some(Remembered { allocations: &self.handles });

@@ -15,9 +15,9 @@ use std::time::Duration;
 use super::link::Link;
 use super::table::ImportTable;
 use crate::model::error::{DescriptorError, Result};
-use crate::os::process::{Owner, ProcessIdentity};
-use crate::sharing::Runtime;
+use crate::os::process::ProcessIdentity;
 use crate::sharing::export::ChannelId;
+use crate::sharing::{Runtime, RuntimeRef};
 use crate::transport::{AllowList, Deadline};
 use crate::wire::channel::MAX_ENDED_GRANTS;
 use crate::wire::descriptor::{Descriptor, ExportId, NamedExport};
@@ -58,25 +58,25 @@ pub(crate) struct UnusedGrant {
     broker: BrokerAddress,
     export: ExportId,
     token: Token,
-    channel: Option<ChannelId>,
+    /// The channel that brought it.
+    channel: Option<(ChannelId, RuntimeRef)>,
     /// For a grant that came over the network.
     returns: Option<Arc<dyn GrantReturn>>,
     allow: AllowList,
     held: AtomicBool,
-    owner: Owner,
 }
 
 impl UnusedGrant {
     pub(crate) fn new(
         named: &NamedExport<'_>,
         token: Token,
-        channel: Option<ChannelId>,
+        channel: Option<(ChannelId, RuntimeRef)>,
         allow: AllowList,
     ) -> Self {
         let (exporter, broker, export) =
             (named.contents.exporter, named.contents.broker.clone(), named.part.export);
-        let (held, owner) = (AtomicBool::new(true), Owner::current());
-        Self { exporter, broker, export, token, channel, returns: None, allow, held, owner }
+        let held = AtomicBool::new(true);
+        Self { exporter, broker, export, token, channel, returns: None, allow, held }
     }
 
     /// Sets the way back of a grant that came over the network.
@@ -110,17 +110,16 @@ impl UnusedGrant {
         if !self.held.swap(false, Ordering::AcqRel) {
             return false;
         }
-        let ended = EndedGrant { channel: self.channel, export: self.export, token: self.token };
+        let ended =
+            EndedGrant { channel: self.channel.map(|(id, _)| id), export: self.export, token: self.token };
         imports.note_ended(&self.exporter, ended)
     }
 }
 
 impl Drop for UnusedGrant {
     fn drop(&mut self) {
-        if !*self.held.get_mut() || self.channel.is_none() {
-            return;
-        }
-        let Some(runtime) = Runtime::of_guard(&self.owner) else { return };
+        let Some((_, runtime)) = self.channel.filter(|_| *self.held.get_mut()) else { return };
+        let Some(runtime) = runtime.here() else { return };
         let (export, token) = (self.export, self.token);
         if let Some(returns) = &self.returns {
             return returns.give_back(export, token);
@@ -175,7 +174,7 @@ impl Grant {
     /// effect for a grant that has ended, and where this process has no connection to the exporter: the grant ends at its time
     /// limit then.
     pub fn give_back(&self) {
-        let Some(runtime) = Runtime::existing().filter(|runtime| runtime.owner.is_here()) else { return };
+        let Some(runtime) = Runtime::existing() else { return };
         if self.exporter() == (&runtime.identity).into() {
             self.parts().iter().for_each(|(export, token)| runtime.exports.end_grant(*export, *token));
             return;
@@ -187,7 +186,7 @@ impl Grant {
             // Looked at after the grant, so that no notification is missed in between.
             let may_wait = || imports.known_links(&exporter).iter().any(|link| link.may_keep(export));
             if is_full || !may_wait() {
-                imports.give_back_soon(&exporter);
+                imports.give_back_soon(runtime, &exporter);
             }
         }
     }
@@ -236,17 +235,15 @@ impl ImportTable {
     }
 
     /// Has the worker tell an exporter which grants are over, where there are any.
-    pub(crate) fn give_back_soon(&'static self, exporter: &ProcessIdentity) {
+    pub(crate) fn give_back_soon(&'static self, runtime: &Runtime, exporter: &ProcessIdentity) {
         if !self.lock_ended().contains_key(exporter) {
             return;
         }
         let exporter = *exporter;
-        if let Ok(runtime) = Runtime::get() {
-            runtime.worker.submit(move || {
-                // Without a connection the exporter has ended.
-                self.give_back(&exporter, None);
-            });
-        }
+        runtime.worker.submit(move || {
+            // Without a connection the exporter has ended.
+            self.give_back(&exporter, None);
+        });
     }
 
     /// Reports the grants that are over to their exporter, also over this link if there is one. Of several brokers in the

@@ -14,9 +14,9 @@ use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
 use crate::os::process::ProcessIdentity;
-use crate::sharing::Runtime;
 use crate::sharing::lease_page::{LeasePage, LeaseWord};
 use crate::sharing::timeline::{Termination, Timeline};
+use crate::sharing::{Runtime, RuntimeRef};
 use crate::transport::socket::ReceivedFds;
 use crate::transport::{AllowList, AsyncReply, Client, Deadline, Outcome, Subscriber};
 use crate::wire::descriptor::ExportId;
@@ -62,7 +62,7 @@ impl Subscriptions {
             self.run_dropped(&notices);
             self.close_idle(notices.leases());
             // The exporter waits for its memory, so it receives the deferred reports now.
-            self.runtime.imports.give_back_soon(&self.exporter);
+            self.runtime.imports.give_back_soon(self.runtime, &self.exporter);
         }
     }
 
@@ -168,6 +168,11 @@ impl Client<Subscriptions> {
             let _ = page.map(|page| link.subscriber().lease_page.set(page));
         }
         Ok(link)
+    }
+
+    /// Returns the state of the process that the connection belongs to.
+    pub(crate) const fn runtime(&self) -> RuntimeRef {
+        self.subscriber().runtime.for_guard()
     }
 
     /// Returns the word of a lease. `None` without a page: the exporter then counts the lease as in use.

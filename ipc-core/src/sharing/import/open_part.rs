@@ -172,6 +172,12 @@ impl OpenPart {
         Self { source: Some(source), terms, owner: runtime.owner, seen_ready, is_used, extras }
     }
 
+    /// Returns the state of this process. The part keeps less than a reference to it: a program may have thousands.
+    fn runtime(&self) -> Result<&'static Runtime> {
+        self.owner.check()?;
+        Runtime::get()
+    }
+
     /// Notes that device work may use the memory or its words from now on.
     pub(super) fn note_use(&self) {
         // Mostly set already: no write to a cache line that other threads read.
@@ -295,7 +301,7 @@ impl OpenPart {
                 if let Some(known) = &*own {
                     return Ok(known.clone());
                 }
-                let near = Runtime::get()?.exports.timeline_within(local.export, local.lease)?;
+                let near = self.runtime()?.exports.timeline_within(local.export, local.lease)?;
                 Ok(own.insert(near).clone())
             }
             MappingSource::Copy(_) => Err(Error::Unsupported {
@@ -316,7 +322,7 @@ impl OpenPart {
                 lease.link.grant(lease.id(), limit, Deadline::after(self.terms.timeout))
             }
             MappingSource::Local(local) => {
-                Runtime::get()?.exports.begin_timed_grant(local.export, limit, None)
+                self.runtime()?.exports.begin_timed_grant(local.export, limit, None)
             }
             MappingSource::Copy(_) => Err(Error::Unsupported {
                 backend: self.backend().info().name,
@@ -385,7 +391,7 @@ impl OpenPart {
                     known.lock().unwrap_or_else(PoisonError::into_inner).push(id);
                 }
                 Err(callback) => {
-                    if let Some(runtime) = Runtime::existing() {
+                    if let Some(runtime) = lease.link.runtime().here() {
                         runtime.worker.submit(callback);
                     }
                 }
@@ -419,9 +425,11 @@ impl OpenPart {
 
     /// Ends the lease, and closes it unless other mappings use it.
     pub(crate) fn abandon(self) {
-        let lease = self.lease().map(KnownLease::of);
+        let lease = self.lease().map(|lease| (KnownLease::of(lease), lease.link.runtime()));
         drop(self);
-        if let (Some(lease), Ok(runtime)) = (lease, Runtime::get()) {
+        if let Some((lease, runtime)) = lease
+            && let Some(runtime) = runtime.here()
+        {
             // Queued after the end that the drop has submitted.
             runtime.worker.submit(move || runtime.imports.close_idle(&lease));
         }
@@ -453,7 +461,7 @@ impl OpenPart {
     /// Takes the resources that are released on the worker's thread after device work has completed.
     fn take_for_end(&mut self) -> Option<(&'static Runtime, MappingSource)> {
         let source = self.source.take()?;
-        let Some(runtime) = Runtime::of_guard(&self.owner) else {
+        let Ok(runtime) = self.runtime() else {
             // A forked child: the driver's state is the parent's.
             std::mem::forget(source);
             return None;

@@ -132,8 +132,10 @@ impl ImportTable {
     /// Records that an existing lease has replaced a grant.
     fn settle(&'static self, grant: Option<&UnusedGrant>, lease: &LeaseRef) {
         // Checked after the grant, so that no notification is missed.
-        if grant.is_some_and(|grant| grant.replaced(self)) || grant.is_some() && !lease.notices.may_keep() {
-            self.give_back_soon(&lease.key().exporter);
+        let is_due =
+            grant.is_some_and(|grant| grant.replaced(self)) || grant.is_some() && !lease.notices.may_keep();
+        if is_due && let Some(runtime) = lease.link.runtime().here() {
+            self.give_back_soon(runtime, &lease.key().exporter);
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::sharing::Runtime;
+use crate::sharing::{Runtime, RuntimeRef};
 use crate::transport::ConnectionId;
 
 /// The limits on host memory for copies to other processes, for [`set_staging_limits`](crate::set_staging_limits).
@@ -72,13 +72,14 @@ struct Waiting {
 pub(crate) struct SetAside {
     share: Share,
     bytes: u64,
+    runtime: RuntimeRef,
 }
 
 impl Stagings {
-    pub(crate) fn set_limits(&self, limits: StagingLimits) {
+    pub(crate) fn set_limits(&self, runtime: &'static Runtime, limits: StagingLimits) {
         let mut state = self.lock();
         state.limits = limits;
-        state.start_waiting();
+        state.start_waiting(runtime);
     }
 
     pub(crate) fn limits(&self) -> StagingLimits {
@@ -89,13 +90,14 @@ impl Stagings {
     /// its jobs in order of arrival. One importer gets at most half of the total.
     pub(crate) fn when_there_is_room(
         &self,
+        runtime: &'static Runtime,
         share: Share,
         bytes: u64,
         job: impl FnOnce(SetAside) + Send + 'static,
     ) {
         let mut state = self.lock();
         state.waiting.push_back(Waiting { share, bytes, job: Box::new(job) });
-        state.start_waiting();
+        state.start_waiting(runtime);
     }
 
     /// Returns whether a copy waits for others.
@@ -109,14 +111,14 @@ impl Stagings {
 }
 
 impl State {
-    fn start_waiting(&mut self) {
-        let Some(runtime) = Runtime::existing() else { return };
+    fn start_waiting(&mut self, runtime: &'static Runtime) {
         while let Some(next) = self.next() {
             let Some(Waiting { share, bytes, job }) = self.waiting.remove(next) else { return };
             self.used += bytes;
             *self.used_by.entry(share).or_default() += bytes;
             runtime.metrics.staging_bytes.add(bytes);
-            runtime.worker.submit(move || job(SetAside { share, bytes }));
+            let room = SetAside { share, bytes, runtime: runtime.for_guard() };
+            runtime.worker.submit(move || job(room));
         }
     }
 
@@ -134,7 +136,7 @@ impl State {
         next.filter(|(_, one)| fits(self.used, one.bytes, total)).map(|(index, _)| index)
     }
 
-    fn give_back(&mut self, set_aside: &SetAside) {
+    fn give_back(&mut self, runtime: &'static Runtime, set_aside: &SetAside) {
         self.used -= set_aside.bytes;
         if let Some(used) = self.used_by.get_mut(&set_aside.share) {
             *used -= set_aside.bytes;
@@ -142,15 +144,15 @@ impl State {
                 self.used_by.remove(&set_aside.share);
             }
         }
-        self.start_waiting();
+        self.start_waiting(runtime);
     }
 }
 
 impl Drop for SetAside {
     fn drop(&mut self) {
-        let Some(runtime) = Runtime::existing() else { return };
+        let Some(runtime) = self.runtime.here() else { return };
         runtime.metrics.staging_bytes.subtract(self.bytes);
-        runtime.stagings.lock().give_back(self);
+        runtime.stagings.lock().give_back(runtime, self);
     }
 }
 

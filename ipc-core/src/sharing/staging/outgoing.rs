@@ -190,7 +190,8 @@ impl Outgoing {
     fn wait_for_room(self: &Arc<Self>, request: RequestId) -> Step {
         let runtime = self.runtime;
         let this = Arc::clone(self);
-        runtime.stagings.when_there_is_room(self.share, self.chunks.buffer_bytes() as u64, move |room| {
+        let bytes = self.chunks.buffer_bytes() as u64;
+        runtime.stagings.when_there_is_room(runtime, self.share, bytes, move |room| {
             this.or_refuse(request, |this| this.start(request, room));
         });
         if runtime.stagings.somebody_waits() {

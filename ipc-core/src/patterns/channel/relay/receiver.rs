@@ -15,7 +15,7 @@ use super::super::limits::InFlight;
 use super::{MAX_WHOLE_BYTES, Shared, TICK, WINDOW};
 use crate::model::error::Result;
 use crate::os::{clock, log};
-use crate::sharing::Runtime;
+use crate::sharing::RuntimeRef;
 use crate::sharing::import::GrantReturn;
 use crate::transport::socket;
 use crate::wire::channel::{Incoming, Outgoing, read_message};
@@ -32,6 +32,7 @@ pub(super) struct Receiver {
     shared: Arc<Shared>,
     tcp: AuthenticatedReceiver,
     connection: Weak<Connection>,
+    runtime: RuntimeRef,
     /// The maximum size of a message in bytes.
     limit: u64,
     /// The parts of a message that have arrived.
@@ -49,6 +50,7 @@ impl Receiver {
             shared,
             tcp,
             connection: Arc::downgrade(connection),
+            runtime: connection.runtime,
             limit: connection.limit,
             partial: Vec::new(),
             on_the_way: InFlight::default(),
@@ -141,7 +143,7 @@ impl Receiver {
                 Ok(())
             }
             Relayed::Ended(grants) => {
-                if let Some(runtime) = Runtime::existing() {
+                if let Some(runtime) = self.runtime.here() {
                     grants.into_iter().for_each(|(export, token)| runtime.exports.end_grant(export, token));
                 }
                 Ok(())
@@ -205,7 +207,7 @@ impl Receiver {
     /// Gives back the grants of a message that this process does not receive.
     fn discard(&self, message: &[u8]) {
         let Ok(Incoming::Message { head, .. }) = read_message(message.to_vec()) else { return };
-        if let Some(runtime) = Runtime::existing() {
+        if let Some(runtime) = self.runtime.here() {
             head.ended.into_iter().for_each(|(export, token)| runtime.exports.end_grant(export, token));
         }
         for item in &head.items {
@@ -255,7 +257,7 @@ impl Receiver {
 
 /// Drops a reference to a connection, which may be the last one, on the worker.
 fn drop_elsewhere(connection: Arc<Connection>) {
-    if let Some(runtime) = Runtime::existing() {
+    if let Some(runtime) = connection.runtime.here() {
         runtime.worker.submit(move || drop(connection));
     }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::Ring;
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
-use crate::os::process::Owner;
 use crate::patterns::ring::members::{Members, ReaderPosition};
+use crate::sharing::RuntimeRef;
 use crate::transport::{Deadline, check_may_wait};
 
 /// A handle to the readers of a ring, for any thread. It keeps neither the ring nor its memory alive.
@@ -33,13 +33,13 @@ use crate::transport::{Deadline, check_may_wait};
 pub struct RingReaders {
     pub(super) members: Arc<Members>,
     pub(super) slots: u32,
-    pub(super) owner: Owner,
+    pub(super) runtime: RuntimeRef,
 }
 
 impl RingReaders {
     /// Returns the number of readers.
     pub fn count(&self) -> usize {
-        if self.owner.is_here() { self.members.count() } else { 0 }
+        if self.runtime.is_here() { self.members.count() } else { 0 }
     }
 
     /// Waits for readers; see [`Ring::wait_readers`].
@@ -48,7 +48,7 @@ impl RingReaders {
     ///
     /// As for [`Ring::wait_readers`].
     pub fn wait_readers(&self, count: usize, timeout: Duration) -> Result<()> {
-        self.owner.check()?;
+        self.runtime.check()?;
         check_may_wait("waiting for readers", timeout)?;
         self.members.wait(count, Deadline::after(timeout).at).map_err(|found| Error::Timeout {
             what: format!("a count of {count} readers of the ring"),
@@ -59,7 +59,7 @@ impl RingReaders {
 
     /// Returns the readers that the next write waits for; see [`Ring::readers_behind`].
     pub fn readers_behind(&self) -> Vec<ReaderPosition> {
-        if !self.owner.is_here() {
+        if !self.runtime.is_here() {
             return Vec::new();
         }
         let previous = self.members.next_to_be_released(self.slots);
@@ -68,6 +68,6 @@ impl RingReaders {
 
     /// Dismisses a reader; see [`Ring::dismiss`].
     pub fn dismiss(&self, reader: LeaseId) -> bool {
-        self.owner.is_here() && self.members.dismiss(reader)
+        self.runtime.is_here() && self.members.dismiss(reader)
     }
 }

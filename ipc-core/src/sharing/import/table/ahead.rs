@@ -9,7 +9,6 @@ use super::begin::OpenTarget;
 use super::keys::LeaseKey;
 use super::lease::{KnownLease, Lease, LeaseRef, Ready};
 use super::regions::Regions;
-use crate::sharing::Runtime;
 use crate::sharing::import::cache::{CacheEntry, Cached as _};
 use crate::sharing::import::link::Link;
 use crate::sharing::import::notices::ExportNotices;
@@ -76,7 +75,7 @@ impl<'a> LeasesAhead<'a> {
                 self.expected.push(one);
             } else if !one.entry.may_be_kept() {
                 // The notification that ends it may have come before the entry was in the cache.
-                close_soon(KnownLease::of(&one.entry));
+                self.close_soon(KnownLease::of(&one.entry));
             }
         }
     }
@@ -119,11 +118,11 @@ impl<'a> LeasesAhead<'a> {
             unfinished: AtomicBool::new(false),
         })
     }
-}
 
-fn close_soon(lease: KnownLease) {
-    if let Some(runtime) = Runtime::existing() {
-        runtime.worker.submit(move || runtime.imports.close_idle(&lease));
+    fn close_soon(&self, lease: KnownLease) {
+        if let Some(runtime) = self.link.runtime().here() {
+            runtime.worker.submit(move || runtime.imports.close_idle(&lease));
+        }
     }
 }
 

@@ -17,7 +17,6 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
-use crate::sharing::Runtime;
 use crate::sharing::import::grant::UnusedGrant;
 use crate::sharing::import::link::Link;
 use crate::sharing::import::notices::ExportNotices;
@@ -53,7 +52,7 @@ impl ImportTable {
         match self.begin_over(&link, wanted, opening) {
             // Idle mappings may be stale, and are closed for this open; mappings that were dropped a moment ago are waited for.
             Err(error) if matches!(error.innermost(), Error::OverlapsInUse { .. }) => {
-                let (runtime, exporter) = (Runtime::get()?, wanted.descriptor.contents.exporter);
+                let (runtime, exporter) = (link.runtime().check()?, wanted.descriptor.contents.exporter);
                 // On the worker, because device work may have to be waited for.
                 let close = move || runtime.imports.close_idle_of(&exporter);
                 runtime.worker.run(close, wanted.deadline.left().min(DROPS_IN_PROGRESS));

@@ -13,7 +13,6 @@ use crate::backend::{DeviceEvent, DeviceIpc};
 use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Result};
 use crate::model::lease::{LeaseId, LeaseState};
-use crate::sharing::Runtime;
 use crate::sharing::import::cache::{CacheEntry, Cached};
 use crate::sharing::import::link::Link;
 use crate::sharing::import::notices::ExportNotices;
@@ -273,7 +272,7 @@ impl Cached for Lease {
 impl Lease {
     /// Notifies the exporter, if it watches this lease, of its new state: on the worker, as the exporter may not read.
     fn report_change(&self) {
-        let Some(runtime) = Runtime::existing() else { return };
+        let Some(runtime) = self.link.runtime().here() else { return };
         let (link, lease) = (Arc::clone(&self.link), self.id);
         runtime.worker.submit(move || link.report_change(lease));
     }

@@ -53,7 +53,7 @@ impl ImportTable {
         let layout =
             self.layouts.find(|known| known.is_on(wanted, on) && known.regions.as_regions() == regions)?;
         let usable = |lease: &Lease| Arc::ptr_eq(&lease.link, link);
-        let runtime = Runtime::get().ok()?;
+        let runtime = link.runtime().here()?;
         let lease = self.leases.hold_known(layout.lease.upgrade()?, usable)?;
         // `None` after they have been closed by force.
         let Some(regions) = UnclaimedRegions::of(&runtime.imports, &lease.regions) else {

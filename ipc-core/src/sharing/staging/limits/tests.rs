@@ -9,12 +9,14 @@ const SOON: Duration = Duration::from_secs(10);
 #[test]
 fn copies_wait_for_room_and_importers_take_turns() {
     let runtime = Runtime::get().unwrap();
-    runtime.stagings.set_limits(StagingLimits { total_bytes: 100, ..StagingLimits::default() });
+    runtime.stagings.set_limits(runtime, StagingLimits { total_bytes: 100, ..StagingLimits::default() });
     let (sender, receiver) = channel();
     let ask = |share, number, bytes| {
         let sender = sender.clone();
         let share = Share::Process(share);
-        runtime.stagings.when_there_is_room(share, bytes, move |room| sender.send((number, room)).unwrap());
+        runtime
+            .stagings
+            .when_there_is_room(runtime, share, bytes, move |room| sender.send((number, room)).unwrap());
     };
     let next = || receiver.recv_timeout(SOON).unwrap();
     let nothing = || runtime.worker.run(|| {}, SOON) && receiver.try_recv().is_err();
@@ -46,5 +48,5 @@ fn copies_wait_for_room_and_importers_take_turns() {
     assert!(!runtime.stagings.somebody_waits());
     drop((third, fourth, sixth));
     assert!(runtime.stagings.lock().used_by.is_empty());
-    runtime.stagings.set_limits(StagingLimits::default());
+    runtime.stagings.set_limits(runtime, StagingLimits::default());
 }
