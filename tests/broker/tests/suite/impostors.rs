@@ -5,13 +5,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Answer, Connection, DESCRIPTORS, FakeServer, Forged, FromExporter, Handle, Identity, LeaseAhead, NOBODY,
-    Opened, PINNING, Received, Refusal, ToExporter, agent, eventually, is_root, no_more_than, settle,
+    Answer, Connection, DEADLINE, DESCRIPTORS, FakeServer, Forged, FromExporter, Handle, Identity,
+    LeaseAhead, NOBODY, Opened, PINNING, Received, Refusal, ToExporter, agent, eventually, is_root,
+    no_more_than, settle,
 };
 use device_ipc_core::Descriptor;
-
-/// The most that an honest open may take beside whatever is going on.
-const HONEST: Duration = Duration::from_secs(2);
 
 #[test]
 fn other_user_opens_only_with_consent_of_both_sides() {
@@ -190,7 +188,7 @@ fn silent_or_garbled_server_is_an_error_in_time() {
     for (what, says, variant) in cases {
         importer.send(&open);
         let connection = server.accept();
-        assert!(matches!(connection.receive(HONEST), Received::Packet(..)), "{what}: hello");
+        assert!(matches!(connection.receive(DEADLINE), Received::Packet(..)), "{what}: hello");
         if let Some(bytes) = says {
             connection.send_bytes(&bytes, &[]).expect("it reads");
         }
@@ -207,7 +205,7 @@ fn unsolicited_descriptors_of_a_server_are_closed() {
     let before = importer.census();
     importer.send(&format!("open x {} timeout=2000", forged.finish()));
     let connection = server.accept();
-    assert!(matches!(connection.receive(HONEST), Received::Packet(..)));
+    assert!(matches!(connection.receive(DEADLINE), Received::Packet(..)));
     let gift = connection_fd();
     let gifts = [gift.as_fd(); 200];
     let hello = FromExporter::Hello { protocol: 1, exporter: forged.exporter() };
@@ -224,10 +222,10 @@ fn unsolicited_descriptors_of_a_server_are_closed() {
 #[track_caller]
 fn asked(server: &FakeServer, forged: &Forged, page: &[BorrowedFd<'_>]) -> (Connection, u64) {
     let connection = server.accept();
-    assert!(matches!(connection.receive(HONEST), Received::Packet(..)), "hello");
+    assert!(matches!(connection.receive(DEADLINE), Received::Packet(..)), "hello");
     let hello = FromExporter::Hello { protocol: 1, exporter: forged.exporter() };
     connection.send_bytes(&postcard::to_stdvec(&hello).expect("it encodes"), page).expect("it reads");
-    let Received::Packet(bytes, _) = connection.receive(HONEST) else { panic!("it asks for nothing") };
+    let Received::Packet(bytes, _) = connection.receive(DEADLINE) else { panic!("it asks for nothing") };
     match postcard::from_bytes(&bytes) {
         Ok(ToExporter::Open { request, export, token, .. }) => {
             assert_eq!((export, token), (forged.export(), forged.token()));
@@ -269,7 +267,7 @@ fn reply_unlike_its_descriptor_fails_and_returns_the_lease() {
         connection.send_bytes(&grant, &vec![gift.as_fd(); gifts]).expect("it reads");
         // The lease comes back, or the connection is ended and the lease with it; it may ask before whether we live.
         loop {
-            match connection.receive(HONEST) {
+            match connection.receive(DEADLINE) {
                 Received::Closed => break,
                 Received::Nothing => panic!("{what}: the lease does not come back"),
                 Received::Packet(bytes, _) => match postcard::from_bytes(&bytes) {
@@ -329,7 +327,7 @@ fn leases_ahead_of_a_failed_open_are_returned() {
         connection.send(&reply).expect("it reads");
         let mut expected = if is_refused { vec![1000, 1001] } else { vec![1000, 1001, 4711] };
         while !expected.is_empty() {
-            let Received::Packet(bytes, _) = connection.receive(HONEST) else {
+            let Received::Packet(bytes, _) = connection.receive(DEADLINE) else {
                 panic!("{expected:?} do not come back")
             };
             match postcard::from_bytes(&bytes) {
@@ -378,14 +376,14 @@ fn exporter_that_sends_too_many_leases_ahead_is_disconnected() {
     let (connection, request) = asked(&server, &forged, &[]);
     connection.send(&FromExporter::Ahead { request, leases: leases_ahead(129) }).expect("it reads");
     importer.receive_failure("the open", "Protocol");
-    connection.is_closed_within(HONEST);
+    connection.is_closed_within(DEADLINE);
     // One that nobody has asked for.
     importer.send(&format!("open x {} timeout=5000", forged.finish()));
     let (connection, request) = asked(&server, &forged, &[]);
     let stray = FromExporter::Ahead { request: request + 1, leases: leases_ahead(1) };
     connection.send(&stray).expect("it reads");
     importer.receive_failure("the open", "Protocol");
-    connection.is_closed_within(HONEST);
+    connection.is_closed_within(DEADLINE);
 }
 
 #[test]
@@ -397,13 +395,13 @@ fn exporter_that_answers_another_request_is_disconnected() {
     let refused = FromExporter::Refused { request: request + 1, refusal: Refusal::Dropped };
     connection.send(&refused).expect("it reads");
     importer.receive_failure("the open", "Protocol");
-    connection.is_closed_within(HONEST);
+    connection.is_closed_within(DEADLINE);
     // A confirmation is no grant.
     importer.send(&format!("open x {} timeout=5000", forged.finish()));
     let (connection, request) = asked(&server, &forged, &[]);
     connection.send(&FromExporter::Confirmed { request }).expect("it reads");
     importer.receive_failure("the open", "Protocol");
-    connection.is_closed_within(HONEST);
+    connection.is_closed_within(DEADLINE);
 }
 
 #[test]
@@ -420,7 +418,7 @@ fn counter_page_truncated_while_read_harms_no_reader() {
     importer.receive_failure("the open", "ExportDropped");
     // The connection is kept, and so would be what came with it.
     importer.send(&format!("open x {} timeout=5000", forged.finish()));
-    let Received::Packet(bytes, _) = connection.receive(HONEST) else { panic!("it asks again") };
+    let Received::Packet(bytes, _) = connection.receive(DEADLINE) else { panic!("it asks again") };
     let Ok(ToExporter::Open { request, .. }) = postcard::from_bytes(&bytes) else {
         panic!("it says {bytes:?}")
     };

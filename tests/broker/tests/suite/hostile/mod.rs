@@ -18,8 +18,8 @@ use device_ipc_core::Descriptor;
 /// The time after which a silent connection is closed (docs/spec/protocol.md).
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
-/// The most that an honest open may take beside whatever is going on.
-const HONEST: Duration = Duration::from_secs(2);
+/// The most that an honest open may take beside whatever is going on: less than [`HELLO_DEADLINE`].
+const HONEST: Duration = Duration::from_secs(4);
 
 /// An exporter with one export that is held by an honest importer, and what it had then.
 struct Scene {
