@@ -95,7 +95,7 @@ def pack(folder: Path, into: Path, *, keep_moe: bool = False, part_bytes: int = 
         strip(site)
     archive = into / "site.tar.xz"
     # xz uses all cores; the module does not.
-    with archive.open("wb") as sink, subprocess.Popen(["xz", "-T0", "-6", "-c"], stdin=subprocess.PIPE, stdout=sink) as xz:
+    with archive.open("wb") as sink, subprocess.Popen(["xz", "-T0", "-3", "-c"], stdin=subprocess.PIPE, stdout=sink) as xz:
         assert xz.stdin is not None
         with tarfile.open(fileobj=xz.stdin, mode="w|") as tar:
             tar.add(site, arcname=".")
