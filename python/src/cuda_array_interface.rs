@@ -22,6 +22,10 @@ pub(crate) fn interface<'py>(py: Python<'py>, tensor: &TensorData) -> PyResult<B
         return Err(absent("the memory is read-only".into()));
     }
     tensor.keeper.check_mapped(py)?;
+    let streams = tensor.keeper.stream_numbers();
+    if streams.len() > 1 {
+        return Err(absent("its parts were opened on several streams".into()));
+    }
     let typestr =
         to_typestr(tensor.dtype).ok_or_else(|| absent(format!("it has no element type {}", tensor.dtype)))?;
     let element = tensor.dtype.bytes().unwrap_or(1);
@@ -33,7 +37,7 @@ pub(crate) fn interface<'py>(py: Python<'py>, tensor: &TensorData) -> PyResult<B
     interface.set_item("typestr", typestr)?;
     interface.set_item("data", (tensor.range.ptr.get(), false))?;
     // The readiness of the bytes is a wait of the stream that the mapping was opened on, or was waited for by the host.
-    interface.set_item("stream", tensor.keeper.stream_number())?;
+    interface.set_item("stream", streams.first())?;
     Ok(interface)
 }
 

@@ -26,6 +26,7 @@ mod patience;
 mod pull;
 mod recent;
 mod remedy;
+mod reservation;
 mod ring;
 mod session;
 mod share;
@@ -56,6 +57,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<export::Holder>()?;
     module.add_class::<keeper::Keeper>()?;
     module.add_class::<mapping::Mapping>()?;
+    module.add_class::<reservation::Reservation>()?;
     module.add_class::<ring::ReaderPosition>()?;
     module.add_class::<ring::Ring>()?;
     module.add_class::<ring::RingReadSlot>()?;

@@ -35,7 +35,7 @@ fn unknown_dtype(py: Python<'_>, text: &str) -> PyResult<PyErr> {
 }
 
 /// Parses a shape: one size, or a sequence of sizes.
-fn parse_shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+pub(crate) fn parse_shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     let sizes = match shape.extract::<i64>() {
         Ok(size) => vec![size],
         Err(_) => shape.extract::<Vec<i64>>().map_err(|_| {

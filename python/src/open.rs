@@ -16,6 +16,7 @@ use crate::keeper;
 use crate::mapping::Mapping;
 use crate::mapping_inner::{MappingInner, ReservedOpen};
 use crate::pull;
+use crate::reservation::Reserving;
 use crate::session::{DeviceArg, access, ipc_for_users};
 use crate::stream::StreamArg;
 use crate::tensor::device_name;
@@ -127,16 +128,17 @@ pub(crate) fn device_map(
 /// `allow_users` lists user ids whose exports may be opened beside those of this user; by default none. `grant` is a
 /// right to open the export once, of `Export.grant`. `progress` is called with the number of bytes that have been copied
 /// and the number of all bytes, on any thread. `reserved` maps the memory at addresses that the mapping keeps, for
-/// `Mapping.suspend`, `resume`, `replace` and `follow`; each of these has the time limit and the users of this call.
+/// `Mapping.suspend`, `resume`, `replace` and `follow`; each of these has the time limit and the users of this call. It is `True`, or a
+/// pair of a `Reservation` and an offset in it in bytes.
 ///
 /// Raises `StaleError` if the export has ended, `GoneError` if its process has, `PlacementError` if the device cannot
-/// reach the memory, `UnsupportedError` for `reserved` and memory of another kind, `NotPermittedError` if the access or this user is not permitted, `TimeoutError` after `timeout`
+/// reach the memory or another mapping has the addresses, `LayoutError` for a place in which the memory does not fit, `UnsupportedError` for `reserved` and memory of another kind, `NotPermittedError` if the access or this user is not permitted, `TimeoutError` after `timeout`
 /// seconds, `DescriptorError` if the text is no descriptor, `ForkedError` in a child of fork, and `ValueError` for arguments
 /// that are invalid or contradict each other.
 #[pyfunction]
 #[pyo3(signature = (
     descriptor, *, device=None, access=None, stream=None, staged=false, pulled=false, timeout=30.0, allow_users=None,
-    allow_read_only=false, grant=None, progress=None, reserved=false
+    allow_read_only=false, grant=None, progress=None, reserved=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
 pub(crate) fn open(
@@ -152,10 +154,10 @@ pub(crate) fn open(
     allow_read_only: bool,
     grant: Option<&Bound<'_, PyAny>>,
     progress: Option<Py<PyAny>>,
-    reserved: bool,
+    reserved: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Mapping> {
     let grant = grant.map(|grant| crate::grant::parse(py, grant)).transpose()?;
-    let access = self::access(access)?;
+    let (access, reserved) = (self::access(access)?, Reserving::parse(reserved)?);
     let whole = wait::limit(timeout)?;
     let mut limit = whole;
     let begun = Instant::now();
@@ -180,10 +182,8 @@ pub(crate) fn open(
     let report = progress.map(pull::report);
     let call = || {
         // A keeper's name leaves less of the time to this open, and not to those of further versions.
-        let mut builder = options(source.open(&ipc), access, staged, if reserved { whole } else { limit });
-        if reserved {
-            builder = builder.reserved();
-        }
+        let mut builder = options(source.open(&ipc), access, staged, if reserved.is_reserved() { whole } else { limit });
+        builder = reserved.set(builder);
         if let Some(report) = &report {
             builder = builder.on_progress(report);
         }
@@ -204,8 +204,10 @@ pub(crate) fn open(
     };
     let mapping = wait::interruptible(py, call)?.or_raise(py)?;
     let mut inner = MappingInner::new(mapping, backend, stream, allow_read_only);
-    inner.reserved = reserved.then_some(ReservedOpen { ipc, limit: whole });
-    Ok(Mapping::new(inner))
+    inner.reserved = reserved.is_reserved().then_some(ReservedOpen { ipc, limit: whole });
+    let mapping = Mapping::new(inner);
+    reserved.note(&mapping.inner()?);
+    Ok(mapping)
 }
 
 fn check_no_grant(is_given: bool) -> PyResult<()> {

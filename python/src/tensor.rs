@@ -27,6 +27,8 @@ pub(crate) enum Keeper {
     /// Memory of this process.
     Owned(#[expect(dead_code, reason = "the owner is only dropped")] Arc<dyn Any + Send + Sync>),
     ReadSlot(Arc<ReadSlotInner>),
+    /// Mappings side by side in a reservation.
+    SideBySide(Arc<[Arc<Use>]>),
 }
 
 impl Keeper {
@@ -36,29 +38,40 @@ impl Keeper {
             Self::Mapping(mapping) => mapping.inner.wait_ready(py, tensor, stream),
             Self::ReadSlot(slot) => slot.wait_ready(py, tensor),
             Self::Owned(_) => Ok(()),
+            Self::SideBySide(parts) => {
+                parts.iter().try_for_each(|part| part.inner.wait_ready(py, tensor, stream))
+            }
         }
     }
 
     /// Fails if the memory is that of a suspended mapping.
     pub(crate) fn check_mapped(&self, py: Python<'_>) -> PyResult<()> {
-        let Self::Mapping(mapping) = self else { return Ok(()) };
-        mapping.inner.check_mapped(py)
+        self.parts().iter().try_for_each(|part| part.inner.check_mapped(py))
     }
 
     /// Returns whether the caller has asked for capsules of read-only memory of a device.
     fn allows_read_only(&self) -> bool {
-        match self {
-            Self::Mapping(mapping) => mapping.inner.allow_read_only,
-            Self::Owned(_) | Self::ReadSlot(_) => false,
-        }
+        let parts = self.parts();
+        !parts.is_empty() && parts.iter().all(|part| part.inner.allow_read_only)
     }
 
-    /// Returns the stream in whose order the bytes are ready, as `__cuda_array_interface__` states it.
-    pub(crate) fn stream_number(&self) -> Option<u64> {
-        let Self::Mapping(mapping) = self else { return None };
-        let raw = mapping.inner.stream.as_ref()?.as_stream().raw();
+    /// Returns the streams in whose order the bytes are ready, each once, as `__cuda_array_interface__` states it.
+    pub(crate) fn stream_numbers(&self) -> Vec<u64> {
+        let streams = self.parts().iter().filter_map(|part| part.inner.stream.as_ref());
         // The interface forbids 0; 1 names the same stream.
-        Some(raw.max(1))
+        let mut numbers: Vec<_> = streams.map(|stream| stream.as_stream().raw().max(1)).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
+    }
+
+    /// Returns the uses of mappings.
+    fn parts(&self) -> &[Arc<Use>] {
+        match self {
+            Self::Mapping(mapping) => std::slice::from_ref(mapping),
+            Self::SideBySide(parts) => parts,
+            Self::Owned(_) | Self::ReadSlot(_) => &[],
+        }
     }
 }
 

@@ -1,10 +1,13 @@
 """Mappings at reserved addresses: suspended, resumed and replaced under the arrays that exist."""
 
+import gc
 import os
+import pickle
 import signal
 import subprocess
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +27,11 @@ for line in sys.stdin:
         for position, tensor in enumerate(tensors.values()):
             np.from_dlpack(tensor)[:] = int(name) + position
         exports[name] = d.share(tensors)
+        print(str(exports[name]))
+    elif what == "fill":
+        memory = d.empty((int(rest[0]),), "uint8", "mock:0", read_only=True)
+        np.from_dlpack(memory)[:] = int(name)
+        exports[name] = d.share(memory)
         print(str(exports[name]))
     elif what == "close":
         exports.pop(name).close(timeout=30)
@@ -62,11 +70,14 @@ class Exporter:
     def share(self, version: int, *sizes: int) -> str:
         return self.ask(f"share {version} {' '.join(map(str, sizes or (4, 1000)))}")
 
+    def fill(self, value: int, nbytes: int) -> str:
+        return self.ask(f"fill {value} {nbytes}")
+
     def close(self, version: int) -> None:
         assert self.ask(f"close {version}") == "closed"
 
 
-def address(array: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]") -> int:
+def address(array: Any) -> int:
     return int(array.__array_interface__["data"][0])
 
 
@@ -114,6 +125,134 @@ def test_torch_tensors_keep_their_addresses(start: Start) -> None:
         tensors.mapping.resume(exporter.share(5))
         assert (view == 6).all() and tensors["b"].data_ptr() == view.data_ptr() == place
         del view
+
+
+def test_several_owners_are_one_tensor(start: Start) -> None:
+    first, second = Exporter(start), Exporter(start)
+    unit = device_ipc.Reservation("mock:0", 1).granularity
+    reservation = device_ipc.Reservation("mock:0", 3 * unit)
+    assert (reservation.nbytes, reservation.device) == (3 * unit, "mock:0") and "mock:0" in repr(reservation)
+    at_start = device_ipc.open(first.fill(1, unit), reserved=(reservation, 0))
+    middle = device_ipc.open(second.fill(2, unit), reserved=(reservation, unit))
+    with pytest.raises(device_ipc.LayoutError, match=f"no.* memory at {2 * unit}"):
+        reservation.tensor((3, unit), "uint8")
+    with pytest.raises(device_ipc.PlacementError, match=f"offset {unit} B, length {unit} B"):
+        device_ipc.open(second.fill(3, unit), reserved=(reservation, unit))
+    with pytest.raises(device_ipc.LayoutError, match=f"multiples of {unit} B"):
+        device_ipc.open(second.fill(3, unit), reserved=(reservation, 8))
+    with pytest.raises(TypeError, match="offset"):
+        device_ipc.open(first.fill(3, unit), reserved="there")  # type: ignore[arg-type]
+    # A part of the range, and then all of it.
+    rows = np.from_dlpack(reservation.tensor((2, unit), "uint8"))
+    assert (rows[0] == 1).all() and (rows[1] == 2).all() and address(rows) == reservation.address
+    at_end = device_ipc.open(first.fill(3, unit), reserved=(reservation, 2 * unit))
+    tensor = reservation.tensor((3, unit // 4), "uint32")
+    words = np.from_dlpack(tensor)
+    assert (words == np.array([[0x01010101], [0x02020202], [0x03030303]], np.uint32)).all()
+    assert np.from_dlpack(reservation.tensor(1, np.uint8, offset=2 * unit - 1))[0] == 2
+
+    middle.replace(second.fill(4, unit))
+    assert (words[1] == 0x04040404).all() and (words[0] == 0x01010101).all()
+    middle.suspend()
+    with pytest.raises(device_ipc.Error, match="suspended"):
+        reservation.tensor((3, unit), "uint8")
+    with pytest.raises((device_ipc.Error, BufferError), match="suspended"):
+        np.from_dlpack(tensor)
+    assert np.from_dlpack(reservation.tensor(unit, "uint8"))[0] == 1
+    middle.resume(second.fill(5, unit))
+    assert (words[1] == 0x05050505).all()
+
+    # The death of an owner leaves the other parts, and the tensor keeps the memory.
+    first.process.kill()
+    first.process.wait(timeout=60)
+    assert (words[1] == 0x05050505).all()
+    middle.replace(second.fill(6, unit))
+    del at_start, middle, at_end, reservation, rows
+    gc.collect()
+    assert (words[1] == 0x06060606).all() and (np.from_dlpack(tensor)[1] == 0x06060606).all()
+
+
+def test_torch_tensor_over_several_owners(start: Start) -> None:
+    torch = pytest.importorskip("torch")
+    owners = [Exporter(start), Exporter(start)]
+    unit = device_ipc.Reservation("mock:0", 1).granularity
+    reservation = device_ipc.Reservation("mock:0", 2 * unit)
+    parts = [
+        device_ipc.open(owner.fill(index + 1, unit), reserved=(reservation, index * unit))
+        for index, owner in enumerate(owners)
+    ]
+    rows = torch.from_dlpack(reservation.tensor((2, unit), torch.uint8))
+    assert rows.data_ptr() == reservation.address and rows[:, -1].tolist() == [1, 2]
+    parts[1].replace(owners[1].fill(7, unit))
+    assert rows[:, 0].tolist() == [1, 7]
+
+
+ADDRESSED = """
+for line in sys.stdin:
+    text, address, nbytes = line.split()
+    try:
+        reservation = d.Reservation("mock:0", int(nbytes), int(address))
+        mapping = d.open(text, reserved=(reservation, 0))
+        print(np.from_dlpack(mapping.regions[0]).__array_interface__["data"][0])
+    except d.PlacementError as error:
+        print("in use:", error)
+"""
+
+
+def test_two_processes_have_equal_addresses(start: Start) -> None:
+    exporter, other = Exporter(start), start(ADDRESSED)
+    assert other.stdin is not None and other.stdout is not None
+    unit = device_ipc.Reservation("mock:0", 1).granularity
+    text, reservations = exporter.fill(1, unit), []
+    for _ in range(16):
+        reservations.append(device_ipc.Reservation("mock:0", 1 << 24))
+        other.stdin.write(f"{text} {reservations[-1].address} {1 << 24}\n")
+        other.stdin.flush()
+        answer = other.stdout.readline().strip()
+        if not answer.startswith("in use"):
+            break
+    mapping = device_ipc.open(text, reserved=(reservations[-1], 0))
+    assert int(answer) == reservations[-1].address == address(np.from_dlpack(mapping.regions[0]))
+
+
+def test_addresses_that_cannot_be_reserved_are_refused() -> None:
+    reservation = device_ipc.Reservation("mock:0", 1)
+    with pytest.raises(device_ipc.PlacementError, match="device_ipc.Reservation without an address"):
+        device_ipc.Reservation("mock:0", 1, reservation.address)
+    for wrong in (0, reservation.address + 1):
+        with pytest.raises(device_ipc.LayoutError, match="multiples of"):
+            device_ipc.Reservation("mock:0", 1, wrong)
+    with pytest.raises(device_ipc.LayoutError):
+        device_ipc.Reservation("mock:0", 0)
+    with pytest.raises(device_ipc.PlacementError, match="99"):
+        device_ipc.Reservation("mock:99", 1)
+    with pytest.raises(TypeError, match="pickle"):
+        pickle.dumps(reservation)
+
+
+def test_forked_child_leaves_the_reservation(start: Start) -> None:
+    forking = start(
+        """
+        import os
+        unit = d.Reservation("mock:0", 1).granularity
+        reservation = d.Reservation("mock:0", 2 * unit)
+        mapping = d.open(sys.argv[1], reserved=(reservation, 0))
+        if (child := os.fork()) == 0:
+            try:
+                d.open(sys.argv[2], reserved=(reservation, unit))
+            except d.ForkedError:
+                del reservation, mapping
+                os._exit(7)
+            os._exit(1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        second = d.open(sys.argv[2], reserved=(reservation, unit))
+        print(np.from_dlpack(mapping.regions[0])[0], np.from_dlpack(second.regions[0])[0])
+        """,
+        (exporter := Exporter(start)).fill(1, 4096),
+        exporter.fill(2, 4096),
+    )
+    assert forking.stdout is not None
+    assert [forking.stdout.readline(), forking.stdout.readline()] == ["7\n", "1 2\n"]
 
 
 def test_new_views_are_refused_while_suspended(start: Start) -> None:

@@ -62,7 +62,7 @@ def open(
     allow_read_only: bool = False,
     grant: _native.Grant | str | bytes | None = None,
     progress: Callable[[int, int], object] | None = None,
-    reserved: bool = False,
+    reserved: bool | tuple[_native.Reservation, int] = False,
 ) -> Arrays:
     """Opens memory of another process as CuPy arrays.
 
@@ -73,7 +73,7 @@ def open(
     device here or a dict of devices; by default the home device), ``access`` (``"r"`` or ``"rw"``), ``stream`` (the one that waits for the bytes),
     ``staged`` and ``pulled`` (copies: ``None`` if the memory cannot be opened, ``True`` always), ``timeout`` (in seconds; ``None`` is no
     limit), ``allow_users`` (further user ids of exporters), ``grant``, ``progress`` (called with the numbers of copied and of all bytes), and
-    ``reserved`` (addresses that stay, for ``mapping.suspend``, ``resume``, ``replace`` and ``follow``).
+    ``reserved`` (addresses that stay, ``True`` or a pair of a ``Reservation`` and an offset, for ``mapping.suspend``, ``resume``, ``replace`` and ``follow``).
     Raises as ``device_ipc.open``, ``NotPermittedError`` for read-only memory, and ``TypeError`` for an element type that CuPy does not have.
     """
     options = {

@@ -64,7 +64,7 @@ def open(
     allow_users: Sequence[int] = (),
     grant: _native.Grant | str | bytes | None = None,
     progress: Callable[[int, int], object] | None = None,
-    reserved: bool = False,
+    reserved: bool | tuple[_native.Reservation, int] = False,
 ) -> Arrays:
     """Opens memory of another process as NumPy arrays, which are read-only where the memory is.
 
@@ -72,7 +72,7 @@ def open(
     device here or a dict of devices; by default the home device), ``access`` (``"r"`` or ``"rw"``), ``stream`` (the one that waits for the bytes),
     ``staged`` and ``pulled`` (copies: ``None`` if the memory cannot be opened, ``True`` always), ``timeout`` (in seconds; ``None`` is no
     limit), ``allow_users`` (further user ids of exporters), ``grant``, ``progress`` (called with the numbers of copied and of all bytes), and
-    ``reserved`` (addresses that stay, for ``mapping.suspend``, ``resume``, ``replace`` and ``follow``).
+    ``reserved`` (addresses that stay, ``True`` or a pair of a ``Reservation`` and an offset, for ``mapping.suspend``, ``resume``, ``replace`` and ``follow``).
     Raises as ``device_ipc.open``, and ``TypeError`` for an element type that NumPy does not have.
     """
     return Arrays(
