@@ -16,27 +16,6 @@ fn open_after_exporter_exit_names_the_exporter() {
 }
 
 #[test]
-fn dropped_export_is_gone_for_former_and_new_importers() {
-    let mut exporter = agent!(PINNING);
-    let [mut had, mut had_not] = [agent!(PINNING), agent!(PINNING)];
-    let opened = exporter.share("opened 4096");
-    let never = exporter.share("never 4096");
-    had.ok(&format!("open x {opened}"));
-    had.ok("drop x");
-    exporter.ok("drop opened never");
-    for importer in [&mut had, &mut had_not] {
-        for descriptor in [&opened, &never] {
-            let text = importer.fails(&format!("open y {descriptor}"), "ExportDropped");
-            assert!(text.contains("new descriptor"), "{text}");
-        }
-    }
-    eventually("exports", 0, || exporter.counter("exports"));
-    // Numbers are not given twice: a later export is not what the descriptor names.
-    exporter.share("later 4096");
-    had.fails(&format!("open y {opened}"), "ExportDropped");
-}
-
-#[test]
 fn dropped_export_is_gone_in_its_own_process() {
     let mut process = agent!(PINNING);
     let descriptor = process.share("x 4096");

@@ -55,25 +55,6 @@ fn open_with_a_timeout_of_zero_makes_no_request() {
 }
 
 #[test]
-fn dropped_export_is_refused_at_once_also_to_its_holders() {
-    let mut exporter = agent!(PINNING);
-    let mut importer = agent!(PINNING);
-    for round in 0..100 {
-        let descriptor = exporter.share("x 4096");
-        importer.ok(&format!("open held {descriptor}"));
-        if round % 2 == 0 {
-            importer.ok("drop held");
-        }
-        exporter.ok("drop x");
-        importer.fails(&format!("open y {descriptor}"), "ExportDropped");
-        if round % 2 == 1 {
-            importer.ok("drop held");
-        }
-    }
-    eventually("exports", 0, || exporter.counter("exports"));
-}
-
-#[test]
 fn drop_of_another_export_costs_one_request() {
     let mut exporter = agent!(PINNING);
     let mut importer = agent!(PINNING);
@@ -87,34 +68,6 @@ fn drop_of_another_export_costs_one_request() {
     }
     assert_eq!((importer.counter("requests_total"), importer.calls("open")), (2, 1));
     assert_eq!(exporter.ok("holders x").split(' ').nth(1), Some("opened=1"));
-}
-
-#[test]
-fn cache_over_its_entry_limit_closes_the_least_recently_used() {
-    let mut exporter = agent!(PINNING);
-    let mut importer = agent!(PINNING);
-    importer.ok("cache 2 1000000");
-    let descriptors: Vec<_> = (0..4).map(|index| exporter.share(&format!("x{index} 4096"))).collect();
-    importer.ok(&format!("open used {}", descriptors[0]));
-    for (index, descriptor) in descriptors.iter().enumerate().skip(1) {
-        importer.ok(&format!("open y{index} {descriptor}"));
-        importer.ok(&format!("drop y{index}"));
-        // The worker releases in the order of the drops.
-    }
-    // All drops have been dealt with when a later one has.
-    eventually("who is held", vec![1, 0, 1, 1], || {
-        (0..4).map(|index| exporter.holders(&format!("x{index}"))).collect::<Vec<_>>()
-    });
-    assert_eq!((importer.calls("open"), importer.calls("close")), (4, 1));
-    // One that is used again is not the longest unused any more.
-    importer.ok(&format!("open y {}", descriptors[2]));
-    importer.ok("drop y");
-    importer.ok(&format!("open y {}", descriptors[1]));
-    importer.ok("drop y");
-    eventually("who is held", vec![1, 1, 1, 0], || {
-        (0..4).map(|index| exporter.holders(&format!("x{index}"))).collect::<Vec<_>>()
-    });
-    importer.ok("touch used");
 }
 
 #[test]
@@ -162,21 +115,6 @@ fn wait_released_recalls_idle_leases_only() {
     busy.ok("drop x");
     exporter.ok("wait-released x 10000");
     assert_eq!(exporter.holders("x"), 0);
-}
-
-#[test]
-fn idle_lease_is_held_until_its_cache_returns_it() {
-    let (mut exporter, mut importer) = (agent!(PINNING), agent!(PINNING));
-    let descriptor = exporter.share("x 4096");
-    importer.ok(&format!("open x {descriptor}"));
-    importer.ok("drop x");
-    let before = importer.counter("requests_total");
-    importer.ok(&format!("open x {descriptor}"));
-    assert_eq!(importer.counter("requests_total"), before, "the lease was kept");
-    importer.ok("drop x");
-    assert_eq!(exporter.holders("x"), 1, "an idle lease counts");
-    importer.ok("close-unused 10000");
-    eventually("the lease is returned", 0, || exporter.holders("x"));
 }
 
 #[test]

@@ -135,28 +135,6 @@ fn sixty_four_importers_are_counted() {
 }
 
 #[test]
-fn two_imports_of_one_export_are_one_lease_and_one_driver_call() {
-    for machine in [PINNING, DESCRIPTORS] {
-        let mut exporter = agent!(machine);
-        let mut importer = agent!(machine);
-        let descriptor = exporter.share("x 4096");
-        let first = importer.ok(&format!("open a {descriptor}"));
-        let second = importer.ok(&format!("open b {descriptor}"));
-        assert_eq!(first, second, "one address");
-        assert_eq!((importer.calls("open"), importer.counter("requests_total")), (1, 1));
-        assert_eq!((importer.counter("opens_total"), importer.counter("cache_hits_total")), (2, 1));
-        assert_eq!(exporter.ok("holders x").split(' ').take(2).collect::<Vec<_>>(), ["1", "opened=1"]);
-        importer.ok("drop a");
-        assert_eq!(importer.ok("touch b"), "1");
-        assert_eq!(exporter.holders("x"), 1);
-        importer.ok("drop b");
-        importer.ok("close-unused 5000");
-        eventually("holders", 0, || exporter.holders("x"));
-        assert_eq!(importer.calls("close"), 1);
-    }
-}
-
-#[test]
 fn eight_threads_that_open_and_release_leave_nothing() {
     for (machine, cache) in
         [(PINNING, "0 0"), (PINNING, "8 1000000"), (REVOKING, "0 0"), (DESCRIPTORS, "0 0")]
@@ -176,48 +154,6 @@ fn eight_threads_that_open_and_release_leave_nothing() {
         exporter.ok("close x 10000");
         assert_eq!(exporter.allocated(), 0, "{machine} {cache}");
     }
-}
-
-#[test]
-fn export_never_opened_reports_so_and_closes_at_once() {
-    let mut exporter = agent!(PINNING);
-    let descriptor = exporter.share("x 4096");
-    let text = exporter.fails("wait-released x 50", "NotOpened");
-    assert!(text.contains("no process has opened the export within 50 ms"), "{text}");
-    exporter.ok("close x 10000");
-    assert_eq!((exporter.counter("exports"), exporter.allocated()), (0, 0));
-    agent!(PINNING).fails(&format!("open x {descriptor}"), "ExportDropped");
-}
-
-#[test]
-fn early_close_names_holders_and_frees_after_the_last() {
-    let mut exporter = agent!(PINNING);
-    let mut importer = agent!(PINNING);
-    let descriptor = exporter.share("x 8192");
-    importer.ok(&format!("open x {descriptor}"));
-    let text = exporter.fails("close x 100", "StillHeld");
-    assert!(
-        text.contains(&format!("process {} (broker-agent) has held 8192 bytes", importer.id())),
-        "{text}"
-    );
-    assert_eq!(exporter.allocated(), 8192);
-    importer.ok("touch x");
-    importer.ok("drop x");
-    eventually("memory-in-use", 0, || exporter.allocated());
-}
-
-#[test]
-fn open_in_the_exporting_process_gives_the_original_address() {
-    let mut process = agent!(PINNING);
-    let descriptor = process.share("x 4096");
-    let first = process.ok(&format!("open a {descriptor}"));
-    assert_eq!(process.ok(&format!("open b {descriptor}")), first);
-    assert_eq!(process.ok("touch a"), "1");
-    assert_eq!(process.ok("touch b"), "2");
-    assert_eq!((process.calls("open"), process.counter("leases")), (0, 2));
-    process.fails("close x 50", "StillHeld");
-    process.ok("drop a b");
-    eventually("memory-in-use", 0, || process.allocated());
 }
 
 #[test]
