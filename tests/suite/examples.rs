@@ -30,6 +30,11 @@ fn ring_readers() {
 }
 
 #[test]
+fn weight_versions() {
+    runs("weight_versions");
+}
+
+#[test]
 fn kv_cache() {
     runs("kv_cache");
 }

@@ -19,7 +19,8 @@ use device_ipc::cuda::interop::CudaMappedMut;
 use device_ipc::cuda::raw::{self, RawHandle};
 use device_ipc::{
     Buffer, CopyProgress, Descriptor, DeviceIdentity, DeviceMap, DeviceOrdinal, DeviceRange, Dtype, Error,
-    Export, Grant, Ipc, Mapping, Message, Region, RingReadSlot, RingReader, Stream, TensorLayout, View, cuda,
+    Export, Grant, Ipc, Keeper, Mapping, Message, Region, RingReadSlot, RingReader, Stream, TensorLayout,
+    View, cuda,
 };
 
 mod architecture;
@@ -398,6 +399,14 @@ fn equal_addresses(descriptor: Descriptor) -> Result<()> {
     let objects = ipc.open(&descriptor).reserved_in(&reservation, 0).on_device(0)?;
     // end
     drop(objects);
+fn two_versions(ipc: &Ipc, keeper: &Keeper, blocks: [Arc<Buffer>; 2], version: u64, stream: Stream, timeout: Duration, write: fn(&Buffer, &Stream) -> Result<()>) -> Result<()> {
+    // begin docs/guide/reservation.md
+    let next = &blocks[version as usize % 2]; // Arc<Buffer>, of Ipc::allocate_for with MemoryUse::new().remappable()
+    write(next, &stream)?; // no process has it: the export of version - 2 is closed
+    let export = ipc.share(Arc::clone(next)).ready_on(&stream).start()?;
+    let former = Arc::into_inner(keeper.replace(version, export)).expect("the only reference");
+    former.close(timeout)?; // the readers have followed; the error names those that have not
+    // end
     Ok(())
 }
 

@@ -135,6 +135,9 @@ impl Keeper {
     /// Processes that have opened the former export go on. They are notified when it is dropped
     /// ([`Mapping::on_dropped`](crate::Mapping::on_dropped)), and its memory is freed when the last of them has released it. Mappings
     /// with reserved addresses [follow](crate::Mapping::follow) to the new one from now on.
+    ///
+    /// The result is the only reference, unless the caller has others: `Arc::into_inner` gives the export, for
+    /// [`Export::close`], which waits until all processes have released it.
     pub fn replace(&self, version: u64, export: impl Into<Arc<Export>>) -> Arc<Export> {
         let next = Current { version, export: export.into() };
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
@@ -200,12 +203,14 @@ impl Keeper {
     /// Sends the export. The channel may be dropped after that: its grant is kept until the receiver has opened or discarded the
     /// export, or has terminated.
     fn send(&self, channel: &Channel) -> Result<()> {
-        let Current { version, export } = self.current();
+        // Until the message is sent: `replace` returns the last reference of the keeper.
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        let Current { version, export } = &*current;
         let readers = export.holders().count(LeaseState::InUse) as u64;
-        let announcement = postcard::to_stdvec(&Announcement { form: FORM, version, readers });
+        let announcement = postcard::to_stdvec(&Announcement { form: FORM, version: *version, readers });
         let bytes = announcement.map_err(|error| Error::Protocol(error.to_string()))?;
         // The first message of a channel does not wait.
-        match channel.try_send(Message::new().bytes(bytes).export(export)).map_err(Error::from) {
+        match channel.try_send(Message::new().bytes(bytes).export(&**export)).map_err(Error::from) {
             // The process has not waited for its answer.
             Err(error) if error.is_gone() => Ok(()),
             sent => sent,
