@@ -399,6 +399,10 @@ fn equal_addresses(descriptor: Descriptor) -> Result<()> {
     let objects = ipc.open(&descriptor).reserved_in(&reservation, 0).on_device(0)?;
     // end
     drop(objects);
+    Ok(())
+}
+
+#[rustfmt::skip]
 fn two_versions(ipc: &Ipc, keeper: &Keeper, blocks: [Arc<Buffer>; 2], version: u64, stream: Stream, timeout: Duration, write: fn(&Buffer, &Stream) -> Result<()>) -> Result<()> {
     // begin docs/guide/reservation.md
     let next = &blocks[version as usize % 2]; // Arc<Buffer>, of Ipc::allocate_for with MemoryUse::new().remappable()

@@ -318,7 +318,8 @@ pub trait DeviceIpc: fmt::Debug + Send + Sync {
     /// backend cannot open; [`Error::Protocol`](crate::Error::Protocol) for a wrong number of file
     /// descriptors; [`Error::NoPeerAccess`](crate::Error::NoPeerAccess), also if [`ReceivedHandle::home`] is not visible;
     /// [`Error::OverlapsInUse`](crate::Error::OverlapsInUse) if the driver refuses because this process still maps memory that
-    /// the exporter has freed since: the library then closes its unused mappings and retries; otherwise the vendor's error.
+    /// the exporter has freed since, or has this memory imported for reserved addresses: the library then closes its unused mappings,
+    /// waits for those that were dropped or released, and retries; otherwise the vendor's error.
     /// Nothing stays open after an error.
     fn open(&self, handles: Vec<ReceivedHandle>, on: DeviceOrdinal, access: Access) -> Result<Opened>;
 

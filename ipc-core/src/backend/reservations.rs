@@ -44,7 +44,7 @@ pub trait DeviceReservations: fmt::Debug + Send + Sync {
     /// Imports the handles of one or more allocations, without an address. Checks and errors are those of
     /// [`DeviceIpc::open`](super::DeviceIpc::open), and [`Error::Unsupported`](crate::Error::Unsupported) for a kind that is not
     /// remappable. This process may have the same handles open or imported already; a vendor that imports a handle once for a
-    /// device returns `Unsupported` then, also in `open`.
+    /// device returns [`Error::OverlapsInUse`](crate::Error::OverlapsInUse) then, also in `open`.
     ///
     /// # Errors
     ///

@@ -196,6 +196,25 @@ impl Worker {
         clock::receive(&finished, timeout).is_ok()
     }
 
+    /// Waits until `reached` returns true, which the worker calls as in [`submit_once`](Self::submit_once); on the worker's own thread
+    /// once, without a wait. False after the timeout.
+    pub(crate) fn wait_until(
+        &self,
+        mut reached: impl FnMut() -> bool + Send + 'static,
+        timeout: Duration,
+    ) -> bool {
+        if IS_WORKER.get() {
+            return reached();
+        }
+        let (done, finished) = channel();
+        let report = move || {
+            // The receiver is dropped after the timeout.
+            let _ = done.send(());
+        };
+        self.submit_once(move || Ok(reached()), report);
+        clock::receive(&finished, timeout).is_ok()
+    }
+
     fn send(&self, task: Task) {
         self.metrics.jobs_total.add(1);
         self.backlog.grow();

@@ -3,7 +3,7 @@
 use device_ipc_core::backend::{Opened, ReceivedHandle};
 use device_ipc_core::{DeviceOrdinal, DevicePtr, Error, Result};
 
-use super::reserved::reserve;
+use super::reserved::{in_use, reserve};
 use crate::bindings::*;
 use crate::library::{AclLibrary, VISIBLE_DEVICES, call};
 use crate::memory::allocations::range_at;
@@ -24,10 +24,7 @@ pub(in crate::memory) fn open(
     check_homes(driver, handles, on)?;
     let numbers: Vec<u64> = parts.iter().map(|(number, _)| *number).collect();
     if imports::any_reserved(&numbers, on) {
-        return Err(unsupported(
-            "open a shareable handle that this process has at reserved addresses of the device",
-            "the driver imports each once per device; use that mapping",
-        ));
+        return Err(in_use());
     }
     if let Some(opened) = reopen(&parts, on)? {
         return Ok(opened);

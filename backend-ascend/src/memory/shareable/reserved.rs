@@ -101,10 +101,7 @@ impl ReservationTable {
         let numbers: Vec<u64> = parts.iter().map(|(number, _)| *number).collect();
         let is_open = imports::by_numbers(&mut imports::lock(), &numbers, on).is_some();
         if is_open || imports::any_reserved(&numbers, on) {
-            return Err(unsupported(
-                "import a shareable handle that this process has open on the device already",
-                "the driver imports each once per device; drop the other mapping first",
-            ));
+            return Err(in_use());
         }
         let _current = driver.enter(on)?;
         let home = handles.first().and_then(|handle| handle.home);
@@ -194,6 +191,14 @@ impl ReservationTable {
     fn lock(&self) -> MutexGuard<'_, Imports> {
         self.imports.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The error for a handle that another mapping of this process has.
+pub(super) fn in_use() -> Error {
+    let detail =
+        "the driver imports a shareable handle once for each device, and this process has it open there"
+            .into();
+    Error::OverlapsInUse { detail }
 }
 
 /// Reserves addresses: from `at` on, or of the runtime's choice if that is null or in use. A context must be current.

@@ -243,10 +243,11 @@ pub enum Error {
         granted: Access,
     },
 
-    /// A stale mapping that is still in use overlaps the addresses of this memory.
+    /// Another mapping of this process, which is still in use, is in the way: a stale one overlaps the addresses of this memory, or the
+    /// vendor maps this memory once for a device.
     #[error(
-        "a stale mapping of the exporter's memory is still in use and overlaps this memory: {detail}; drop the mappings of \
-         exports that have ended, or close all mappings of the exporter (close_mappings_of)"
+        "another mapping of the exporter's memory is still in use and in the way: {detail}; drop the mappings of this export and of \
+         those that have ended, or close all mappings of the exporter (close_mappings_of)"
     )]
     OverlapsInUse {
         /// The vendor's message.

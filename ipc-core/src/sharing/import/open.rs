@@ -11,7 +11,7 @@ use super::mapping::{Mapping, region_of};
 use super::open_export::{OpenExport, Patience, is_elsewhere, is_out_of_reach};
 use super::open_part::{MappingSource, OpenPart};
 use super::reservation::{Place, Reservation};
-use super::table::{DROPS_IN_PROGRESS, ReservedTarget};
+use super::table::ReservedTarget;
 use crate::backend::Access;
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
@@ -489,7 +489,7 @@ impl<'a> OpenBuilder<'a> {
             Err(Error::AddressesInUse { .. }) => {
                 // The addresses of a mapping that was dropped a moment ago are free when the worker has closed it.
                 let runtime = Runtime::get()?;
-                runtime.worker.run(|| (), patience.left().min(DROPS_IN_PROGRESS));
+                runtime.worker.run(|| (), patience.left());
                 reservation.places(contents, offset)
             }
             found => found,

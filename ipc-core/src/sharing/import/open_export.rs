@@ -315,6 +315,7 @@ pub(super) const fn is_out_of_reach(error: &Error) -> bool {
         error,
         Error::NoPeerAccess { .. }
             | Error::HomeNotVisible { .. }
+            | Error::OverlapsInUse { .. }
             | Error::Unsupported { .. }
             | Error::Vendor(_)
     )

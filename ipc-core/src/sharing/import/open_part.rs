@@ -405,10 +405,20 @@ impl OpenPart {
         let Some((runtime, source)) = self.take_for_end() else { return };
         let near = self.end_local_timeline(runtime, &source);
         runtime.imports.releasing.fetch_add(1, Ordering::AcqRel);
+        let lease = match &source {
+            MappingSource::Remote(lease) => {
+                lease.note_releasing();
+                Some(KnownLease::of(lease))
+            }
+            _ => None,
+        };
         runtime.worker.submit_when(event, move || {
             runtime.imports.releasing.fetch_sub(1, Ordering::AcqRel);
             end(near);
             source.end(runtime);
+            if let Some(lease) = lease {
+                lease.note_released();
+            }
         });
     }
 

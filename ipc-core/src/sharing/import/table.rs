@@ -19,7 +19,7 @@ mod reusable;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-pub(super) use begin::{DROPS_IN_PROGRESS, OpenTarget};
+pub(super) use begin::OpenTarget;
 pub(crate) use lease::KnownLease;
 pub(super) use lease::LeaseRef;
 pub(super) use reserved::{ReservedTarget, operations};

@@ -191,6 +191,7 @@ themes! {
         suspended_addresses_hold_nothing,
         device_that_is_not_the_home,
         not_shared_with_other_mappings,
+        opened_again_at_once,
         nothing_is_left_behind,
         equal_addresses_in_two_processes,
         addresses_that_cannot_be_reserved,

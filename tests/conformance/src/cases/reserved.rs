@@ -456,13 +456,12 @@ pub fn not_shared_with_other_mappings(context: &Context) -> Outcome {
         let ipc = context.ipc();
         let (mut reserved, stream) = open(context, &first)?;
         let plain = match ipc.open(&first).on(&stream) {
-            Err(Error::Unsupported { .. }) => {
+            Err(Error::OverlapsInUse { .. }) => {
                 let again = ipc.open(&first).reserved().on(&stream);
-                refused(again, "a second reserved mapping", "Unsupported", &[])?;
-                refused(reserved.replace(&first), "a replacement by the mapped export", "Unsupported", &[])?;
+                refused(again, "a second reserved mapping", "OverlapsInUse", &[])?;
+                refused(reserved.replace(&first), "a replacement by the mapped export", "OverlapsInUse", &[])?;
                 same(&bytes_of(&reserved, &stream)?, &bytes, "the bytes after refused mappings")?;
                 drop(reserved);
-                is_released(&mut exporter, "first")?;
                 same(&bytes_of(&ipc.open(&first).on(&stream)?, &stream)?, &bytes, "the bytes of a plain mapping")?;
                 device_ipc_core::close_unused(SOON)?;
                 return exporter.must(&Command::Drop { names: vec!["first".into()] }).map(drop);
@@ -478,6 +477,44 @@ pub fn not_shared_with_other_mappings(context: &Context) -> Outcome {
         drop(plain);
         drop(other);
         drop(reserved);
+        device_ipc_core::close_unused(SOON)?;
+        is_released(&mut exporter, "first")?;
+        exporter.must(&Command::Drop { names: vec!["first".into()] }).map(drop)
+    })
+}
+
+/// A mapping that was dropped, or released on a stream, is not in the way of the next one of its export, also where a vendor
+/// imports a handle once for a device.
+pub fn opened_again_at_once(context: &Context) -> Outcome {
+    const RESERVED: bool = true;
+    const RELEASED: bool = true;
+    let mut exporter = context.agent()?;
+    for_each_remappable(context, |kind| {
+        let (first, bytes) = version(&mut exporter, kind.kind, "first", 0)?;
+        let ipc = context.ipc();
+        let stream = ipc.create_stream(0)?;
+        let other = ipc.create_stream(0)?;
+        let mappings = [
+            (RESERVED, !RELEASED),
+            (RESERVED, RELEASED),
+            (!RESERVED, !RELEASED),
+            (RESERVED, RELEASED),
+            (!RESERVED, RELEASED),
+            (RESERVED, !RELEASED),
+            (!RESERVED, RELEASED),
+        ];
+        let mut gate = None;
+        for (round, (reserved, released)) in mappings.into_iter().enumerate() {
+            let plain = ipc.open(&first);
+            let opened = if reserved { plain.reserved() } else { plain }.on(&other);
+            drop(gate.take());
+            let mapping = opened.map_err(|error| Stop::failed(format!("mapping {round} of the same export: {error}")))?;
+            same(&bytes_of(&mapping, &stream)?, &bytes, format!("the bytes of mapping {round}"))?;
+            let blocking = gate.insert(Gate::close(&stream)?);
+            if released { mapping.release(&stream)? } else { drop(mapping) }
+            blocking.open_soon();
+        }
+        drop(gate);
         device_ipc_core::close_unused(SOON)?;
         is_released(&mut exporter, "first")?;
         exporter.must(&Command::Drop { names: vec!["first".into()] }).map(drop)

@@ -1,7 +1,7 @@
 //! Leases ahead: those that an exporter has begun on further exports of an allocation that this process opens. They are added to
 //! the cache as idle leases, so that an open of such an export finds a lease as if it had been open before.
 
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 use super::ImportTable;
@@ -116,6 +116,7 @@ impl<'a> LeasesAhead<'a> {
             unmapped: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             unfinished: AtomicBool::new(false),
+            releasing: AtomicUsize::new(0),
         })
     }
 

@@ -1,7 +1,7 @@
 //! The begin of a lease: the request to the exporter, and the driver's open.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -17,15 +17,14 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
+use crate::os::process::ProcessIdentity;
+use crate::sharing::Runtime;
 use crate::sharing::import::grant::UnusedGrant;
 use crate::sharing::import::link::Link;
 use crate::sharing::import::notices::ExportNotices;
 use crate::transport::{AllowList, Deadline};
 use crate::wire::descriptor::{DescribedExtent, NamedExport};
 use crate::wire::{LeaseAhead, Opened, WireHandle};
-
-/// Maximum time that an open waits for drops in progress that may be in its way.
-pub(in crate::sharing::import) const DROPS_IN_PROGRESS: Duration = Duration::from_secs(1);
 
 /// The parameters of an open.
 pub(in crate::sharing::import) struct OpenTarget<'a> {
@@ -50,12 +49,15 @@ impl ImportTable {
     pub(super) fn begin(&self, wanted: &OpenTarget<'_>, opening: &LeaseRef) -> Result<Lease> {
         let (link, is_new) = self.link(wanted.descriptor.broker(), wanted.allow, wanted.deadline)?;
         match self.begin_over(&link, wanted, opening) {
-            // Idle mappings may be stale, and are closed for this open; mappings that were dropped a moment ago are waited for.
+            // Idle mappings are closed for this open; those that were dropped or released are waited for.
             Err(error) if matches!(error.innermost(), Error::OverlapsInUse { .. }) => {
-                let (runtime, exporter) = (link.runtime().check()?, wanted.descriptor.contents.exporter);
-                // On the worker, because device work may have to be waited for.
-                let close = move || runtime.imports.close_idle_of(&exporter);
-                runtime.worker.run(close, wanted.deadline.left().min(DROPS_IN_PROGRESS));
+                if !close_ended(
+                    link.runtime().check()?,
+                    &wanted.descriptor.contents.exporter,
+                    wanted.deadline,
+                ) {
+                    return Err(error);
+                }
                 self.begin_over(&link, wanted, opening)
             }
             // A busy exporter may have closed a connection that held no lease.
@@ -162,8 +164,28 @@ impl ImportTable {
             unmapped: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             unfinished: AtomicBool::new(false),
+            releasing: AtomicUsize::new(0),
         })
     }
+}
+
+/// Closes the leases on the exporter's memory that no mapping uses. Returns false after the deadline.
+fn close_ended(runtime: &'static Runtime, exporter: &ProcessIdentity, deadline: Deadline) -> bool {
+    let exporter = *exporter;
+    // On the worker, behind the ends of mappings that were dropped; device work may have to be waited for.
+    let close_idle = || runtime.worker.run(move || runtime.imports.close_idle_of(&exporter), deadline.left());
+    if !close_idle() {
+        return false;
+    }
+    let open = runtime.imports.leases.open().into_iter();
+    let of_exporter = open.filter(|lease| *lease.key().exporter == exporter);
+    let releasing: Vec<_> =
+        of_exporter.map(|lease| KnownLease::of(&lease)).filter(KnownLease::is_releasing).collect();
+    if releasing.is_empty() {
+        return true;
+    }
+    let closed = move || !releasing.iter().any(KnownLease::is_releasing);
+    runtime.worker.wait_until(closed, deadline.left()) && close_idle()
 }
 
 /// Compares the descriptor's token with those of existing leases on the export before the exporter is asked: it counts wrong

@@ -1,6 +1,6 @@
 //! Leases of this process on exports of other processes.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -34,6 +34,18 @@ impl KnownLease {
 
     pub(in crate::sharing::import) fn upgrade(&self) -> Option<LeaseRef> {
         self.0.upgrade()
+    }
+
+    /// Notes that a mapping that was released on a stream has been closed.
+    pub(in crate::sharing::import) fn note_released(&self) {
+        if let Some(lease) = self.upgrade() {
+            lease.releasing.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Returns whether mappings of the lease wait for the stream that they were released on.
+    pub(super) fn is_releasing(&self) -> bool {
+        self.upgrade().is_some_and(|lease| lease.is_open() && lease.releasing.load(Ordering::Acquire) > 0)
     }
 }
 
@@ -70,6 +82,8 @@ pub(in crate::sharing::import) struct Lease {
     pub(super) revoked: AtomicBool,
     /// Whether device work of ended mappings may still be running: the thread that ends the lease waits for the device first.
     pub(super) unfinished: AtomicBool,
+    /// The number of mappings that were released on a stream which has not reached that point.
+    pub(super) releasing: AtomicUsize,
 }
 
 /// The signal that the bytes are written.
@@ -275,6 +289,11 @@ impl Lease {
         let Some(runtime) = self.link.runtime().here() else { return };
         let (link, lease) = (Arc::clone(&self.link), self.id);
         runtime.worker.submit(move || link.report_change(lease));
+    }
+
+    /// Notes a mapping that is closed once a stream has reached the point of its release. [`KnownLease::note_released`] follows.
+    pub(in crate::sharing::import) fn note_releasing(&self) {
+        self.releasing.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Records that device work of a mapping that ends now may still be running.
