@@ -89,6 +89,13 @@ def options(model: Path, **further: Any) -> dict[str, Any]:
     }
 
 
+def not_ready(subject: str, status: int | None, log: Path) -> str:
+    """Returns why a process serves nothing, with the last line of its log."""
+    lines = log.read_text(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")
+    return f"{subject} {'is not ready' if status is None else f'ended with {status}'}: {last}; see {log}"
+
+
 @contextlib.contextmanager
 def started(folder: Path, name: str, arguments: dict[str, Any], **variables: str) -> Iterator[Engine]:
     """Starts an engine, and ends it with all its processes. Raises ``RuntimeError`` with the end of its log if it does not start."""
@@ -103,8 +110,7 @@ def started(folder: Path, name: str, arguments: dict[str, Any], **variables: str
         limit = time.monotonic() + READY_SECONDS
         while True:
             if process.poll() is not None or time.monotonic() > limit:
-                state = f"ended with {process.returncode}" if process.returncode is not None else f"is not ready after {READY_SECONDS} s"
-                raise RuntimeError(f"the engine {state}: {log.read_text(errors='replace')[-600:]}")
+                raise RuntimeError(not_ready("the engine", process.returncode, log))
             with contextlib.suppress(OSError, EOFError):
                 engine.call("ready")
                 break

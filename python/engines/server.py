@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .engine import not_ready
+
 READY_SECONDS = 400.0
 
 
@@ -43,7 +45,7 @@ def started(folder: Path, name: str, model: Path, backend: str, *arguments: str,
         limit = time.monotonic() + READY_SECONDS
         while True:
             if process.poll() is not None or time.monotonic() > limit:
-                raise RuntimeError(f"the server did not start: {log.read_text(errors='replace')[-600:]}")
+                raise RuntimeError(not_ready("the server", process.returncode, log))
             with contextlib.suppress(OSError):
                 request(f"{url}/health")
                 break
