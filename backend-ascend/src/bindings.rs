@@ -8,7 +8,7 @@
     non_camel_case_types,
     non_snake_case,
     unreachable_pub,
-    reason = "generated; the names are the vendor's, and the table of functions has unused fields"
+    reason = "generated; the names are the vendor's"
 )]
 
 pub const ACL_IPC_EVENT_HANDLE_SIZE: u32 = 64;
@@ -376,1370 +376,239 @@ const _: () = {
         "Offset of field: aclrtMemAccessDesc::rsv",
     ][::core::mem::offset_of!(aclrtMemAccessDesc, rsv) - 12usize];
 };
-pub struct Acl {
-    __library: ::libloading::Library,
-    pub aclInit: Result<
-        unsafe extern "C" fn(configPath: *const ::core::ffi::c_char) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclFinalizeReference: Result<
-        unsafe extern "C" fn(refCount: *mut u64) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclGetRecentErrMsg: Result<
-        unsafe extern "C" fn() -> *const ::core::ffi::c_char,
-        ::libloading::Error,
-    >,
-    pub aclsysGetVersionStr: Result<
-        unsafe extern "C" fn(
-            pkgName: *mut ::core::ffi::c_char,
-            versionStr: *mut ::core::ffi::c_char,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtGetVersion: Result<
-        unsafe extern "C" fn(
-            majorVersion: *mut i32,
-            minorVersion: *mut i32,
-            patchVersion: *mut i32,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtGetSocName: Result<
-        unsafe extern "C" fn() -> *const ::core::ffi::c_char,
-        ::libloading::Error,
-    >,
-    pub aclrtGetDeviceCount: Result<
-        unsafe extern "C" fn(count: *mut u32) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtSetDevice: Result<
-        unsafe extern "C" fn(deviceId: i32) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtResetDevice: Result<
-        unsafe extern "C" fn(deviceId: i32) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtSynchronizeDevice: Result<
-        unsafe extern "C" fn() -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtDeviceGetUuid: Result<
-        unsafe extern "C" fn(deviceId: i32, uuid: *mut aclrtUuid) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtGetDeviceInfo: Result<
-        unsafe extern "C" fn(
-            deviceId: u32,
-            attr: aclrtDevAttr,
-            value: *mut i64,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtGetMemInfo: Result<
-        unsafe extern "C" fn(
-            attr: aclrtMemAttr,
-            free: *mut usize,
-            total: *mut usize,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtDeviceGetBareTgid: Result<
-        unsafe extern "C" fn(pid: *mut i32) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtGetLogicDevIdByUserDevId: Result<
-        unsafe extern "C" fn(userDevid: i32, logicDevId: *mut i32) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtGetPhyDevIdByLogicDevId: Result<
-        unsafe extern "C" fn(logicDevId: i32, phyDevId: *mut i32) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtSetCurrentContext: Result<
-        unsafe extern "C" fn(context: aclrtContext) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtGetCurrentContext: Result<
-        unsafe extern "C" fn(context: *mut aclrtContext) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtDeviceCanAccessPeer: Result<
-        unsafe extern "C" fn(
-            canAccessPeer: *mut i32,
-            deviceId: i32,
-            peerDeviceId: i32,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtDeviceEnablePeerAccess: Result<
-        unsafe extern "C" fn(peerDeviceId: i32, flags: u32) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtDevicePeerAccessStatus: Result<
-        unsafe extern "C" fn(
-            deviceId: i32,
-            peerDeviceId: i32,
-            status: *mut i32,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtMallocAlign32: Result<
-        unsafe extern "C" fn(
-            devPtr: *mut *mut ::core::ffi::c_void,
-            size: usize,
-            policy: aclrtMemMallocPolicy,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtFree: Result<
-        unsafe extern "C" fn(devPtr: *mut ::core::ffi::c_void) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtMallocHost: Result<
-        unsafe extern "C" fn(
-            hostPtr: *mut *mut ::core::ffi::c_void,
-            size: usize,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtFreeHost: Result<
-        unsafe extern "C" fn(hostPtr: *mut ::core::ffi::c_void) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtHostRegister: Result<
-        unsafe extern "C" fn(
-            ptr: *mut ::core::ffi::c_void,
-            size: u64,
-            type_: aclrtHostRegisterType,
-            devPtr: *mut *mut ::core::ffi::c_void,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtHostUnregister: Result<
-        unsafe extern "C" fn(ptr: *mut ::core::ffi::c_void) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtPointerGetAttributes: Result<
-        unsafe extern "C" fn(
-            ptr: *const ::core::ffi::c_void,
-            attributes: *mut aclrtPtrAttributes,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtMemGetAddressRange: Result<
-        unsafe extern "C" fn(
-            ptr: *mut ::core::ffi::c_void,
-            pbase: *mut *mut ::core::ffi::c_void,
-            psize: *mut usize,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtMemcpyAsync: Result<
-        unsafe extern "C" fn(
-            dst: *mut ::core::ffi::c_void,
-            destMax: usize,
-            src: *const ::core::ffi::c_void,
-            count: usize,
-            kind: aclrtMemcpyKind,
-            stream: aclrtStream,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtMemsetAsync: Result<
-        unsafe extern "C" fn(
-            devPtr: *mut ::core::ffi::c_void,
-            maxCount: usize,
-            value: i32,
-            count: usize,
-            stream: aclrtStream,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtCreateStream: Result<
-        unsafe extern "C" fn(stream: *mut aclrtStream) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtDestroyStream: Result<
-        unsafe extern "C" fn(stream: aclrtStream) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtSynchronizeStream: Result<
-        unsafe extern "C" fn(stream: aclrtStream) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtSynchronizeStreamWithTimeout: Result<
-        unsafe extern "C" fn(stream: aclrtStream, timeout: i32) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtStreamQuery: Result<
-        unsafe extern "C" fn(
-            stream: aclrtStream,
-            status: *mut aclrtStreamStatus,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtStreamWaitEvent: Result<
-        unsafe extern "C" fn(stream: aclrtStream, event: aclrtEvent) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtValueWrite: Result<
-        unsafe extern "C" fn(
-            devAddr: *mut ::core::ffi::c_void,
-            value: u64,
-            flag: u32,
-            stream: aclrtStream,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtValueWait: Result<
-        unsafe extern "C" fn(
-            devAddr: *mut ::core::ffi::c_void,
-            value: u64,
-            flag: u32,
-            stream: aclrtStream,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtLaunchHostFunc: Result<
-        unsafe extern "C" fn(
-            stream: aclrtStream,
-            fn_: aclrtHostFunc,
-            args: *mut ::core::ffi::c_void,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtCreateEventExWithFlag: Result<
-        unsafe extern "C" fn(event: *mut aclrtEvent, flag: u32) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtDestroyEvent: Result<
-        unsafe extern "C" fn(event: aclrtEvent) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtRecordEvent: Result<
-        unsafe extern "C" fn(event: aclrtEvent, stream: aclrtStream) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtQueryEventStatus: Result<
-        unsafe extern "C" fn(
-            event: aclrtEvent,
-            status: *mut aclrtEventRecordedStatus,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtIpcGetEventHandle: Result<
-        unsafe extern "C" fn(
-            event: aclrtEvent,
-            handle: *mut aclrtIpcEventHandle,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtIpcOpenEventHandle: Result<
-        unsafe extern "C" fn(
-            handle: aclrtIpcEventHandle,
-            event: *mut aclrtEvent,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtIpcMemGetExportKey: Result<
-        unsafe extern "C" fn(
-            devPtr: *mut ::core::ffi::c_void,
-            size: usize,
-            key: *mut ::core::ffi::c_char,
-            len: usize,
-            flags: u64,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtIpcMemClose: Result<
-        unsafe extern "C" fn(key: *const ::core::ffi::c_char) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtIpcMemImportByKey: Result<
-        unsafe extern "C" fn(
-            devPtr: *mut *mut ::core::ffi::c_void,
-            key: *const ::core::ffi::c_char,
-            flags: u64,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtIpcMemSetImportPid: Result<
-        unsafe extern "C" fn(
-            key: *const ::core::ffi::c_char,
-            pid: *mut i32,
-            num: usize,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtReserveMemAddress: Result<
-        unsafe extern "C" fn(
-            virPtr: *mut *mut ::core::ffi::c_void,
-            size: usize,
-            alignment: usize,
-            expectPtr: *mut ::core::ffi::c_void,
-            flags: u64,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtReleaseMemAddress: Result<
-        unsafe extern "C" fn(virPtr: *mut ::core::ffi::c_void) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtMallocPhysical: Result<
-        unsafe extern "C" fn(
-            handle: *mut aclrtDrvMemHandle,
-            size: usize,
-            prop: *const aclrtPhysicalMemProp,
-            flags: u64,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtFreePhysical: Result<
-        unsafe extern "C" fn(handle: aclrtDrvMemHandle) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtMapMem: Result<
-        unsafe extern "C" fn(
-            virPtr: *mut ::core::ffi::c_void,
-            size: usize,
-            offset: usize,
-            handle: aclrtDrvMemHandle,
-            flags: u64,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtUnmapMem: Result<
-        unsafe extern "C" fn(virPtr: *mut ::core::ffi::c_void) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtMemSetAccess: Result<
-        unsafe extern "C" fn(
-            virPtr: *mut ::core::ffi::c_void,
-            size: usize,
-            desc: *mut aclrtMemAccessDesc,
-            count: usize,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtMemGetAllocationGranularity: Result<
-        unsafe extern "C" fn(
-            prop: *mut aclrtPhysicalMemProp,
-            option: aclrtMemGranularityOptions,
-            granularity: *mut usize,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtMemRetainAllocationHandle: Result<
-        unsafe extern "C" fn(
-            virPtr: *mut ::core::ffi::c_void,
-            handle: *mut aclrtDrvMemHandle,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtMemExportToShareableHandle: Result<
-        unsafe extern "C" fn(
-            handle: aclrtDrvMemHandle,
-            handleType: aclrtMemHandleType,
-            flags: u64,
-            shareableHandle: *mut u64,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtMemImportFromShareableHandle: Result<
-        unsafe extern "C" fn(
-            shareableHandle: u64,
-            deviceId: i32,
-            handle: *mut aclrtDrvMemHandle,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-    pub aclrtMemSetPidToShareableHandle: Result<
-        unsafe extern "C" fn(
-            shareableHandle: u64,
-            pid: *mut i32,
-            pidNum: usize,
-        ) -> aclError,
-        ::libloading::Error,
-    >,
-}
-impl Acl {
-    pub unsafe fn new<P>(path: P) -> Result<Self, ::libloading::Error>
-    where
-        P: AsRef<::std::ffi::OsStr>,
-    {
-        let path = path.as_ref();
-        let library = unsafe { ::libloading::Library::new(path) }?;
-        unsafe { Self::from_library(library) }
-    }
-    pub unsafe fn from_library<L>(library: L) -> Result<Self, ::libloading::Error>
-    where
-        L: Into<::libloading::Library>,
-    {
-        let __library = library.into();
-        let aclInit = unsafe { __library.get(b"aclInit\0") }.map(|sym| *sym);
-        let aclFinalizeReference = unsafe { __library.get(b"aclFinalizeReference\0") }
-            .map(|sym| *sym);
-        let aclGetRecentErrMsg = unsafe { __library.get(b"aclGetRecentErrMsg\0") }
-            .map(|sym| *sym);
-        let aclsysGetVersionStr = unsafe { __library.get(b"aclsysGetVersionStr\0") }
-            .map(|sym| *sym);
-        let aclrtGetVersion = unsafe { __library.get(b"aclrtGetVersion\0") }
-            .map(|sym| *sym);
-        let aclrtGetSocName = unsafe { __library.get(b"aclrtGetSocName\0") }
-            .map(|sym| *sym);
-        let aclrtGetDeviceCount = unsafe { __library.get(b"aclrtGetDeviceCount\0") }
-            .map(|sym| *sym);
-        let aclrtSetDevice = unsafe { __library.get(b"aclrtSetDevice\0") }
-            .map(|sym| *sym);
-        let aclrtResetDevice = unsafe { __library.get(b"aclrtResetDevice\0") }
-            .map(|sym| *sym);
-        let aclrtSynchronizeDevice = unsafe {
-            __library.get(b"aclrtSynchronizeDevice\0")
-        }
-            .map(|sym| *sym);
-        let aclrtDeviceGetUuid = unsafe { __library.get(b"aclrtDeviceGetUuid\0") }
-            .map(|sym| *sym);
-        let aclrtGetDeviceInfo = unsafe { __library.get(b"aclrtGetDeviceInfo\0") }
-            .map(|sym| *sym);
-        let aclrtGetMemInfo = unsafe { __library.get(b"aclrtGetMemInfo\0") }
-            .map(|sym| *sym);
-        let aclrtDeviceGetBareTgid = unsafe {
-            __library.get(b"aclrtDeviceGetBareTgid\0")
-        }
-            .map(|sym| *sym);
-        let aclrtGetLogicDevIdByUserDevId = unsafe {
-            __library.get(b"aclrtGetLogicDevIdByUserDevId\0")
-        }
-            .map(|sym| *sym);
-        let aclrtGetPhyDevIdByLogicDevId = unsafe {
-            __library.get(b"aclrtGetPhyDevIdByLogicDevId\0")
-        }
-            .map(|sym| *sym);
-        let aclrtSetCurrentContext = unsafe {
-            __library.get(b"aclrtSetCurrentContext\0")
-        }
-            .map(|sym| *sym);
-        let aclrtGetCurrentContext = unsafe {
-            __library.get(b"aclrtGetCurrentContext\0")
-        }
-            .map(|sym| *sym);
-        let aclrtDeviceCanAccessPeer = unsafe {
-            __library.get(b"aclrtDeviceCanAccessPeer\0")
-        }
-            .map(|sym| *sym);
-        let aclrtDeviceEnablePeerAccess = unsafe {
-            __library.get(b"aclrtDeviceEnablePeerAccess\0")
-        }
-            .map(|sym| *sym);
-        let aclrtDevicePeerAccessStatus = unsafe {
-            __library.get(b"aclrtDevicePeerAccessStatus\0")
-        }
-            .map(|sym| *sym);
-        let aclrtMallocAlign32 = unsafe { __library.get(b"aclrtMallocAlign32\0") }
-            .map(|sym| *sym);
-        let aclrtFree = unsafe { __library.get(b"aclrtFree\0") }.map(|sym| *sym);
-        let aclrtMallocHost = unsafe { __library.get(b"aclrtMallocHost\0") }
-            .map(|sym| *sym);
-        let aclrtFreeHost = unsafe { __library.get(b"aclrtFreeHost\0") }.map(|sym| *sym);
-        let aclrtHostRegister = unsafe { __library.get(b"aclrtHostRegister\0") }
-            .map(|sym| *sym);
-        let aclrtHostUnregister = unsafe { __library.get(b"aclrtHostUnregister\0") }
-            .map(|sym| *sym);
-        let aclrtPointerGetAttributes = unsafe {
-            __library.get(b"aclrtPointerGetAttributes\0")
-        }
-            .map(|sym| *sym);
-        let aclrtMemGetAddressRange = unsafe {
-            __library.get(b"aclrtMemGetAddressRange\0")
-        }
-            .map(|sym| *sym);
-        let aclrtMemcpyAsync = unsafe { __library.get(b"aclrtMemcpyAsync\0") }
-            .map(|sym| *sym);
-        let aclrtMemsetAsync = unsafe { __library.get(b"aclrtMemsetAsync\0") }
-            .map(|sym| *sym);
-        let aclrtCreateStream = unsafe { __library.get(b"aclrtCreateStream\0") }
-            .map(|sym| *sym);
-        let aclrtDestroyStream = unsafe { __library.get(b"aclrtDestroyStream\0") }
-            .map(|sym| *sym);
-        let aclrtSynchronizeStream = unsafe {
-            __library.get(b"aclrtSynchronizeStream\0")
-        }
-            .map(|sym| *sym);
-        let aclrtSynchronizeStreamWithTimeout = unsafe {
-            __library.get(b"aclrtSynchronizeStreamWithTimeout\0")
-        }
-            .map(|sym| *sym);
-        let aclrtStreamQuery = unsafe { __library.get(b"aclrtStreamQuery\0") }
-            .map(|sym| *sym);
-        let aclrtStreamWaitEvent = unsafe { __library.get(b"aclrtStreamWaitEvent\0") }
-            .map(|sym| *sym);
-        let aclrtValueWrite = unsafe { __library.get(b"aclrtValueWrite\0") }
-            .map(|sym| *sym);
-        let aclrtValueWait = unsafe { __library.get(b"aclrtValueWait\0") }
-            .map(|sym| *sym);
-        let aclrtLaunchHostFunc = unsafe { __library.get(b"aclrtLaunchHostFunc\0") }
-            .map(|sym| *sym);
-        let aclrtCreateEventExWithFlag = unsafe {
-            __library.get(b"aclrtCreateEventExWithFlag\0")
-        }
-            .map(|sym| *sym);
-        let aclrtDestroyEvent = unsafe { __library.get(b"aclrtDestroyEvent\0") }
-            .map(|sym| *sym);
-        let aclrtRecordEvent = unsafe { __library.get(b"aclrtRecordEvent\0") }
-            .map(|sym| *sym);
-        let aclrtQueryEventStatus = unsafe { __library.get(b"aclrtQueryEventStatus\0") }
-            .map(|sym| *sym);
-        let aclrtIpcGetEventHandle = unsafe {
-            __library.get(b"aclrtIpcGetEventHandle\0")
-        }
-            .map(|sym| *sym);
-        let aclrtIpcOpenEventHandle = unsafe {
-            __library.get(b"aclrtIpcOpenEventHandle\0")
-        }
-            .map(|sym| *sym);
-        let aclrtIpcMemGetExportKey = unsafe {
-            __library.get(b"aclrtIpcMemGetExportKey\0")
-        }
-            .map(|sym| *sym);
-        let aclrtIpcMemClose = unsafe { __library.get(b"aclrtIpcMemClose\0") }
-            .map(|sym| *sym);
-        let aclrtIpcMemImportByKey = unsafe {
-            __library.get(b"aclrtIpcMemImportByKey\0")
-        }
-            .map(|sym| *sym);
-        let aclrtIpcMemSetImportPid = unsafe {
-            __library.get(b"aclrtIpcMemSetImportPid\0")
-        }
-            .map(|sym| *sym);
-        let aclrtReserveMemAddress = unsafe {
-            __library.get(b"aclrtReserveMemAddress\0")
-        }
-            .map(|sym| *sym);
-        let aclrtReleaseMemAddress = unsafe {
-            __library.get(b"aclrtReleaseMemAddress\0")
-        }
-            .map(|sym| *sym);
-        let aclrtMallocPhysical = unsafe { __library.get(b"aclrtMallocPhysical\0") }
-            .map(|sym| *sym);
-        let aclrtFreePhysical = unsafe { __library.get(b"aclrtFreePhysical\0") }
-            .map(|sym| *sym);
-        let aclrtMapMem = unsafe { __library.get(b"aclrtMapMem\0") }.map(|sym| *sym);
-        let aclrtUnmapMem = unsafe { __library.get(b"aclrtUnmapMem\0") }.map(|sym| *sym);
-        let aclrtMemSetAccess = unsafe { __library.get(b"aclrtMemSetAccess\0") }
-            .map(|sym| *sym);
-        let aclrtMemGetAllocationGranularity = unsafe {
-            __library.get(b"aclrtMemGetAllocationGranularity\0")
-        }
-            .map(|sym| *sym);
-        let aclrtMemRetainAllocationHandle = unsafe {
-            __library.get(b"aclrtMemRetainAllocationHandle\0")
-        }
-            .map(|sym| *sym);
-        let aclrtMemExportToShareableHandle = unsafe {
-            __library.get(b"aclrtMemExportToShareableHandle\0")
-        }
-            .map(|sym| *sym);
-        let aclrtMemImportFromShareableHandle = unsafe {
-            __library.get(b"aclrtMemImportFromShareableHandle\0")
-        }
-            .map(|sym| *sym);
-        let aclrtMemSetPidToShareableHandle = unsafe {
-            __library.get(b"aclrtMemSetPidToShareableHandle\0")
-        }
-            .map(|sym| *sym);
-        Ok(Acl {
-            __library,
-            aclInit,
-            aclFinalizeReference,
-            aclGetRecentErrMsg,
-            aclsysGetVersionStr,
-            aclrtGetVersion,
-            aclrtGetSocName,
-            aclrtGetDeviceCount,
-            aclrtSetDevice,
-            aclrtResetDevice,
-            aclrtSynchronizeDevice,
-            aclrtDeviceGetUuid,
-            aclrtGetDeviceInfo,
-            aclrtGetMemInfo,
-            aclrtDeviceGetBareTgid,
-            aclrtGetLogicDevIdByUserDevId,
-            aclrtGetPhyDevIdByLogicDevId,
-            aclrtSetCurrentContext,
-            aclrtGetCurrentContext,
-            aclrtDeviceCanAccessPeer,
-            aclrtDeviceEnablePeerAccess,
-            aclrtDevicePeerAccessStatus,
-            aclrtMallocAlign32,
-            aclrtFree,
-            aclrtMallocHost,
-            aclrtFreeHost,
-            aclrtHostRegister,
-            aclrtHostUnregister,
-            aclrtPointerGetAttributes,
-            aclrtMemGetAddressRange,
-            aclrtMemcpyAsync,
-            aclrtMemsetAsync,
-            aclrtCreateStream,
-            aclrtDestroyStream,
-            aclrtSynchronizeStream,
-            aclrtSynchronizeStreamWithTimeout,
-            aclrtStreamQuery,
-            aclrtStreamWaitEvent,
-            aclrtValueWrite,
-            aclrtValueWait,
-            aclrtLaunchHostFunc,
-            aclrtCreateEventExWithFlag,
-            aclrtDestroyEvent,
-            aclrtRecordEvent,
-            aclrtQueryEventStatus,
-            aclrtIpcGetEventHandle,
-            aclrtIpcOpenEventHandle,
-            aclrtIpcMemGetExportKey,
-            aclrtIpcMemClose,
-            aclrtIpcMemImportByKey,
-            aclrtIpcMemSetImportPid,
-            aclrtReserveMemAddress,
-            aclrtReleaseMemAddress,
-            aclrtMallocPhysical,
-            aclrtFreePhysical,
-            aclrtMapMem,
-            aclrtUnmapMem,
-            aclrtMemSetAccess,
-            aclrtMemGetAllocationGranularity,
-            aclrtMemRetainAllocationHandle,
-            aclrtMemExportToShareableHandle,
-            aclrtMemImportFromShareableHandle,
-            aclrtMemSetPidToShareableHandle,
-        })
-    }
+crate::symbols::functions! {
     /// `configPath` may be null. A second call in a process returns `ACL_ERROR_REPEAT_INITIALIZE`, and is counted.
-    pub unsafe fn aclInit(&self, configPath: *const ::core::ffi::c_char) -> aclError {
-        unsafe {
-            (self.aclInit.as_ref().expect("Expected function, got error."))(configPath)
-        }
-    }
+    pub fn aclInit(configPath: *const ::core::ffi::c_char) -> aclError;
     /// Reverts one `aclInit`, and returns the remaining count.
-    pub unsafe fn aclFinalizeReference(&self, refCount: *mut u64) -> aclError {
-        unsafe {
-            (self
-                .aclFinalizeReference
-                .as_ref()
-                .expect("Expected function, got error."))(refCount)
-        }
-    }
+    pub fn aclFinalizeReference(refCount: *mut u64) -> aclError;
     /// Returns the calling thread's latest error as text, or null.
-    pub unsafe fn aclGetRecentErrMsg(&self) -> *const ::core::ffi::c_char {
-        unsafe {
-            (self.aclGetRecentErrMsg.as_ref().expect("Expected function, got error."))()
-        }
-    }
+    pub fn aclGetRecentErrMsg() -> *const ::core::ffi::c_char;
     /// Returns the version of an installed package by its name; `versionStr` has space for 128 bytes.
-    pub unsafe fn aclsysGetVersionStr(
-        &self,
+    pub fn aclsysGetVersionStr(
         pkgName: *mut ::core::ffi::c_char,
         versionStr: *mut ::core::ffi::c_char,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclsysGetVersionStr
-                .as_ref()
-                .expect("Expected function, got error."))(pkgName, versionStr)
-        }
-    }
+    ) -> aclError;
     /// Returns the version of the interface.
-    pub unsafe fn aclrtGetVersion(
-        &self,
+    pub fn aclrtGetVersion(
         majorVersion: *mut i32,
         minorVersion: *mut i32,
         patchVersion: *mut i32,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtGetVersion
-                .as_ref()
-                .expect(
-                    "Expected function, got error.",
-                ))(majorVersion, minorVersion, patchVersion)
-        }
-    }
+    ) -> aclError;
     /// Returns the chip's name, or null.
-    pub unsafe fn aclrtGetSocName(&self) -> *const ::core::ffi::c_char {
-        unsafe {
-            (self.aclrtGetSocName.as_ref().expect("Expected function, got error."))()
-        }
-    }
-    pub unsafe fn aclrtGetDeviceCount(&self, count: *mut u32) -> aclError {
-        unsafe {
-            (self
-                .aclrtGetDeviceCount
-                .as_ref()
-                .expect("Expected function, got error."))(count)
-        }
-    }
+    pub fn aclrtGetSocName() -> *const ::core::ffi::c_char;
+    pub fn aclrtGetDeviceCount(count: *mut u32) -> aclError;
     /// Makes a device and its default context current for the calling thread. Counted.
-    pub unsafe fn aclrtSetDevice(&self, deviceId: i32) -> aclError {
-        unsafe {
-            (self
-                .aclrtSetDevice
-                .as_ref()
-                .expect("Expected function, got error."))(deviceId)
-        }
-    }
+    pub fn aclrtSetDevice(deviceId: i32) -> aclError;
     /// Reverts one `aclrtSetDevice`; the last one frees the process's resources on the device.
-    pub unsafe fn aclrtResetDevice(&self, deviceId: i32) -> aclError {
-        unsafe {
-            (self
-                .aclrtResetDevice
-                .as_ref()
-                .expect("Expected function, got error."))(deviceId)
-        }
-    }
+    pub fn aclrtResetDevice(deviceId: i32) -> aclError;
     /// Waits for all work on the current device.
-    pub unsafe fn aclrtSynchronizeDevice(&self) -> aclError {
-        unsafe {
-            (self
-                .aclrtSynchronizeDevice
-                .as_ref()
-                .expect("Expected function, got error."))()
-        }
-    }
-    pub unsafe fn aclrtDeviceGetUuid(
-        &self,
-        deviceId: i32,
-        uuid: *mut aclrtUuid,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtDeviceGetUuid
-                .as_ref()
-                .expect("Expected function, got error."))(deviceId, uuid)
-        }
-    }
-    pub unsafe fn aclrtGetDeviceInfo(
-        &self,
+    pub fn aclrtSynchronizeDevice() -> aclError;
+    pub fn aclrtDeviceGetUuid(deviceId: i32, uuid: *mut aclrtUuid) -> aclError;
+    pub fn aclrtGetDeviceInfo(
         deviceId: u32,
         attr: aclrtDevAttr,
         value: *mut i64,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtGetDeviceInfo
-                .as_ref()
-                .expect("Expected function, got error."))(deviceId, attr, value)
-        }
-    }
+    ) -> aclError;
     /// Returns the free and total bytes of the current device.
-    pub unsafe fn aclrtGetMemInfo(
-        &self,
+    pub fn aclrtGetMemInfo(
         attr: aclrtMemAttr,
         free: *mut usize,
         total: *mut usize,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtGetMemInfo
-                .as_ref()
-                .expect("Expected function, got error."))(attr, free, total)
-        }
-    }
+    ) -> aclError;
     /// Returns the driver's id of this process, which an exporter lists.
-    pub unsafe fn aclrtDeviceGetBareTgid(&self, pid: *mut i32) -> aclError {
-        unsafe {
-            (self
-                .aclrtDeviceGetBareTgid
-                .as_ref()
-                .expect("Expected function, got error."))(pid)
-        }
-    }
+    pub fn aclrtDeviceGetBareTgid(pid: *mut i32) -> aclError;
     /// Converts the number in ASCEND_RT_VISIBLE_DEVICES to the container's.
-    pub unsafe fn aclrtGetLogicDevIdByUserDevId(
-        &self,
+    pub fn aclrtGetLogicDevIdByUserDevId(
         userDevid: i32,
         logicDevId: *mut i32,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtGetLogicDevIdByUserDevId
-                .as_ref()
-                .expect("Expected function, got error."))(userDevid, logicDevId)
-        }
-    }
+    ) -> aclError;
     /// Converts a number to the host's.
-    pub unsafe fn aclrtGetPhyDevIdByLogicDevId(
-        &self,
-        logicDevId: i32,
-        phyDevId: *mut i32,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtGetPhyDevIdByLogicDevId
-                .as_ref()
-                .expect("Expected function, got error."))(logicDevId, phyDevId)
-        }
-    }
-    pub unsafe fn aclrtSetCurrentContext(&self, context: aclrtContext) -> aclError {
-        unsafe {
-            (self
-                .aclrtSetCurrentContext
-                .as_ref()
-                .expect("Expected function, got error."))(context)
-        }
-    }
-    pub unsafe fn aclrtGetCurrentContext(&self, context: *mut aclrtContext) -> aclError {
-        unsafe {
-            (self
-                .aclrtGetCurrentContext
-                .as_ref()
-                .expect("Expected function, got error."))(context)
-        }
-    }
+    pub fn aclrtGetPhyDevIdByLogicDevId(logicDevId: i32, phyDevId: *mut i32) -> aclError;
+    pub fn aclrtSetCurrentContext(context: aclrtContext) -> aclError;
+    pub fn aclrtGetCurrentContext(context: *mut aclrtContext) -> aclError;
     /// Returns 1 if `deviceId` can access the memory of `peerDeviceId`, else 0.
-    pub unsafe fn aclrtDeviceCanAccessPeer(
-        &self,
+    pub fn aclrtDeviceCanAccessPeer(
         canAccessPeer: *mut i32,
         deviceId: i32,
         peerDeviceId: i32,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtDeviceCanAccessPeer
-                .as_ref()
-                .expect(
-                    "Expected function, got error.",
-                ))(canAccessPeer, deviceId, peerDeviceId)
-        }
-    }
+    ) -> aclError;
     /// Enables access of the current device to the peer's memory, in one direction. `flags` is 0.
-    pub unsafe fn aclrtDeviceEnablePeerAccess(
-        &self,
-        peerDeviceId: i32,
-        flags: u32,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtDeviceEnablePeerAccess
-                .as_ref()
-                .expect("Expected function, got error."))(peerDeviceId, flags)
-        }
-    }
+    pub fn aclrtDeviceEnablePeerAccess(peerDeviceId: i32, flags: u32) -> aclError;
     /// Returns 1 if the access is enabled, else 0.
-    pub unsafe fn aclrtDevicePeerAccessStatus(
-        &self,
+    pub fn aclrtDevicePeerAccessStatus(
         deviceId: i32,
         peerDeviceId: i32,
         status: *mut i32,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtDevicePeerAccessStatus
-                .as_ref()
-                .expect("Expected function, got error."))(deviceId, peerDeviceId, status)
-        }
-    }
+    ) -> aclError;
     /// Adds nothing to `size`, while `aclrtMalloc` adds 32 bytes on some devices, and thus a huge page.
-    pub unsafe fn aclrtMallocAlign32(
-        &self,
+    pub fn aclrtMallocAlign32(
         devPtr: *mut *mut ::core::ffi::c_void,
         size: usize,
         policy: aclrtMemMallocPolicy,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtMallocAlign32
-                .as_ref()
-                .expect("Expected function, got error."))(devPtr, size, policy)
-        }
-    }
-    pub unsafe fn aclrtFree(&self, devPtr: *mut ::core::ffi::c_void) -> aclError {
-        unsafe {
-            (self.aclrtFree.as_ref().expect("Expected function, got error."))(devPtr)
-        }
-    }
-    pub unsafe fn aclrtMallocHost(
-        &self,
+    ) -> aclError;
+    pub fn aclrtFree(devPtr: *mut ::core::ffi::c_void) -> aclError;
+    pub fn aclrtMallocHost(
         hostPtr: *mut *mut ::core::ffi::c_void,
         size: usize,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtMallocHost
-                .as_ref()
-                .expect("Expected function, got error."))(hostPtr, size)
-        }
-    }
-    pub unsafe fn aclrtFreeHost(&self, hostPtr: *mut ::core::ffi::c_void) -> aclError {
-        unsafe {
-            (self
-                .aclrtFreeHost
-                .as_ref()
-                .expect("Expected function, got error."))(hostPtr)
-        }
-    }
-    pub unsafe fn aclrtHostRegister(
-        &self,
+    ) -> aclError;
+    pub fn aclrtFreeHost(hostPtr: *mut ::core::ffi::c_void) -> aclError;
+    pub fn aclrtHostRegister(
         ptr: *mut ::core::ffi::c_void,
         size: u64,
         type_: aclrtHostRegisterType,
         devPtr: *mut *mut ::core::ffi::c_void,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtHostRegister
-                .as_ref()
-                .expect("Expected function, got error."))(ptr, size, type_, devPtr)
-        }
-    }
-    pub unsafe fn aclrtHostUnregister(&self, ptr: *mut ::core::ffi::c_void) -> aclError {
-        unsafe {
-            (self
-                .aclrtHostUnregister
-                .as_ref()
-                .expect("Expected function, got error."))(ptr)
-        }
-    }
+    ) -> aclError;
+    pub fn aclrtHostUnregister(ptr: *mut ::core::ffi::c_void) -> aclError;
     /// Fails for memory unknown to the runtime.
-    pub unsafe fn aclrtPointerGetAttributes(
-        &self,
+    pub fn aclrtPointerGetAttributes(
         ptr: *const ::core::ffi::c_void,
         attributes: *mut aclrtPtrAttributes,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtPointerGetAttributes
-                .as_ref()
-                .expect("Expected function, got error."))(ptr, attributes)
-        }
-    }
+    ) -> aclError;
     /// Returns the allocation that an address lies in.
-    pub unsafe fn aclrtMemGetAddressRange(
-        &self,
+    pub fn aclrtMemGetAddressRange(
         ptr: *mut ::core::ffi::c_void,
         pbase: *mut *mut ::core::ffi::c_void,
         psize: *mut usize,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtMemGetAddressRange
-                .as_ref()
-                .expect("Expected function, got error."))(ptr, pbase, psize)
-        }
-    }
-    pub unsafe fn aclrtMemcpyAsync(
-        &self,
+    ) -> aclError;
+    pub fn aclrtMemcpyAsync(
         dst: *mut ::core::ffi::c_void,
         destMax: usize,
         src: *const ::core::ffi::c_void,
         count: usize,
         kind: aclrtMemcpyKind,
         stream: aclrtStream,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtMemcpyAsync
-                .as_ref()
-                .expect(
-                    "Expected function, got error.",
-                ))(dst, destMax, src, count, kind, stream)
-        }
-    }
-    pub unsafe fn aclrtMemsetAsync(
-        &self,
+    ) -> aclError;
+    pub fn aclrtMemsetAsync(
         devPtr: *mut ::core::ffi::c_void,
         maxCount: usize,
         value: i32,
         count: usize,
         stream: aclrtStream,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtMemsetAsync
-                .as_ref()
-                .expect(
-                    "Expected function, got error.",
-                ))(devPtr, maxCount, value, count, stream)
-        }
-    }
-    pub unsafe fn aclrtCreateStream(&self, stream: *mut aclrtStream) -> aclError {
-        unsafe {
-            (self
-                .aclrtCreateStream
-                .as_ref()
-                .expect("Expected function, got error."))(stream)
-        }
-    }
-    pub unsafe fn aclrtDestroyStream(&self, stream: aclrtStream) -> aclError {
-        unsafe {
-            (self
-                .aclrtDestroyStream
-                .as_ref()
-                .expect("Expected function, got error."))(stream)
-        }
-    }
-    pub unsafe fn aclrtSynchronizeStream(&self, stream: aclrtStream) -> aclError {
-        unsafe {
-            (self
-                .aclrtSynchronizeStream
-                .as_ref()
-                .expect("Expected function, got error."))(stream)
-        }
-    }
+    ) -> aclError;
+    pub fn aclrtCreateStream(stream: *mut aclrtStream) -> aclError;
+    pub fn aclrtDestroyStream(stream: aclrtStream) -> aclError;
+    pub fn aclrtSynchronizeStream(stream: aclrtStream) -> aclError;
     /// `timeout` is in ms; -1 waits indefinitely.
-    pub unsafe fn aclrtSynchronizeStreamWithTimeout(
-        &self,
+    pub fn aclrtSynchronizeStreamWithTimeout(
         stream: aclrtStream,
         timeout: i32,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtSynchronizeStreamWithTimeout
-                .as_ref()
-                .expect("Expected function, got error."))(stream, timeout)
-        }
-    }
-    pub unsafe fn aclrtStreamQuery(
-        &self,
+    ) -> aclError;
+    pub fn aclrtStreamQuery(
         stream: aclrtStream,
         status: *mut aclrtStreamStatus,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtStreamQuery
-                .as_ref()
-                .expect("Expected function, got error."))(stream, status)
-        }
-    }
-    pub unsafe fn aclrtStreamWaitEvent(
-        &self,
-        stream: aclrtStream,
-        event: aclrtEvent,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtStreamWaitEvent
-                .as_ref()
-                .expect("Expected function, got error."))(stream, event)
-        }
-    }
+    ) -> aclError;
+    pub fn aclrtStreamWaitEvent(stream: aclrtStream, event: aclrtEvent) -> aclError;
     /// Writes a 64-bit word when the stream reaches this point. `flag` is 0.
-    pub unsafe fn aclrtValueWrite(
-        &self,
+    pub fn aclrtValueWrite(
         devAddr: *mut ::core::ffi::c_void,
         value: u64,
         flag: u32,
         stream: aclrtStream,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtValueWrite
-                .as_ref()
-                .expect("Expected function, got error."))(devAddr, value, flag, stream)
-        }
-    }
+    ) -> aclError;
     /// Blocks the stream until a 64-bit word compares to the value as `flag` states.
-    pub unsafe fn aclrtValueWait(
-        &self,
+    pub fn aclrtValueWait(
         devAddr: *mut ::core::ffi::c_void,
         value: u64,
         flag: u32,
         stream: aclrtStream,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtValueWait
-                .as_ref()
-                .expect("Expected function, got error."))(devAddr, value, flag, stream)
-        }
-    }
+    ) -> aclError;
     /// Runs a host function when the stream reaches this point; needs no subscription.
-    pub unsafe fn aclrtLaunchHostFunc(
-        &self,
+    pub fn aclrtLaunchHostFunc(
         stream: aclrtStream,
         fn_: aclrtHostFunc,
         args: *mut ::core::ffi::c_void,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtLaunchHostFunc
-                .as_ref()
-                .expect("Expected function, got error."))(stream, fn_, args)
-        }
-    }
-    pub unsafe fn aclrtCreateEventExWithFlag(
-        &self,
-        event: *mut aclrtEvent,
-        flag: u32,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtCreateEventExWithFlag
-                .as_ref()
-                .expect("Expected function, got error."))(event, flag)
-        }
-    }
-    pub unsafe fn aclrtDestroyEvent(&self, event: aclrtEvent) -> aclError {
-        unsafe {
-            (self
-                .aclrtDestroyEvent
-                .as_ref()
-                .expect("Expected function, got error."))(event)
-        }
-    }
-    pub unsafe fn aclrtRecordEvent(
-        &self,
-        event: aclrtEvent,
-        stream: aclrtStream,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtRecordEvent
-                .as_ref()
-                .expect("Expected function, got error."))(event, stream)
-        }
-    }
-    pub unsafe fn aclrtQueryEventStatus(
-        &self,
+    ) -> aclError;
+    pub fn aclrtCreateEventExWithFlag(event: *mut aclrtEvent, flag: u32) -> aclError;
+    pub fn aclrtDestroyEvent(event: aclrtEvent) -> aclError;
+    pub fn aclrtRecordEvent(event: aclrtEvent, stream: aclrtStream) -> aclError;
+    pub fn aclrtQueryEventStatus(
         event: aclrtEvent,
         status: *mut aclrtEventRecordedStatus,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtQueryEventStatus
-                .as_ref()
-                .expect("Expected function, got error."))(event, status)
-        }
-    }
+    ) -> aclError;
     /// Writes fewer bytes than the handle has; zero the handle before.
-    pub unsafe fn aclrtIpcGetEventHandle(
-        &self,
+    pub fn aclrtIpcGetEventHandle(
         event: aclrtEvent,
         handle: *mut aclrtIpcEventHandle,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtIpcGetEventHandle
-                .as_ref()
-                .expect("Expected function, got error."))(event, handle)
-        }
-    }
-    pub unsafe fn aclrtIpcOpenEventHandle(
-        &self,
+    ) -> aclError;
+    pub fn aclrtIpcOpenEventHandle(
         handle: aclrtIpcEventHandle,
         event: *mut aclrtEvent,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtIpcOpenEventHandle
-                .as_ref()
-                .expect("Expected function, got error."))(handle, event)
-        }
-    }
+    ) -> aclError;
     /// Writes a key with its final NUL into `key`, which has space for 65 bytes (`len`).
-    pub unsafe fn aclrtIpcMemGetExportKey(
-        &self,
+    pub fn aclrtIpcMemGetExportKey(
         devPtr: *mut ::core::ffi::c_void,
         size: usize,
         key: *mut ::core::ffi::c_char,
         len: usize,
         flags: u64,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtIpcMemGetExportKey
-                .as_ref()
-                .expect("Expected function, got error."))(devPtr, size, key, len, flags)
-        }
-    }
+    ) -> aclError;
     /// In an importer: unmaps. In the exporter: ends the export, and revokes the importers' mappings.
-    pub unsafe fn aclrtIpcMemClose(&self, key: *const ::core::ffi::c_char) -> aclError {
-        unsafe {
-            (self.aclrtIpcMemClose.as_ref().expect("Expected function, got error."))(key)
-        }
-    }
-    pub unsafe fn aclrtIpcMemImportByKey(
-        &self,
+    pub fn aclrtIpcMemClose(key: *const ::core::ffi::c_char) -> aclError;
+    pub fn aclrtIpcMemImportByKey(
         devPtr: *mut *mut ::core::ffi::c_void,
         key: *const ::core::ffi::c_char,
         flags: u64,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtIpcMemImportByKey
-                .as_ref()
-                .expect("Expected function, got error."))(devPtr, key, flags)
-        }
-    }
+    ) -> aclError;
     /// Adds processes to the list of importers, at most 31 per call, by their `aclrtDeviceGetBareTgid`.
-    pub unsafe fn aclrtIpcMemSetImportPid(
-        &self,
+    pub fn aclrtIpcMemSetImportPid(
         key: *const ::core::ffi::c_char,
         pid: *mut i32,
         num: usize,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtIpcMemSetImportPid
-                .as_ref()
-                .expect("Expected function, got error."))(key, pid, num)
-        }
-    }
-    pub unsafe fn aclrtReserveMemAddress(
-        &self,
+    ) -> aclError;
+    pub fn aclrtReserveMemAddress(
         virPtr: *mut *mut ::core::ffi::c_void,
         size: usize,
         alignment: usize,
         expectPtr: *mut ::core::ffi::c_void,
         flags: u64,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtReserveMemAddress
-                .as_ref()
-                .expect(
-                    "Expected function, got error.",
-                ))(virPtr, size, alignment, expectPtr, flags)
-        }
-    }
-    pub unsafe fn aclrtReleaseMemAddress(
-        &self,
-        virPtr: *mut ::core::ffi::c_void,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtReleaseMemAddress
-                .as_ref()
-                .expect("Expected function, got error."))(virPtr)
-        }
-    }
-    pub unsafe fn aclrtMallocPhysical(
-        &self,
+    ) -> aclError;
+    pub fn aclrtReleaseMemAddress(virPtr: *mut ::core::ffi::c_void) -> aclError;
+    pub fn aclrtMallocPhysical(
         handle: *mut aclrtDrvMemHandle,
         size: usize,
         prop: *const aclrtPhysicalMemProp,
         flags: u64,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtMallocPhysical
-                .as_ref()
-                .expect("Expected function, got error."))(handle, size, prop, flags)
-        }
-    }
-    pub unsafe fn aclrtFreePhysical(&self, handle: aclrtDrvMemHandle) -> aclError {
-        unsafe {
-            (self
-                .aclrtFreePhysical
-                .as_ref()
-                .expect("Expected function, got error."))(handle)
-        }
-    }
+    ) -> aclError;
+    pub fn aclrtFreePhysical(handle: aclrtDrvMemHandle) -> aclError;
     /// `size` is the size of the whole physical memory, `offset` and `flags` are 0.
-    pub unsafe fn aclrtMapMem(
-        &self,
+    pub fn aclrtMapMem(
         virPtr: *mut ::core::ffi::c_void,
         size: usize,
         offset: usize,
         handle: aclrtDrvMemHandle,
         flags: u64,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtMapMem
-                .as_ref()
-                .expect(
-                    "Expected function, got error.",
-                ))(virPtr, size, offset, handle, flags)
-        }
-    }
-    pub unsafe fn aclrtUnmapMem(&self, virPtr: *mut ::core::ffi::c_void) -> aclError {
-        unsafe {
-            (self.aclrtUnmapMem.as_ref().expect("Expected function, got error."))(virPtr)
-        }
-    }
-    pub unsafe fn aclrtMemSetAccess(
-        &self,
+    ) -> aclError;
+    pub fn aclrtUnmapMem(virPtr: *mut ::core::ffi::c_void) -> aclError;
+    pub fn aclrtMemSetAccess(
         virPtr: *mut ::core::ffi::c_void,
         size: usize,
         desc: *mut aclrtMemAccessDesc,
         count: usize,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtMemSetAccess
-                .as_ref()
-                .expect("Expected function, got error."))(virPtr, size, desc, count)
-        }
-    }
-    pub unsafe fn aclrtMemGetAllocationGranularity(
-        &self,
+    ) -> aclError;
+    pub fn aclrtMemGetAllocationGranularity(
         prop: *mut aclrtPhysicalMemProp,
         option: aclrtMemGranularityOptions,
         granularity: *mut usize,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtMemGetAllocationGranularity
-                .as_ref()
-                .expect("Expected function, got error."))(prop, option, granularity)
-        }
-    }
+    ) -> aclError;
     /// Returns the physical memory that is mapped at an address.
-    pub unsafe fn aclrtMemRetainAllocationHandle(
-        &self,
+    pub fn aclrtMemRetainAllocationHandle(
         virPtr: *mut ::core::ffi::c_void,
         handle: *mut aclrtDrvMemHandle,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtMemRetainAllocationHandle
-                .as_ref()
-                .expect("Expected function, got error."))(virPtr, handle)
-        }
-    }
-    pub unsafe fn aclrtMemExportToShareableHandle(
-        &self,
+    ) -> aclError;
+    pub fn aclrtMemExportToShareableHandle(
         handle: aclrtDrvMemHandle,
         handleType: aclrtMemHandleType,
         flags: u64,
         shareableHandle: *mut u64,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtMemExportToShareableHandle
-                .as_ref()
-                .expect(
-                    "Expected function, got error.",
-                ))(handle, handleType, flags, shareableHandle)
-        }
-    }
-    pub unsafe fn aclrtMemImportFromShareableHandle(
-        &self,
+    ) -> aclError;
+    pub fn aclrtMemImportFromShareableHandle(
         shareableHandle: u64,
         deviceId: i32,
         handle: *mut aclrtDrvMemHandle,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtMemImportFromShareableHandle
-                .as_ref()
-                .expect(
-                    "Expected function, got error.",
-                ))(shareableHandle, deviceId, handle)
-        }
-    }
-    pub unsafe fn aclrtMemSetPidToShareableHandle(
-        &self,
+    ) -> aclError;
+    pub fn aclrtMemSetPidToShareableHandle(
         shareableHandle: u64,
         pid: *mut i32,
         pidNum: usize,
-    ) -> aclError {
-        unsafe {
-            (self
-                .aclrtMemSetPidToShareableHandle
-                .as_ref()
-                .expect("Expected function, got error."))(shareableHandle, pid, pidNum)
-        }
-    }
+    ) -> aclError;
 }

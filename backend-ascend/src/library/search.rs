@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use device_ipc_core::Unavailable;
-use device_ipc_core::backend::library::{LibrarySearch, cause_of, file_of};
+use device_ipc_core::backend::library::{LibrarySearch, file_of};
 use libloading::Library;
 
 use super::status::NEEDED;
@@ -56,13 +56,9 @@ fn with_functions(library: Library, requested: String) -> Result<Loaded, Unavail
     }
     // SAFETY: the library was loaded as ACL and has its functions; a caller that names another library guarantees that
     // functions of these names have these signatures. `AclLibrary` keeps it loaded for the life of the process.
-    match unsafe { Acl::from_library(library) } {
-        Ok(acl) => {
-            let file = acl.aclInit.as_ref().ok().and_then(|init| file_of(*init as usize));
-            Ok(Loaded { acl, file: file.unwrap_or(requested) })
-        }
-        Err(error) => Err(Unavailable::Failed { detail: cause_of(&error) }),
-    }
+    let acl = unsafe { Acl::from_library(library) };
+    let file = acl.aclInit.as_ref().ok().and_then(|init| file_of(*init as usize));
+    Ok(Loaded { acl, file: file.unwrap_or(requested) })
 }
 
 #[cfg(test)]
