@@ -151,6 +151,8 @@ def main() -> int:
         def run_on(machine: str, command: str, written: dict[str, str] = written) -> str:
             return run(command, environment(machine, programs), written if machine == "python" else {})
 
+        if path.name != "README.md" and {block["machine"] for block in BLOCK.finditer(text)} != set(MACHINES):
+            failures.append(f"{path.name}: it needs a block for each machine: {', '.join(MACHINES)}")
         filled, failed = refreshed(text, machines, run_on)
         failures += [f"{path.name}: {failure}" for failure in failed]
         if arguments.check:

@@ -116,10 +116,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return skip("pip cannot install the packages; is the package index reachable?", &error);
     }
     if options.torch.is_none() && !options.no_torch {
-        install_torch(&python)?;
+        install(&python, "torch", TORCH, (TORCH_SECONDS, &["--no-deps"]), || {
+            run_command(python().args(PIP).args(TORCH_NEEDS))?;
+            run_command(python().arg("tools/stub_cuda_libraries.py"))
+        })?;
     }
     if !options.no_ray && !options.no_torch {
-        install_ray(&python)?;
+        install(&python, "ray", &[RAY], (RAY_SECONDS, &[]), || Ok(()))?;
     }
     if !options.no_vllm && !options.no_torch {
         fetch_vllm(&interpreter);
@@ -166,11 +169,18 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     run_command(&mut seeds)
 }
 
-/// Installs PyTorch in the environment, unless it can be imported. Reports why it cannot be installed, which is not a failure.
-fn install_torch(python: &impl Fn() -> Command) -> Result<()> {
+/// Installs a module in the environment, unless it can be imported. Reports why it cannot be installed, which is not a failure.
+fn install(
+    python: &impl Fn() -> Command,
+    module: &str,
+    packages: &[&str],
+    (seconds, options): (&str, &[&str]),
+    then: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     let imports = |quiet: bool| {
         let mut import = python();
-        import.args(["-c", "import torch"]).stderr(if quiet { Stdio::null() } else { Stdio::inherit() });
+        import.args(["-c", &format!("import {module}")]);
+        import.stderr(if quiet { Stdio::null() } else { Stdio::inherit() });
         run_command(&mut import)
     };
     if imports(true).is_ok() {
@@ -180,58 +190,24 @@ fn install_torch(python: &impl Fn() -> Command) -> Result<()> {
         let interpreter = python().get_program().to_owned();
         let wheels = target_directory().join("python/wheels");
         let mut download = Command::new("timeout");
-        download.arg(TORCH_SECONDS).arg(interpreter).args(["-m", "pip", "--quiet", "download", "--no-deps"]);
-        download.args(["--no-cache-dir", "--dest"]).arg(&wheels).args(TORCH);
+        download.arg(seconds).arg(interpreter).args(["-m", "pip", "--quiet", "download"]).args(options);
+        download.args(["--only-binary", ":all:", "--no-cache-dir", "--dest"]).arg(&wheels).args(packages);
         run_command(download.current_dir(root().join("python")))?;
         // An installation that was interrupted would leave half a package.
         let mut install = python();
-        install.args(PIP).args(["--no-deps", "--no-index", "--find-links"]).arg(&wheels).args(TORCH);
+        install.args(PIP).args(options).args(["--no-index", "--find-links"]).arg(&wheels).args(packages);
         let installed = run_command(&mut install);
         fs::remove_dir_all(&wheels).context("removing the downloaded wheels")?;
         installed?;
-        run_command(python().args(PIP).args(TORCH_NEEDS))?;
-        run_command(python().arg("tools/stub_cuda_libraries.py"))
+        then()
     };
     if let Err(error) = installed() {
         eprintln!(
-            "the tests with PyTorch are skipped: it cannot be downloaded within {TORCH_SECONDS} s, or not be installed\n  {error}"
+            "the tests with {module} are skipped: it cannot be downloaded within {seconds} s, or not be installed\n  {error}"
         );
         return Ok(());
     }
-    imports(false).context("PyTorch was installed, but cannot be imported")
-}
-
-/// Installs Ray in the environment, unless it can be imported. Reports why it cannot be installed, which is not a failure.
-fn install_ray(python: &impl Fn() -> Command) -> Result<()> {
-    let imports = |quiet: bool| {
-        let mut import = python();
-        import.args(["-c", "import ray"]).stderr(if quiet { Stdio::null() } else { Stdio::inherit() });
-        run_command(&mut import)
-    };
-    if imports(true).is_ok() {
-        return Ok(());
-    }
-    let installed = || -> Result<()> {
-        let interpreter = python().get_program().to_owned();
-        let wheels = target_directory().join("python/ray-wheels");
-        let mut download = Command::new("timeout");
-        download.arg(RAY_SECONDS).arg(interpreter).args(["-m", "pip", "--quiet", "download"]);
-        download.args(["--only-binary", ":all:", "--no-cache-dir", "--dest"]).arg(&wheels).arg(RAY);
-        run_command(download.current_dir(root().join("python")))?;
-        // An installation that was interrupted would leave half a package.
-        let mut install = python();
-        install.args(PIP).args(["--no-index", "--find-links"]).arg(&wheels).arg(RAY);
-        let installed = run_command(&mut install);
-        fs::remove_dir_all(&wheels).context("removing the downloaded wheels")?;
-        installed
-    };
-    if let Err(error) = installed() {
-        eprintln!(
-            "the tests with Ray are skipped: it cannot be downloaded within {RAY_SECONDS} s, or not be installed\n  {error}"
-        );
-        return Ok(());
-    }
-    imports(false).context("Ray was installed, but cannot be imported")
+    imports(false).with_context(|| format!("{module} was installed, but cannot be imported"))
 }
 
 /// Copies the modules of releases of vLLM, unless they are there. Reports which cannot be downloaded, which is not a failure.
