@@ -43,17 +43,22 @@ fn importer_killed_within_a_replacement_has_no_leases() {
         eventually("the first importer has gone", 0, || exporter.holders("warm"));
         exporter.ok("close warm 10000");
         let before = Before::of(&mut exporter);
-        for point in kill_points("importer", "replace-") {
+        let replaced = kill_points("importer", "replace-").into_iter().map(|point| (point, "replace"));
+        let resumed = replaced.clone().filter(|(point, _)| !point.ends_with("unmapped"));
+        for (point, call) in replaced.chain(resumed.map(|(point, _)| (point, "resume"))) {
             let mut importer = agent!(machine, dies_at: Some(point));
             open_reserved(&mut importer, &mut exporter, machine, "old");
             let new = share(&mut exporter, machine, "new");
-            importer.send(&format!("replace m {new}"));
+            if call == "resume" {
+                importer.ok("suspend m");
+            }
+            importer.send(&format!("{call} m {new}"));
             importer.is_killed();
             for name in ["old", "new"] {
                 eventually(&format!("{point}: holders of {name}"), 0, || exporter.holders(name));
                 exporter.ok(&format!("close {name} 10000"));
             }
-            before.is_now(&format!("{machine} {point}"), &mut exporter);
+            before.is_now(&format!("{machine} {point} {call}"), &mut exporter);
         }
     }
 }
@@ -92,6 +97,46 @@ fn exporter_killed_within_a_replacement_leaves_the_old_version() {
         assert!(!mapped.is_empty());
         eventually("mapped bytes", 0, || importer.counter("mapped_bytes"));
         first.ok("close old 10000");
+    }
+}
+
+/// An exporter that dies while the importer stands at a step of a replacement, be it that of the old version or of the new one, ends
+/// the replacement in one of the two versions, and another exporter's takes its place.
+#[test]
+fn exporter_killed_at_each_step_leaves_one_version() {
+    for machine in [PINNING, DESCRIPTORS, CUDA] {
+        for point in kill_points("importer", "replace-") {
+            for dies in ["old", "new"] {
+                let what = format!("{machine} {point} {dies}");
+                let mut importer = agent!(machine, dies_at: Some(&format!("{point}!stop")));
+                let (mut old, mut new) = (agent!(machine), agent!(machine));
+                open_reserved(&mut importer, &mut old, machine, "old");
+                let next = share(&mut new, machine, "new");
+                importer.send(&format!("replace m {next}"));
+                importer.has_stopped();
+                if dies == "old" {
+                    old.kill()
+                } else {
+                    new.kill()
+                }
+                importer.resume();
+                let has_new = match importer.receive() {
+                    Answer::Done(_) => true,
+                    Answer::Failed(failure) if dies == "new" && failure.kind == "ExporterGone" => false,
+                    other => panic!("{what}: {other:?}"),
+                };
+                assert_eq!(importer.ok("touch m"), if has_new { "1" } else { "2" }, "{what}");
+                let (survivor, name, has_it) =
+                    if dies == "old" { (&mut new, "new", has_new) } else { (&mut old, "old", !has_new) };
+                eventually(&what, usize::from(has_it), || survivor.holders(name));
+                let last = share(survivor, machine, "last");
+                importer.ok(&format!("replace m {last}"));
+                assert_eq!(importer.ok("touch m"), "1", "{what}: the survivor's");
+                eventually(&what, 0, || survivor.holders(name));
+                importer.ok("drop m");
+                eventually("mapped bytes", 0, || importer.counter("mapped_bytes"));
+            }
+        }
     }
 }
 
