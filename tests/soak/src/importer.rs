@@ -11,7 +11,7 @@ use device_ipc_conformance::Lines;
 
 use crate::TIMEOUT;
 use crate::rows::wait_readable;
-use crate::rows::{ELEMENTS, ipc};
+use crate::rows::{ELEMENTS, Exchange, ipc};
 use crate::sizes::Sizes;
 
 /// Time that an importer waits for the next command; its exporter kills it long before.
@@ -63,22 +63,27 @@ fn open(ipc: &Ipc, stream: &Stream, arguments: &str) -> Result<Mapping> {
     Ok(mapping)
 }
 
-/// Replaces the memory at the reserved address by that of `VALUE DESCRIPTOR`; by a suspension for every tenth value.
+/// Replaces the memory at the reserved address by that of `VALUE KEEPER DESCRIPTOR`, in one of several ways.
 fn replace(ipc: &Ipc, stream: &Stream, arguments: &str, reserved: &mut Option<Mapping>) -> Result<()> {
-    let (value, descriptor) = value_and(arguments)?;
+    let (value, rest) = value_and(arguments)?;
+    let (keeper, descriptor) = rest.split_once(' ').context("a keeper, then the descriptor")?;
     let descriptor: Descriptor = descriptor.parse()?;
     let Some(mapping) = reserved else {
-        let mapping = ipc.open(&descriptor).reserved().on(stream)?;
+        let mapping = ipc.find(keeper).start()?.open().reserved().on(stream)?;
         check(&mapping.view::<f32, _>(stream)?.to_vec()?, value)?;
         *reserved = Some(mapping);
         return Ok(());
     };
     let address = mapping.range();
-    if value % 10.0 == 0.0 {
-        mapping.suspend()?;
-        mapping.resume(&descriptor)?;
-    } else {
-        mapping.replace_on(&descriptor, stream)?;
+    match Exchange::of(value) {
+        Exchange::Suspended => {
+            mapping.suspend()?;
+            mapping.resume(&descriptor)?;
+        }
+        Exchange::Replaced => mapping.replace_on(&descriptor, stream)?,
+        Exchange::Followed => {
+            ensure!(mapping.follow_on(stream)?.is_some(), "the keeper has a new version");
+        }
     }
     ensure!(mapping.range() == address, "the memory is at {:?}, and was at {address:?}", mapping.range());
     check(&mapping.view::<f32, _>(stream)?.to_vec()?, value)

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 use cudarc::driver::CudaStream;
-use device_ipc::{Buffer, Export, Ipc, MemoryUse, Stream, close_unused, counters, shutdown};
+use device_ipc::{Buffer, Ipc, Keeper, MemoryUse, Stream, close_unused, counters, shutdown};
 
 use crate::partner::Partner;
 use crate::sizes::Sizes;
@@ -54,7 +54,8 @@ pub(crate) enum Row {
     Bundle,
     /// A copy through the host
     Staged,
-    /// New memory that replaces the last round's at a reserved address; suspended and resumed every ten
+    /// New memory of a keeper, which takes the place of the last round's at a reserved address: followed, replaced, or suspended
+    /// and resumed
     Replaced,
     /// As `ready`, with importers that are killed while they have the memory open
     Killed,
@@ -105,8 +106,27 @@ struct Exporter {
     kill_every: u64,
     done: u64,
     default_stream: Option<Arc<CudaStream>>,
-    /// The export that the importer has at its reserved address.
-    version: Option<Export>,
+    /// The keeper of the export that the importer has at its reserved address.
+    keeper: Option<Keeper>,
+}
+
+/// The way in which new memory takes a reserved address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exchange {
+    Followed,
+    Replaced,
+    Suspended,
+}
+
+impl Exchange {
+    /// Returns that of the round with this value.
+    pub(crate) fn of(value: f32) -> Self {
+        match value % 10.0 {
+            0.0 => Self::Suspended,
+            5.0 => Self::Replaced,
+            _ => Self::Followed,
+        }
+    }
 }
 
 impl Exporter {
@@ -176,7 +196,7 @@ impl Exporter {
     /// The sizes of both processes, with nothing in use.
     fn sizes(&mut self) -> Result<[Sizes; 2]> {
         let importer = Sizes::from_line(&self.importer.ask("sizes")?)?;
-        self.version = None;
+        self.keeper = None;
         close_unused(TIMEOUT)?;
         let begin = Instant::now();
         while counters().exports > 0 {
@@ -196,8 +216,8 @@ pub(crate) fn run(row: Row, options: &Options) -> Result<()> {
     let stream = ipc.create_stream(options.device)?;
     let importer = Partner::start(options.device)?;
     let (device, kill_every) = (options.device, options.kill_every);
-    let (done, default_stream, version) = (0, None, None);
-    let mut exporter = Exporter { ipc, stream, device, importer, kill_every, done, default_stream, version };
+    let (done, default_stream, keeper) = (0, None, None);
+    let mut exporter = Exporter { ipc, stream, device, importer, kill_every, done, default_stream, keeper };
     // Killed importers are other processes before and after.
     let processes = if row == Row::Killed { &["exporter"][..] } else { &["exporter", "importer"] };
     exporter.rounds(row, options.warm_up)?;

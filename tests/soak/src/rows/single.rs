@@ -1,5 +1,6 @@
 //! Hand-overs of one tensor, which is shared, opened, released and freed.
 
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use cudarc::driver::CudaContext;
 use device_ipc::{Error, Export, LeaseState, MemoryUse, cuda};
 
-use super::{ELEMENTS, Exporter};
+use super::{ELEMENTS, Exchange, Exporter};
 use crate::TIMEOUT;
 use crate::partner::Partner;
 
@@ -95,9 +96,23 @@ impl Exporter {
     pub(super) fn replaced(&mut self) -> Result<()> {
         let buffer = self.new_tensor_for(MemoryUse::new().remappable())?;
         self.stream.synchronize()?;
-        let export = self.ipc.share(buffer).start()?;
-        self.opened_by("replace", &export)?;
-        self.version.replace(export).map_or(Ok(()), finish)
+        let export: Arc<Export> = self.ipc.share(buffer).start()?.into();
+        let name = format!("soak-{}", std::process::id());
+        let command = format!("replace {} {name} {}", self.value(), export.descriptor());
+        let (mut asks, mut former) = (Exchange::of(self.value()) == Exchange::Followed, None);
+        match &self.keeper {
+            Some(keeper) => former = Arc::into_inner(keeper.replace(self.done, export)),
+            None => {
+                self.keeper = Some(self.ipc.keep(&name, self.done, export).map_err(Error::from)?);
+                asks = true;
+            }
+        }
+        self.importer.send(&command)?;
+        if let (Some(keeper), true) = (&self.keeper, asks) {
+            keeper.answer(TIMEOUT)?;
+        }
+        self.importer.answer()?;
+        former.map_or(Ok(()), finish)
     }
 
     /// Every `kill_every` rounds the importer is killed while it has the memory open, and another takes its place.
