@@ -196,6 +196,7 @@ themes! {
         equal_addresses_in_two_processes,
         addresses_that_cannot_be_reserved,
         several_exports_side_by_side,
+        regions_lie_at_the_offset,
         parts_end_by_themselves,
         refused_where_addresses_cannot_be_kept;
     exposure:

@@ -443,7 +443,17 @@ pub fn device_that_is_not_the_home(context: &Context) -> Outcome {
         mapping.replace_on(&exports[1].0, &stream)?;
         equal((mapping.is_at_home(), mapping.device()), (true, second.ordinal), "the place of the next version")?;
         is_at(&mapping, address, "after a replacement by memory of another home")?;
-        same(&bytes_of(&mapping, &stream)?, &exports[1].1, "the bytes of the second home")
+        same(&bytes_of(&mapping, &stream)?, &exports[1].1, "the bytes of the second home")?;
+        drop(mapping);
+        is_released(&mut exporter, &format!("m{}", second.ordinal))?;
+        // A reservation is of one device.
+        let reservation = ipc.reserve(second.ordinal, 1 << 22)?;
+        let open = || ipc.open(&exports[0].0).reserved_in(&reservation, 0);
+        let devices = [&*format!("on device {}", first.ordinal), &*format!("on device {}", second.ordinal)];
+        refused(open().at_home(), "a reservation of another device", "InvalidRegion", &devices)?;
+        let mapping = open().on(&stream)?;
+        is_at(&mapping, reservation.range().ptr, "in a reservation of another device than its home")?;
+        same(&bytes_of(&mapping, &stream)?, &exports[0].1, "the bytes of the other device in a reservation")
     })
 }
 
@@ -796,6 +806,44 @@ pub fn parts_end_by_themselves(context: &Context) -> Outcome {
         drop(first);
         is_released(&mut survivor, "next")?;
         survivor.must(&Command::Drop { names: vec!["kept".into(), "next".into()] }).map(drop)
+    })
+}
+
+/// The regions of named tensors lie side by side from the offset on; of a part of an allocation, the first byte lies there.
+pub fn regions_lie_at_the_offset(context: &Context) -> Outcome {
+    let unit = granularity(context)?.place;
+    let mut exporter = context.agent()?;
+    for_each_remappable(context, |kind| {
+        let ipc = context.ipc();
+        let (reservation, stream) = (ipc.reserve(0, 8 * unit + LEN as u64)?, ipc.create_stream(0)?);
+        let start = reservation.range().ptr.get();
+        let (first, _) = bundle(&mut exporter, kind.kind, "a", 0)?;
+        let (second, new) = bundle(&mut exporter, kind.kind, "b", 9)?;
+        let mut named = ipc.open(&first).reserved_in(&reservation, unit).on(&stream)?;
+        let mut next = start + unit;
+        for region in named.regions() {
+            equal(region.ptr.get(), next, "the address of the next region")?;
+            next += region.len.next_multiple_of(unit);
+        }
+        named.replace(&second)?;
+        equal(named.regions().next().map(|region| region.ptr.get()), Some(start + unit), "the address after a replacement")?;
+        same(&named.get("t1")?.view::<u8, _>(&stream)?.to_vec()?, &new[1], "the bytes of a tensor")?;
+
+        let (_, bytes) = version(&mut exporter, kind.kind, "whole", 0)?;
+        let part = Sharing { offset: 512, len: Some(1024), ..Sharing::default() };
+        let part = exporter.share_as("part", "whole", part)?;
+        let open = |offset| ipc.open(&part).reserved_in(&reservation, offset).on(&stream);
+        refused(open(0), "a part without the bytes before it", "InvalidRegion", &["begins 512 B behind the start"])?;
+        refused(open(unit), "a part whose allocation begins within a unit", "InvalidRegion", &[&format!("multiples of {unit} B")])?;
+        let at = next - start + 512;
+        let mapping = open(at)?;
+        is_at(&mapping, DevicePtr::new(start + at), "of a part of an allocation")?;
+        same(&bytes_of(&mapping, &stream)?, &bytes[512..512 + 1024], "the bytes of a part")?;
+        drop((named, mapping));
+        for name in ["a", "b", "part"] {
+            is_released(&mut exporter, name)?;
+        }
+        exporter.must(&Command::Drop { names: ["a", "b", "part", "whole"].map(String::from).to_vec() }).map(drop)
     })
 }
 
