@@ -10,6 +10,7 @@ mod process;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use device_ipc_ascend::AscendBackend;
@@ -43,7 +44,8 @@ struct Agent {
     descriptors: Vec<std::os::fd::OwnedFd>,
     sockets_before_connect: Vec<String>,
     squatted: Vec<FakeServer>,
-    keepers: HashMap<String, Arc<Keeper>>,
+    /// The keepers, with the threads that answer.
+    keepers: HashMap<String, (Arc<Keeper>, JoinHandle<()>)>,
     /// Exports that keepers no longer answer with.
     former: Vec<Arc<Export>>,
 }

@@ -48,19 +48,19 @@ impl Agent {
         let export = server.exports.remove(export).expect("it is shared");
         let keeper = Arc::new(server.ipc.keep(name, 1, export)?);
         let answering = Arc::downgrade(&keeper);
-        self.keepers.insert(name.to_owned(), keeper);
         // Until the name is freed, or the agent exits.
-        std::thread::spawn(move || {
+        let answers = std::thread::spawn(move || {
             while let Some(keeper) = answering.upgrade() {
                 let _ = keeper.answer(Duration::from_millis(50));
             }
         });
+        self.keepers.insert(name.to_owned(), (keeper, answers));
         Ok(Answer::Done)
     }
 
     pub(super) fn keep_next(&mut self, export: &str, name: &str, version: u64, keep_former: bool) -> Answer {
         let export = self.server().exports.remove(export).expect("it is shared");
-        let former = self.keepers[name].replace(version, export);
+        let former = self.keepers[name].0.replace(version, export);
         if keep_former {
             self.former.push(former);
         }
@@ -68,13 +68,11 @@ impl Agent {
     }
 
     pub(super) fn keep_no_longer(&mut self, name: &str) -> Answer {
-        let keeper = self.keepers.remove(name).expect("it is kept");
+        let (keeper, answers) = self.keepers.remove(name).expect("it is kept");
         self.former.push(keeper.export());
-        let answering = Arc::downgrade(&keeper);
         drop(keeper);
-        while answering.strong_count() > 0 {
-            std::thread::yield_now();
-        }
+        // The thread may have the last reference. The drop has ended when the thread has, not when no reference is left.
+        answers.join().expect("the thread does not panic");
         Answer::Done
     }
 
