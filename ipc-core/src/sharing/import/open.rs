@@ -257,7 +257,7 @@ impl<'a> OpenBuilder<'a> {
         self
     }
 
-    /// Maps the memory in a reservation, `offset` bytes behind its start, as [`reserved`](Self::reserved) does in a range of the
+    /// Maps the memory in a reservation, `byte_offset` bytes behind its start, as [`reserved`](Self::reserved) does in a range of the
     /// mapping alone: it can be suspended, resumed and replaced, and the other mappings in the reservation are not affected.
     ///
     /// At the offset lies the first byte of [`Mapping::regions`]; further regions follow side by side. The driver maps whole
@@ -269,8 +269,8 @@ impl<'a> OpenBuilder<'a> {
     /// The method that opens returns, before the exporter is asked, [`Error::AddressesInUse`] for addresses of another mapping, and
     /// [`Error::InvalidRegion`] for an offset that is no such multiple, for memory that exceeds the reservation, and for a device
     /// that is not the reservation's; as for [`reserved`](Self::reserved).
-    pub const fn reserved_in(mut self, reservation: &'a Reservation, offset: u64) -> Self {
-        self.reserved = Addresses::In(reservation, offset);
+    pub const fn reserved_in(mut self, reservation: &'a Reservation, byte_offset: u64) -> Self {
+        self.reserved = Addresses::In(reservation, byte_offset);
         self
     }
 
