@@ -422,6 +422,18 @@ impl<'a> OpenBuilder<'a> {
         Err(DescriptorError::Kind { expected: "other memory", found: "a ring", remedy }.into())
     }
 
+    /// Fails for a place in a reservation: the next version of a mapping takes the addresses of the mapping.
+    pub(super) fn check_no_place(&self) -> Result<()> {
+        if !matches!(self.reserved, Addresses::In(..)) {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            backend: self.session.backend().info().name,
+            what: "map the next version of a mapping at other addresses".into(),
+            why: "the addresses of a mapping stay; open the export as another mapping".into(),
+        })
+    }
+
     /// Fails for a copy at reserved addresses.
     #[inline]
     pub(super) fn check_reserved(&self) -> Result<()> {

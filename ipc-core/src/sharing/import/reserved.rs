@@ -274,6 +274,7 @@ impl Mapping {
                 why: "the access of a mapping stays; open the export as another mapping".into(),
             });
         }
+        builder.check_no_place()?;
         let builder = builder.access(self.access()).reserved();
         builder.check_kind()?;
         builder.check_reserved()?;

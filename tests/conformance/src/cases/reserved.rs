@@ -742,6 +742,8 @@ pub fn several_exports_side_by_side(context: &Context) -> Outcome {
         let second_sum = owners[1].must(&Command::Checksum { name: "second".into() })?;
         equal(second_sum, first_sum, "the bytes of an owner and of another one, written as one tensor")?;
         let fourth = unit_of(&mut owners[1], kind.kind, "fourth", unit, 4)?;
+        let moved = ipc.open(&fourth).reserved_in(&reservation, 0);
+        refused(middle.replace(moved), "another place for the next version", "Unsupported", &["addresses of a mapping stay"])?;
         middle.replace_on(&fourth, &stream)?;
         is_released(&mut owners[1], "second")?;
         let parts = [&at_start, &middle, &at_end];
