@@ -18,6 +18,7 @@ const FILES: &[(&str, &str)] = &[
 
 /// The files of the backend's tests that the table may name.
 const BACKEND: &[(&str, &str)] = &[
+    ("conformance::reserved", include_str!("../../../../conformance/src/cases/reserved.rs")),
     ("rules::cards", include_str!("../../../../../backend-ascend/tests/rules/cards.rs")),
     ("rules::contexts", include_str!("../../../../../backend-ascend/tests/rules/contexts.rs")),
     ("rules::devices", include_str!("../../../../../backend-ascend/tests/rules/devices.rs")),
@@ -78,7 +79,9 @@ fn tests_of(text: &str) -> BTreeSet<&str> {
     // Tests that a macro generates from a list of names.
     let listed = text.split("programs! {").nth(1).into_iter().flat_map(|rest| rest.split('}').next());
     let listed = listed.flat_map(|list| list.lines()).filter_map(|line| line.trim().split_once(": \""));
-    named.chain(listed.map(|(name, _)| name)).collect()
+    let cases = text.split("\npub fn ").filter_map(|rest| rest.split_once("(context: &Context) -> Outcome"));
+    let cases = cases.map(|(name, _)| name).filter(|name| !name.contains('('));
+    named.chain(listed.map(|(name, _)| name)).chain(cases).collect()
 }
 
 /// Checks that a cell names a test of these files.
