@@ -182,7 +182,8 @@ pub(crate) fn open(
     let report = progress.map(pull::report);
     let call = || {
         // A keeper's name leaves less of the time to this open, and not to those of further versions.
-        let mut builder = options(source.open(&ipc), access, staged, if reserved.is_reserved() { whole } else { limit });
+        let mut builder =
+            options(source.open(&ipc), access, staged, if reserved.is_reserved() { whole } else { limit });
         builder = reserved.set(builder);
         if let Some(report) = &report {
             builder = builder.on_progress(report);

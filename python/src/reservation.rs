@@ -44,12 +44,7 @@ impl Reservation {
 impl Reservation {
     #[new]
     #[pyo3(signature = (device, nbytes, address=None))]
-    fn new(
-        py: Python<'_>,
-        device: &Bound<'_, PyAny>,
-        nbytes: u64,
-        address: Option<u64>,
-    ) -> PyResult<Self> {
+    fn new(py: Python<'_>, device: &Bound<'_, PyAny>, nbytes: u64, address: Option<u64>) -> PyResult<Self> {
         let device = DeviceArg::parse(device)?;
         let ipc = ipc(py, device.backend)?;
         note_use();
@@ -178,7 +173,9 @@ impl Reserving {
         }
         let pair = argument.extract::<(Bound<'_, Reservation>, u64)>();
         let (reservation, offset) = pair.map_err(|_| {
-            PyTypeError::new_err("reserved is True, False, or a pair of a Reservation and an offset in it in bytes")
+            PyTypeError::new_err(
+                "reserved is True, False, or a pair of a Reservation and an offset in it in bytes",
+            )
         })?;
         Ok(Self::In(reservation.unbind(), offset))
     }
