@@ -40,12 +40,17 @@ impl fmt::Debug for CudaLibrary {
 }
 
 impl CudaLibrary {
-    /// Loads libcuda from `path`, or from where it is installed, and calls `cuInit`.
+    /// Loads libcuda from `path`, or from where it is installed, and initialises it.
     pub(crate) fn load(path: Option<&Path>) -> Result<Self, Unavailable> {
         let Loaded { library, api, file } = search::load(path)?;
         let mut this = Self { api, file, cuda_version: 0, _library: ManuallyDrop::new(library) };
-        // SAFETY: `cuInit` accepts no flags but 0.
-        this.check_startup("cuInit", unsafe { (this.api.init)(0) })?;
+        let mut count = 0;
+        // SAFETY: writes one int.
+        if unsafe { (this.api.device_get_count)(&raw mut count) } != number::SUCCESS {
+            // Not if other code of the process has done it: each call takes milliseconds (3 ms with driver 580.159.04).
+            // SAFETY: `cuInit` accepts no flags but 0.
+            this.check_startup("cuInit", unsafe { (this.api.init)(0) })?;
+        }
         // SAFETY: writes one int.
         let status = unsafe { (this.api.driver_get_version)(&raw mut this.cuda_version) };
         this.check_startup("cuDriverGetVersion", status)?;

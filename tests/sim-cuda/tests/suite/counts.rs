@@ -141,6 +141,29 @@ fn operations_make_only_listed_driver_calls() {
     assert!(success && text.contains("1 passed"), "{text}");
 }
 
+/// The initialisation takes milliseconds each time, and PyTorch has done it.
+#[test]
+fn initialised_driver_is_not_initialised_again() {
+    let installed = Installed::new();
+    let command = installed.prepare(command_of_test(concat!(module_path!(), "::initialised")), "devices=1");
+    let (success, text) = output_of(command, Duration::from_secs(120));
+    assert!(success && text.contains("1 passed"), "{text}");
+}
+
+#[test]
+#[ignore = "needs the simulator, which the test above installs"]
+fn initialised() {
+    let recorder = Recorder::new();
+    // SAFETY: the function has this type.
+    let status = unsafe {
+        let init = recorder.0.get::<unsafe extern "C" fn(u32) -> i32>(b"cuInit\0");
+        init.expect("the simulator has it")(0)
+    };
+    assert_eq!(status, 0);
+    let (calls, backend) = recorder.calls(CudaBackend::load);
+    assert!(backend.is_ok() && !calls.is_empty() && !calls.contains(&"cuInit".to_owned()), "{calls:?}");
+}
+
 #[test]
 #[ignore = "needs the simulator, which the test above installs"]
 fn operations() {
