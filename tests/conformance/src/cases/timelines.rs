@@ -4,6 +4,7 @@
 mod ends;
 mod one_process;
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use device_ipc_core::{DeviceOrdinal, Export, TIMELINE_END, Timeline};
@@ -143,14 +144,15 @@ pub fn many_rounds_on_one_buffer(context: &Context) -> Outcome {
     for round in 1..=ROUNDS {
         importer.allocate(&kept(round), 0, &[0; COUNT * 4])?;
     }
-    for round in 1..=ROUNDS {
-        importer.must(&wait(BEGUN + round, 0))?;
-        if round == LATE_READER {
-            importer.close_gate(0)?;
+    let submit = |importer: &mut Agent, rounds: RangeInclusive<u64>| {
+        for round in rounds {
+            importer.must(&wait(BEGUN + round, 0))?;
+            importer.must(&Command::Keep { name: "m".into(), into: kept(round) })?;
+            importer.must(&signal(BEGUN + round, 0))?;
         }
-        importer.must(&Command::Keep { name: "m".into(), into: kept(round) })?;
-        importer.must(&signal(BEGUN + round, 0))?;
-    }
+        Ok::<_, Stop>(())
+    };
+    submit(&mut importer, 1..=LATE_READER - 1)?;
     let mut late = None;
     for round in 1..=ROUNDS {
         if round == LATE_WRITER {
@@ -165,6 +167,9 @@ pub fn many_rounds_on_one_buffer(context: &Context) -> Outcome {
         late.open("submitting the rounds")?;
     }
     timeline.wait_now(BEGUN + LATE_READER - 1, PATIENCE)?;
+    // Now that the reader's stream waits for nothing: to close the first gate of a process may load a kernel, and wait for the device.
+    importer.close_gate(0)?;
+    submit(&mut importer, LATE_READER..=ROUNDS)?;
     equal(timeline.value()?, BEGUN + LATE_READER - 1, "the last round that the importer has kept")?;
     importer.open_gates("submitting the rounds")?;
     memory.stream.synchronize()?;
