@@ -177,6 +177,20 @@ def test_exporter_that_dies_fails_the_loads(start: Start) -> None:
     importer.close()
 
 
+def test_exporter_that_ends_waits_for_no_importer(start: Start) -> None:
+    exporter = Exporter(start)
+    exporter.ask("lend", "a")
+    importer = CacheImporter(empty_caches(), BLOCKS, FACTS)
+    importer.load(exporter.name, Load("x", "a", [1], [1]))
+    assert loaded(importer) == ({"x"}, [])
+    # It looks no more, and has the memory open.
+    assert exporter.ask("close") == []
+    importer.load(exporter.name, Load("y", "b", [1], [1]))
+    done, failed = loaded(importer)
+    assert not done and [load.request for load, _ in failed] == ["y"]
+    importer.close()
+
+
 def test_differences_are_named(start: Start) -> None:
     exporter = Exporter(start)
     exporter.ask("lend", "a", "b")

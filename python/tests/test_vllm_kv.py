@@ -256,3 +256,13 @@ def test_parameters_of_others_are_computed_here(caplog: pytest.LogCaptureFixture
         assert text in caplog.text
     assert decode.scheduler.get_num_new_matched_tokens(Request("e", 8, None), 0) == (0, False)
     decode.worker.shutdown()
+
+
+def test_schedulers_of_a_real_vllm() -> None:
+    # In a process of its own: the stand-ins of this one take vLLM's place.
+    program = [sys.executable, str(Path(__file__).with_name("vllm_schedulers.py")), "60"]
+    there = subprocess.run([sys.executable, "-c", "import vllm.v1.core.sched.scheduler"], capture_output=True, timeout=LIMIT)
+    if there.returncode != 0:
+        pytest.skip("vLLM is not installed")
+    done = subprocess.run(program, capture_output=True, text=True, timeout=280)
+    assert "all blocks equal, all returned" in done.stdout, done.stdout[-3000:] + done.stderr[-6000:]

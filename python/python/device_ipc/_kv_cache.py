@@ -119,14 +119,17 @@ class CacheExporter:
             returned, self._returned = self._returned, set()
             return returned
 
-    def close(self, timeout: float | None = 30.0) -> None:
-        """Ends the connections and the export."""
+    def close(self, timeout: float = 2.0) -> None:
+        """Ends the connections and the export. The memory stays allocated for importers that have not closed it within ``timeout`` seconds."""
         wake, self._wake = self._wake, -1
         if wake < 0:
             return
         os.close(wake)
         self._thread.join()
-        self._export.close(timeout=timeout)
+        try:
+            self._export.close(timeout=timeout)
+        except TimeoutError as error:
+            _logger.warning("the KV caches are still in use by other engines, which close them when they look: %s", error)
 
     def _give_back(self, request: str) -> None:
         """Returns the blocks, unless another importer has claimed them too."""
