@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::script::{Script, Step, connection};
 use crate::backend::{Access, DeviceIpc};
 use crate::model::address::{DeviceRange, Extent};
-use crate::model::lease::LeaseId;
+use crate::model::lease::{Holder, LeaseId, LeaseState};
 use crate::sharing::Runtime;
 use crate::sharing::broker::BrokerSession;
 use crate::sharing::export::{ExportTable, NewExport, Shared};
@@ -43,6 +43,7 @@ const GUESSES: usize = 16;
 
 /// Maximum number of devices of a peer, and of bytes of its name on a whitelist.
 const MOST_DEVICES: usize = 64;
+const MOST_COPIES: usize = 64;
 const LONGEST_PEER: usize = 64;
 
 /// The token of an export that scripts know.
@@ -72,9 +73,10 @@ enum Expected {
         request: u64,
         refusal: Refusal,
     },
-    /// The reason is text.
-    RefusedSpans {
+    /// The reason is a text with this part.
+    RefusedFor {
         request: u64,
+        part: &'static str,
     },
     Listing {
         request: u64,
@@ -322,6 +324,11 @@ impl Model {
                 if spans.len() > MAX_SPANS {
                     return Next::Close;
                 }
+                if self.staged.iter().filter(|lease| self.leases.contains_key(lease)).count() >= MOST_COPIES {
+                    self.answers
+                        .push_back(Expected::RefusedFor { request: request.0, part: "copies under way" });
+                    return Next::Keep;
+                }
                 let refusal = match self.refusal(export.0, token, Access::ReadOnly) {
                     Some(refusal) => Some(refusal),
                     None => {
@@ -331,7 +338,7 @@ impl Model {
                     }
                 };
                 if refusal.is_none() && !self.has(&spans) {
-                    self.answers.push_back(Expected::RefusedSpans { request: request.0 });
+                    self.answers.push_back(Expected::RefusedFor { request: request.0, part: "span" });
                     return Next::Keep;
                 }
                 match refusal {
@@ -473,9 +480,9 @@ impl Model {
                 Reply::Refused { request: answered, refusal: found },
             ) => answered.0 == *request && format!("{refusal:?}") == format!("{found:?}"),
             (
-                Some(Expected::RefusedSpans { request }),
+                Some(Expected::RefusedFor { request, part }),
                 Reply::Refused { request: answered, refusal: Refusal::Failed { detail } },
-            ) => answered.0 == *request && detail.contains("span"),
+            ) => answered.0 == *request && detail.contains(part),
             (Some(Expected::Listing { request }), Reply::Listing { request: answered, exports, more }) => {
                 let permitted = |listed: u64| !stranger || EXPORTS[listed as usize - 1].1;
                 answered.0 == *request && !more && exports.iter().all(|listed| permitted(listed.export.0))
@@ -508,18 +515,20 @@ impl Model {
     fn close(self, served: Served<BrokerSession<'_>>, table: &ExportTable) {
         let leases = served.session.into_leases();
         let held: BTreeMap<u64, u64> = leases.iter().map(|(lease, export)| (lease.0, export.0)).collect();
+        // Grants that no open has used count as a holder, and last until their time limit.
+        let is_lease = |holder: &&Holder| holder.state != LeaseState::InMessage;
+        let leases_of = |number| table.holders(ExportId(number)).iter().filter(is_lease).count();
         // A lease whose reply could not be sent has begun all the same, and ends here.
         assert_eq!(held, self.leases);
         for (number, opened) in (1..).zip(self.opened) {
-            let holders = table.holders(ExportId(number));
-            assert_eq!(holders.iter().len(), held.values().filter(|export| **export == number).count());
-            assert_eq!(holders.opened(), opened);
+            assert_eq!(leases_of(number), held.values().filter(|export| **export == number).count());
+            assert_eq!(table.holders(ExportId(number)).opened(), opened);
         }
         for (lease, export) in leases {
             table.release(export, lease, Termination::Released);
         }
         for number in 1..=3 {
-            assert_eq!(table.holders(ExportId(number)).iter().len(), 0);
+            assert_eq!(leases_of(number), 0);
         }
     }
 }
