@@ -116,6 +116,13 @@ impl Connected {
         self.importer.ask(&format!("open pulled 1 20000 {}", self.descriptor))
     }
 
+    /// Closes the connection on which the importer sends its next message.
+    fn cut_at_next_message(&mut self) {
+        // The importer releases the lease after it has answered.
+        eventually(&mut self.exporter, "holders x", "");
+        self.network.state.cuts.store(true, Ordering::SeqCst);
+    }
+
     /// Checks that a copy succeeds, with as many connections since the begin.
     #[track_caller]
     fn check_pull(&mut self, connections: usize) {
@@ -138,7 +145,7 @@ fn connection_that_has_been_closed_is_replaced() {
 #[test]
 fn connection_that_is_closed_after_the_request_is_replaced_once() {
     let mut connected = Connected::start();
-    connected.network.state.cuts.store(true, Ordering::SeqCst);
+    connected.cut_at_next_message();
     connected.check_pull(2);
     connected.check_pull(2);
     // A new connection is not replaced.
@@ -146,7 +153,7 @@ fn connection_that_is_closed_after_the_request_is_replaced_once() {
         // An earlier one is closed.
         let _ = importer.shutdown(Shutdown::Both);
     }
-    connected.network.state.cuts.store(true, Ordering::SeqCst);
+    connected.cut_at_next_message();
     let error = connected.pull();
     assert!(error.starts_with("ExporterGone of InPull"), "{error}");
 }
@@ -191,7 +198,7 @@ fn connection_with_an_unanswered_ping_is_not_used_again() {
 #[test]
 fn lost_connection_is_reported_if_no_other_one_can_be_made() {
     let mut connected = Connected::start();
-    connected.network.state.cuts.store(true, Ordering::SeqCst);
+    connected.cut_at_next_message();
     connected.network.close();
     let error = connected.pull();
     assert!(error.starts_with("ExporterGone of InPull"), "{error}");
@@ -203,7 +210,9 @@ fn lost_connection_is_reported_if_no_other_one_can_be_made() {
 fn drop_of_the_export_is_reported_over_a_kept_and_over_a_new_connection() {
     for cuts in [false, true] {
         let mut connected = Connected::start();
-        connected.network.state.cuts.store(cuts, Ordering::SeqCst);
+        if cuts {
+            connected.cut_at_next_message();
+        }
         connected.exporter.ask("drop x");
         let error = connected.pull();
         assert!(error.starts_with("ExportDropped of InPull"), "{error}");
