@@ -7,7 +7,7 @@ use crate::backend::HandleBytes;
 use crate::backend::stream::BorrowedStream;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
-use crate::os::clock;
+use crate::os::{Backoff, clock};
 
 /// A vendor's event, created in this process or opened from another one. Dropping it destroys the event.
 ///
@@ -56,25 +56,16 @@ pub trait DeviceEvent: fmt::Debug + Send + Sync {
     ///
     /// [`Error::Timeout`]; otherwise the vendor's error.
     fn synchronize(&self, timeout: Duration) -> Result<()> {
-        let begin = clock::now();
-        let mut pause = FIRST_SLEEP;
-        while !self.query()? {
-            let waited = clock::elapsed(begin);
-            if waited >= timeout {
-                return Err(Error::Timeout {
-                    what: "the event's last record".into(),
-                    after: timeout,
-                    detail: "; the stream that recorded it has not reached the record yet".into(),
-                });
-            }
-            if waited < SPIN {
-                std::hint::spin_loop();
-            } else {
-                clock::sleep(pause.min(timeout - waited));
-                pause = (pause * 2).min(LONGEST_SLEEP);
-            }
-        }
-        Ok(())
+        POLL.wait(
+            SPIN,
+            timeout,
+            || self.query(),
+            || Error::Timeout {
+                what: "the event's last record".into(),
+                after: timeout,
+                detail: "; the stream that recorded it has not reached the record yet".into(),
+            },
+        )
     }
 }
 
@@ -97,7 +88,5 @@ impl dyn DeviceEvent {
 
 /// The time for which a wait on the host polls before it begins to sleep.
 const SPIN: Duration = Duration::from_micros(20);
-/// The first sleep of a wait on the host; each later one is twice as long.
-const FIRST_SLEEP: Duration = Duration::from_micros(10);
-/// The longest sleep of a wait on the host, which is its maximum delay.
-const LONGEST_SLEEP: Duration = Duration::from_micros(200);
+/// The sleeps of a wait on the host. The longest one is its maximum delay.
+const POLL: Backoff = Backoff::doubling(Duration::from_micros(10), Duration::from_micros(200));

@@ -1,5 +1,6 @@
-//! Operating system: environment variables, process identity, fork detection, threads, clock, spinning, received files, readiness of descriptors.
+//! Operating system: environment variables, process identity, fork detection, threads, clock, spinning, intervals of polls, received files, readiness of descriptors.
 
+mod backoff;
 pub(crate) mod clock;
 mod condvar;
 pub mod environment;
@@ -14,6 +15,7 @@ pub(crate) mod received_file;
 mod recent;
 mod thread;
 
+pub(crate) use backoff::{Backoff, wait_for_words};
 pub(crate) use condvar::Condvar;
 pub(crate) use exit::at_exit;
 pub(crate) use fork::{ClosedByFork, process_epoch};

@@ -11,14 +11,11 @@ use std::time::{Duration, Instant};
 
 use super::RuntimeRef;
 use crate::model::error::{Error, Result};
-use crate::os::{Readiness, clock};
+use crate::os::{Backoff, Readiness, clock};
 
-/// Bounds of the interval between two evaluations in the first second: an eighth of the time waited so far.
-const MIN_INTERVAL: Duration = Duration::from_micros(50);
-const MAX_INTERVAL: Duration = Duration::from_millis(1);
-
-/// Maximum interval later: a thousandth of the time waited so far, so that an idle object costs little.
-const MAX_IDLE_INTERVAL: Duration = Duration::from_millis(10);
+/// The intervals between two evaluations.
+const POLL: Backoff =
+    Backoff::eighth(Duration::from_micros(50), Duration::from_millis(1)).idle(Duration::from_millis(10));
 
 /// A descriptor that is readable until a call has found a condition false, and again once the condition is true.
 #[derive(Debug, Default)]
@@ -93,8 +90,7 @@ impl Watch {
 
     /// Returns the time until the next evaluation.
     pub(crate) fn interval(&self, now: Instant) -> Duration {
-        let waited = now.saturating_duration_since(self.since);
-        (waited / 8).clamp(MIN_INTERVAL, MAX_INTERVAL).max((waited / 1000).min(MAX_IDLE_INTERVAL))
+        POLL.interval(now.saturating_duration_since(self.since))
     }
 }
 

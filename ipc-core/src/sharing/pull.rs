@@ -14,16 +14,15 @@ use std::time::{Duration, Instant};
 use super::{ErrorWith, Runtime, RuntimeRef};
 use crate::backend::engine::{PullRequest, Transfer, TransferEngine};
 use crate::model::error::{Error, Result};
-use crate::os::{clock, log};
+use crate::os::{Backoff, clock, log};
 use crate::transport::check_may_wait;
 
 /// The time for which a waiting thread polls the engine without a sleep: a copy of few bytes ends within it, and the shortest sleep
 /// takes about as long.
 const YIELD: Duration = Duration::from_micros(100);
 
-/// Interval at which it polls the engine later: doubles from the minimum to the maximum.
-const MIN_POLL: Duration = Duration::from_micros(20);
-const MAX_POLL: Duration = Duration::from_millis(1);
+/// The intervals at which it polls the engine later.
+const POLL: Backoff = Backoff::doubling(Duration::from_micros(20), Duration::from_millis(1));
 
 /// Interval at which the worker polls transfers that no thread waits for.
 const ABANDONED_POLL: Duration = Duration::from_millis(50);
@@ -120,7 +119,7 @@ impl<T: PullOwner> Pull<T> {
     pub(crate) fn wait(mut self, mut report: impl FnMut(u64)) -> Result<T, Failed<T>> {
         check_may_wait("a copy from another host", self.limit)
             .map_err(|error| ErrorWith::new(error, None))?;
-        let (mut pause, mut reported) = (MIN_POLL, 0);
+        let mut reported = 0;
         loop {
             let finished = self.try_finish()?;
             let arrived = match &self.running {
@@ -138,8 +137,7 @@ impl<T: PullOwner> Pull<T> {
                 thread::yield_now();
                 continue;
             }
-            clock::sleep(pause.min(self.limit.saturating_sub(waited)));
-            pause = (pause * 2).min(MAX_POLL);
+            clock::sleep(POLL.interval(waited - YIELD).min(self.limit.saturating_sub(waited)));
         }
     }
 

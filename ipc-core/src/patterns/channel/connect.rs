@@ -14,8 +14,8 @@ use super::limits::Limits;
 use super::{Channel, DEFAULT_MESSAGE_LIMIT, name, tcp};
 use crate::model::error::{Error, Remedy, Result};
 use crate::model::placement::DeviceMap;
-use crate::os::clock;
 use crate::os::kill::kill_point;
+use crate::os::{Backoff, clock};
 use crate::sharing::Session;
 use crate::sharing::timeline::{Side, WordPage};
 use crate::sharing::{Runtime, RuntimeRef};
@@ -23,10 +23,8 @@ use crate::transport::socket::{Packet, PeerSocket, peer_credentials};
 use crate::transport::{Deadline, PeerCredentials, UserName, socket};
 use crate::wire::{BrokerAddress, SOCKET_DIR_VARIABLE};
 
-/// The pause before the second attempt to connect, doubled for each later one. The start of a listener wakes no process.
-pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
-/// Maximum pause between attempts to connect.
-pub(super) const MAX_PAUSE: Duration = Duration::from_millis(32);
+/// The pauses between attempts to connect. The start of a listener wakes no process.
+pub(super) const RETRY: Backoff = Backoff::doubling(Duration::from_millis(1), Duration::from_millis(32));
 
 /// A builder for the connecting end of a [`Channel`]; see [`Ipc::connect`](crate::Ipc::connect).
 ///
@@ -152,7 +150,7 @@ impl<'a> ConnectBuilder<'a> {
         }
         let (own, address) = self.target()?;
         let deadline = Deadline::after(self.timeout);
-        let mut pause = FIRST_PAUSE;
+        let begun = clock::now();
         loop {
             if let Some(connecting) = self.begin(&own, &address)? {
                 // A listener that closes before it accepts may be followed by another one.
@@ -164,8 +162,7 @@ impl<'a> ConnectBuilder<'a> {
             if left.is_zero() {
                 return Err(no_listener(self.name, &address, self.timeout));
             }
-            clock::sleep(pause.min(left));
-            pause = (pause * 2).min(MAX_PAUSE);
+            clock::sleep(RETRY.interval(clock::elapsed(begun)).min(left));
         }
     }
 

@@ -21,7 +21,7 @@ use crate::model::device::DeviceIdentity;
 use crate::model::error::{Error, Result};
 use crate::os::log::Throttle;
 use crate::os::process::ProcessIdentity;
-use crate::os::{SPIN, clock};
+use crate::os::wait_for_words;
 use crate::sharing::Session;
 use crate::sharing::export::{Bearer, ChannelId};
 use crate::sharing::timeline::{
@@ -33,9 +33,6 @@ use crate::transport::{Allotment, Deadline, TimedMutex, WatchedSocket};
 
 /// A callback for the termination of the peer.
 pub(super) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
-
-/// Maximum sleep of a wait for a shared word, which spins before it sleeps.
-const LONGEST_SLEEP: Duration = Duration::from_micros(200);
 
 /// Maximum time of one sleep of a receive at the socket.
 pub(super) const LONGEST_RECEIVE: Duration = Duration::from_secs(1);
@@ -422,16 +419,11 @@ impl Connection {
     /// Waits on the host until the peer's counter has reached a value.
     pub(super) fn wait_ready(&self, value: u64, deadline: Deadline) -> Result<()> {
         let what = "the completion of the work on the message's tensors";
-        wait_until(
-            deadline,
-            || self.is_ready(value),
-            || {
-                deadline.passed(
-                    what,
-                    &format!("; the stream of process {} has not reached its signal yet", self.peer.pid),
-                )
-            },
-        )
+        let late = || {
+            let detail = format!("; the stream of process {} has not reached its signal yet", self.peer.pid);
+            deadline.passed(what, &detail)
+        };
+        wait_for_words(deadline.left(), || self.is_ready(value), late)
     }
 
     /// Makes the stream wait until the peer's counter has reached a value; the host waits if the device has no timelines.
@@ -543,30 +535,6 @@ impl Drop for Connection {
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Connection").field("id", &self.id).field("peer", &self.peer).finish_non_exhaustive()
-    }
-}
-
-/// Polls a condition on shared words until it holds. A store to shared memory wakes no thread.
-pub(super) fn wait_until(
-    deadline: Deadline,
-    mut holds: impl FnMut() -> Result<bool>,
-    late: impl FnOnce() -> Error,
-) -> Result<()> {
-    let begin = clock::now();
-    loop {
-        if holds()? {
-            return Ok(());
-        }
-        let left = deadline.left();
-        if left.is_zero() {
-            return Err(late());
-        }
-        let waited = clock::elapsed(begin);
-        if waited < SPIN {
-            std::hint::spin_loop();
-        } else {
-            clock::sleep((waited / 8).min(LONGEST_SLEEP).min(left));
-        }
     }
 }
 

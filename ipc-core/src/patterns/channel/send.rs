@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::connection::{Connection, Direction, Slot, wait_until};
+use super::connection::{Connection, Direction, Slot};
 use super::inbox::PutResult;
 use super::limits::InFlight;
 use super::message::{Message, Part, TrySendError};
@@ -18,7 +18,7 @@ use crate::backend::stream::BorrowedStream;
 use crate::model::error::{Error, Result};
 use crate::model::one_or_many::OneOrMany;
 use crate::os::kill::kill_point;
-use crate::os::{SPIN, clock};
+use crate::os::{SPIN, clock, wait_for_words};
 use crate::sharing::Runtime;
 use crate::sharing::export::{Bearer, check_backend};
 use crate::sharing::timeline::timelines_of;
@@ -375,7 +375,7 @@ impl Connection {
                 _ => Ok(false),
             }
         };
-        wait_until(deadline, holds, || {
+        wait_for_words(deadline.left(), holds, || {
             let (received, settled) = taken();
             let detail = format!(
                 "; process {} ({}) has received {received} of {} messages, and opened or discarded {settled} of {} tensors",

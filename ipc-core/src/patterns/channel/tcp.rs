@@ -13,7 +13,7 @@ use std::time::Duration;
 use device_ipc_tcp::{AuthenticatedConnection, Key, MAX_MESSAGE_BYTES, TcpError};
 
 use super::Channel;
-use super::connect::{FIRST_PAUSE, MAX_PAUSE};
+use super::connect::RETRY;
 use super::connection::{Agreement, Connection};
 use super::handshake::{Greeting, Hello};
 use super::limits::Limits;
@@ -194,7 +194,7 @@ pub(super) fn connect(
     let resolved =
         resolve(address).map_err(|error| Error::io(format!("looking up the address {address:?}"), error))?;
     let deadline = Deadline::after(timeout);
-    let mut pause = FIRST_PAUSE;
+    let begun = clock::now();
     let mut detail = String::new();
     loop {
         for target in &resolved {
@@ -207,8 +207,7 @@ pub(super) fn connect(
         if left.is_zero() {
             return Err(Error::NoListener { name: address.to_owned(), after: timeout, detail });
         }
-        clock::sleep(pause.min(left));
-        pause = (pause * 2).min(MAX_PAUSE);
+        clock::sleep(RETRY.interval(clock::elapsed(begun)).min(left));
     }
 }
 

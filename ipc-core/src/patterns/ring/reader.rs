@@ -17,10 +17,10 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::layout::TensorLayout;
 use crate::os::kill::kill_point;
-use crate::os::{Condvar, clock};
+use crate::os::{Condvar, wait_for_words};
 use crate::sharing::export::check_backend;
 use crate::sharing::import::Mapping;
-use crate::sharing::timeline::{Publication, RingStart, Seen, TIMELINE_END, Timeline, pause};
+use crate::sharing::timeline::{Publication, RingStart, Seen, TIMELINE_END, Timeline};
 use crate::sharing::{PolledReadiness, Runtime, RuntimeRef};
 use crate::transport::check_may_wait;
 use crate::wire::ring::RingSlots;
@@ -466,19 +466,15 @@ impl ReaderState {
     fn wait_published(&self, call: &'static str, sequence: u64, timeout: Duration) -> Result<()> {
         check_may_wait(call, timeout)?;
         count_host_wait(self.runtime);
-        let begun = clock::now();
-        while !self.is_published(sequence)? {
-            let waited = clock::elapsed(begun);
-            if waited >= timeout {
-                return Err(Error::Timeout {
-                    what: format!("the publication of sequence {sequence}"),
-                    after: timeout,
-                    detail: format!("; process {} has not published it yet", self.writer),
-                });
-            }
-            pause(waited, timeout);
-        }
-        Ok(())
+        wait_for_words(
+            timeout,
+            || self.is_published(sequence),
+            || Error::Timeout {
+                what: format!("the publication of sequence {sequence}"),
+                after: timeout,
+                detail: format!("; process {} has not published it yet", self.writer),
+            },
+        )
     }
 }
 

@@ -20,7 +20,7 @@ use super::writer::Ring;
 use crate::backend::interop::DeviceOwner;
 use crate::backend::{Buffer, DeviceBound, MemoryUse};
 use crate::model::error::{Error, Result};
-use crate::os::{Readiness, clock, log, spawn_without_signals};
+use crate::os::{Backoff, Readiness, clock, log, spawn_without_signals};
 use crate::sharing::export::ShareBuilder;
 use crate::sharing::import::Replicate;
 use crate::sharing::remote::{Incoming, RemoteRing, RingMessage, SlotPull};
@@ -31,12 +31,11 @@ use crate::wire::ring::RingSlots;
 /// Maximum number of slots that are pulled at the same time.
 const MAX_PULLS: usize = 4;
 
-/// Bounds of the interval at which running pulls are polled.
-const MIN_POLL: Duration = Duration::from_micros(20);
-const MAX_POLL: Duration = Duration::from_millis(1);
+/// The intervals at which running pulls are polled.
+const PULL_POLL: Backoff = Backoff::eighth(Duration::from_micros(20), Duration::from_millis(1));
 
-/// Maximum interval at which a slot is polled that the reader has not released.
-const MAX_IDLE_POLL: Duration = Duration::from_millis(10);
+/// The intervals at which a slot is polled that the reader has not released.
+const SLOT_POLL: Backoff = PULL_POLL.idle(Duration::from_millis(10));
 
 /// The longest wait for a message.
 const MAX_WAIT: Duration = Duration::from_secs(1);
@@ -212,9 +211,9 @@ impl Relay {
             self.remote.ping()?;
             let waited = clock::elapsed(since);
             let time = if !self.pulls.is_empty() {
-                (waited / 8).clamp(MIN_POLL, MAX_POLL)
+                PULL_POLL.interval(waited)
             } else if self.started < self.announced {
-                (waited / 8).clamp(MIN_POLL, MAX_POLL).max((waited / 1000).min(MAX_IDLE_POLL))
+                SLOT_POLL.interval(waited)
             } else {
                 MAX_WAIT
             };

@@ -17,11 +17,11 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Remedy, Result};
 use crate::model::layout::TensorLayout;
 use crate::model::lease::{Holders, LeaseId};
-use crate::os::clock;
 use crate::os::kill::kill_point;
+use crate::os::wait_for_words;
 use crate::sharing::export::{Export, ExportChanges, check_backend};
 use crate::sharing::import::OwnMemory;
-use crate::sharing::timeline::{OwnCounter, TIMELINE_END, Timeline, pause};
+use crate::sharing::timeline::{OwnCounter, TIMELINE_END, Timeline};
 use crate::sharing::{PolledReadiness, RuntimeRef};
 use crate::transport::check_may_wait;
 use crate::wire::descriptor::{Descriptor, Memory};
@@ -336,24 +336,20 @@ impl Ring {
     pub fn wait_writable(&self, timeout: Duration) -> Result<()> {
         self.runtime.check()?;
         let Some(previous) = self.slots.previous_in_slot(self.next) else { return Ok(()) };
-        let begun = clock::now();
         if !self.is_in_use(previous) {
             return Ok(());
         }
         check_may_wait("waiting for a writable slot", timeout)?;
         count_host_wait(self.runtime);
-        while self.is_in_use(previous) {
-            let waited = clock::elapsed(begun);
-            if waited >= timeout {
-                return Err(Error::Timeout {
-                    what: format!("the release of sequence {previous}, whose slot is to be reused"),
-                    after: timeout,
-                    detail: describe_readers(&self.members.behind(previous)),
-                });
-            }
-            pause(waited, timeout);
-        }
-        Ok(())
+        wait_for_words(
+            timeout,
+            || Ok(!self.is_in_use(previous)),
+            || Error::Timeout {
+                what: format!("the release of sequence {previous}, whose slot is to be reused"),
+                after: timeout,
+                detail: describe_readers(&self.members.behind(previous)),
+            },
+        )
     }
 
     /// Returns whether a reader has not released a sequence, or the host has not signalled it.
@@ -417,21 +413,19 @@ impl Ring {
         let Some(own) = &self.own else { return Ok(()) };
         let notified =
             |member: &Arc<Member>| member.has_been_notified(sequence) && member.position().is_some();
-        let (begun, timeout) = (clock::now(), self.timeout.min(OWN_COUNTER_TIMEOUT));
-        loop {
-            if own.has_arrived() {
-                return Ok(());
-            }
-            let waited = clock::elapsed(begun);
+        let not_yet = || {
+            let why = "a stream has not reached the publication of an earlier sequence; synchronise that stream, or \
+                       publish on a stream";
+            Error::RingNotYet { sequence, what: "published", why: why.into() }
+        };
+        let holds = || match own.has_arrived() {
+            true => Ok(true),
             // A stream that has signalled the readers writes the writer's own counter next, and a reader may react before
             // that. A reader that falsely claims the signal only delays the error.
-            if !self.known.iter().any(notified) || waited >= timeout {
-                let why = "a stream has not reached the publication of an earlier sequence; synchronise that stream, or \
-                           publish on a stream";
-                return Err(Error::RingNotYet { sequence, what: "published", why: why.into() });
-            }
-            pause(waited, timeout);
-        }
+            false if self.known.iter().any(notified) => Ok(false),
+            false => Err(not_yet()),
+        };
+        wait_for_words(self.timeout.min(OWN_COUNTER_TIMEOUT), holds, not_yet)
     }
 
     /// Signals a publication to every reader by a stream, after publications on other streams.

@@ -11,6 +11,7 @@ mod page;
 mod ring;
 mod slots;
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,7 +27,7 @@ pub(crate) use slots::{Place, Slots};
 use crate::backend::DeviceIpc;
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::error::{Error, Result};
-use crate::os::clock;
+use crate::os::wait_for_words;
 use crate::sharing::host_pages::timeline_begun;
 use crate::transport::check_may_wait;
 pub(crate) use page::timelines_of;
@@ -36,10 +37,6 @@ use endpoint::READY;
 
 /// Values of a timeline are below this one.
 pub const TIMELINE_END: u64 = 1 << 62;
-
-/// Time for which a wait on the host polls before it sleeps, and its longest sleep.
-const SPIN: Duration = Duration::from_micros(50);
-const LONGEST_SLEEP: Duration = Duration::from_micros(200);
 
 /// Two counters between an exporter and one of its importers: each side signals one and waits for the other.
 ///
@@ -185,23 +182,20 @@ impl Timeline {
     /// [`Error::Timeout`]; [`Error::OnWorkerThread`] in a callback; as [`check`](Self::check).
     pub fn wait_now(&self, value: u64, timeout: Duration) -> Result<()> {
         check_range(value)?;
-        let begin = clock::now();
-        loop {
-            let reached = self.value()?;
-            if reached >= value {
-                return Ok(());
+        let reached = Cell::new(0);
+        let holds = || {
+            reached.set(self.value()?);
+            let holds = reached.get() >= value;
+            if !holds {
+                check_may_wait("waiting for a timeline", timeout)?;
             }
-            check_may_wait("waiting for a timeline", timeout)?;
-            let waited = clock::elapsed(begin);
-            if waited >= timeout {
-                return Err(Error::Timeout {
-                    what: format!("value {value} of the timeline"),
-                    after: timeout,
-                    detail: format!("; process {} has signalled {reached}", self.peer()),
-                });
-            }
-            pause(waited, timeout);
-        }
+            Ok(holds)
+        };
+        wait_for_words(timeout, holds, || Error::Timeout {
+            what: format!("value {value} of the timeline"),
+            after: timeout,
+            detail: format!("; process {} has signalled {}", self.peer(), reached.get()),
+        })
     }
 
     /// Checks that the timeline has not ended. After its end every wait is satisfied.
@@ -249,22 +243,15 @@ impl Timeline {
 
     /// Waits on the host until the exporter signals that the bytes are ready.
     pub(crate) fn wait_ready(&self, timeout: Duration) -> Result<()> {
-        let begin = clock::now();
-        loop {
+        let holds = || {
             self.endpoint.check_ready()?;
-            if self.endpoint.is_ready() {
-                return Ok(());
-            }
-            let waited = clock::elapsed(begin);
-            if waited >= timeout {
-                return Err(Error::Timeout {
-                    what: "the exporter's word that the bytes are ready".into(),
-                    after: timeout,
-                    detail: "; the stream that writes them has not got there yet".into(),
-                });
-            }
-            pause(waited, timeout);
-        }
+            Ok(self.endpoint.is_ready())
+        };
+        wait_for_words(timeout, holds, || Error::Timeout {
+            what: "the exporter's signal that the bytes are ready".into(),
+            after: timeout,
+            detail: "; the stream that writes them has not reached it yet".into(),
+        })
     }
 
     /// Writes the ready word, in the exporter, when the event has been reached. Calls the driver; does not wait.
@@ -305,13 +292,4 @@ fn check_range(value: u64) -> Result<()> {
         return Ok(());
     }
     Err(Error::TimelineValue { value, why: "values are below 2^62, which marks the end".into() })
-}
-
-/// Pauses a moment in a wait on the host: spins at first.
-pub(crate) fn pause(waited: Duration, timeout: Duration) {
-    if waited < SPIN {
-        std::hint::spin_loop();
-    } else {
-        clock::sleep((waited / 8).min(LONGEST_SLEEP).min(timeout - waited));
-    }
 }
