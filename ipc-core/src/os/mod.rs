@@ -1,4 +1,4 @@
-//! Operating system: environment variables, process identity, fork detection, threads, clock, spinning, intervals of polls, received files, readiness of descriptors.
+//! Operating system: environment variables, process identity, fork detection, threads, clock, timers, spinning, intervals of polls, received files, readiness of descriptors.
 
 mod backoff;
 pub(crate) mod clock;
@@ -14,6 +14,7 @@ mod readiness;
 pub(crate) mod received_file;
 mod recent;
 mod thread;
+mod timers;
 
 pub(crate) use backoff::{Backoff, wait_for_words};
 pub(crate) use condvar::Condvar;
@@ -23,3 +24,4 @@ pub(crate) use pace::{Pace, PollMode, SPIN};
 pub(crate) use readiness::Readiness;
 pub(crate) use recent::Recent;
 pub(crate) use thread::spawn_without_signals;
+pub(crate) use timers::{TimerId, Timers};

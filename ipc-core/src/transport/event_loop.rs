@@ -4,10 +4,10 @@ mod admission;
 #[cfg(feature = "kill-points")]
 mod idle;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
@@ -18,7 +18,7 @@ use super::service::{ConnectionId, Next, Service, Session};
 use super::socket_file::SocketFile;
 use super::{Metrics, Worker};
 use crate::os::log::Throttle;
-use crate::os::{ClosedByFork, Pace, PollMode, clock};
+use crate::os::{ClosedByFork, Pace, PollMode, Timers, clock};
 
 /// The time for which the loop looks for the next request before it sleeps, while importers send one request after the other: a driver's
 /// open in between is no reason to sleep and be woken.
@@ -79,7 +79,7 @@ pub(super) struct EventLoop<S: Service> {
     sockets: HashMap<u64, Watched<Weak<dyn WatchedSocket>>>,
     /// The source that is the process of a connection's peer, by the connection.
     processes: HashMap<u64, u64>,
-    timers: BTreeMap<(Instant, u64), Timer>,
+    timers: Timers<(u64, Timer)>,
     connections: usize,
     /// Limits the warnings about refused connections, which another user can cause at will.
     refusals: Throttle,
@@ -104,7 +104,7 @@ impl<S: Service> EventLoop<S> {
             clients: HashMap::new(),
             sockets: HashMap::new(),
             processes: HashMap::new(),
-            timers: BTreeMap::new(),
+            timers: Timers::default(),
             connections: 0,
             refusals: Throttle::new(),
             next: WAKE + 1,
@@ -136,8 +136,7 @@ impl<S: Service> EventLoop<S> {
     /// sleeps.
     fn wait(&mut self, events: &mut Vec<Event>) -> rustix::io::Result<()> {
         events.clear();
-        let own = self.timers.first_key_value().map(|((at, _), _)| *at);
-        let next_timer = own.into_iter().chain(self.service.next_timer()).min();
+        let next_timer = self.timers.next().into_iter().chain(self.service.next_timer()).min();
         let left = || next_timer.map(clock::left);
         let epoll = self.queue.epoll.fd();
         #[cfg(feature = "kill-points")]
@@ -308,7 +307,7 @@ impl<S: Service> EventLoop<S> {
     fn after(&mut self, id: u64, next: Next) {
         match next {
             Next::Close => return self.close(id),
-            Next::Pause(until) => drop(self.timers.insert((until, id), Timer::Resume)),
+            Next::Pause(until) => drop(self.timers.insert(until, (id, Timer::Resume))),
             Next::Keep => {}
         }
         if let Some(Source::Served(served)) = self.sources.get_mut(&id)
@@ -332,9 +331,7 @@ impl<S: Service> EventLoop<S> {
 
     fn run_timers(&mut self) {
         let now = clock::now();
-        while let Some(entry) = self.timers.first_entry().filter(|entry| entry.key().0 <= now) {
-            let id = entry.key().1;
-            let timer = entry.remove();
+        while let Some((id, timer)) = self.timers.take_due(now) {
             match (timer, self.sources.get(&id)) {
                 (Timer::Hello, Some(Source::Served(served))) if !served.session.has_said_hello() => {
                     self.close(id);

@@ -11,16 +11,15 @@ use std::time::{Duration, Instant};
 use super::Metrics;
 use crate::backend::DeviceEvent;
 use crate::model::error::{Error, Result};
-use crate::os::{Condvar, clock, spawn_without_signals};
+use crate::os::{Backoff, Condvar, Timers, clock, spawn_without_signals};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Interval at which the events of waiting jobs are polled: doubles from the minimum to the maximum.
-const MIN_POLL: Duration = Duration::from_micros(20);
-const MAX_POLL: Duration = Duration::from_millis(1);
+/// The intervals at which the events of waiting jobs are polled, by the time since the last of these jobs was submitted.
+const POLL: Backoff = Backoff::doubling(Duration::from_micros(20), Duration::from_millis(1));
 
 /// Time after which a job that still waits for its event is logged.
-const PATIENCE: Duration = Duration::from_secs(30);
+const LONG_WAIT: Duration = Duration::from_secs(30);
 
 /// Maximum number of queued jobs before new work is delayed.
 const MAX_BACKLOG: usize = 256;
@@ -227,10 +226,10 @@ impl Waiting {
     /// Returns whether the event has been reached, or cannot be polled.
     fn is_over(&mut self) -> bool {
         let Some(reached) = &mut self.reached else { return false };
-        if !self.warned && clock::elapsed(self.since) > PATIENCE {
+        if !self.warned && clock::elapsed(self.since) > LONG_WAIT {
             self.warned = true;
             tracing::warn!(target: crate::os::log::TRANSPORT,
-                seconds = PATIENCE.as_secs(),
+                seconds = LONG_WAIT.as_secs(),
                 "a stream or a transfer has not finished yet; the memory that it uses stays open"
             );
         }
@@ -253,17 +252,16 @@ impl Waiting {
 fn work(tasks: &Receiver<Task>, backlog: &Backlog) {
     IS_WORKER.set(true);
     let mut waiting: Vec<Waiting> = Vec::new();
-    let mut timed: Vec<(Instant, Job)> = Vec::new();
-    let mut pause = MIN_POLL;
-    let mut polled = clock::now();
+    let mut timed: Timers<Job> = Timers::default();
+    let mut last_submitted = clock::now();
+    let mut polled = last_submitted;
     loop {
-        let next = timed.iter().map(|(at, _)| clock::left(*at)).min();
-        let poll = (!waiting.is_empty()).then_some(pause);
-        let task = match next.into_iter().chain(poll).min() {
+        let poll = (!waiting.is_empty()).then(|| POLL.interval(clock::elapsed(last_submitted)));
+        let task = match timed.next().map(clock::left).into_iter().chain(poll).min() {
             None => tasks.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Some(wait) => clock::receive(tasks, wait),
         };
-        let mut is_due = clock::elapsed(polled) >= pause;
+        let mut is_due = poll.is_some_and(|interval| clock::elapsed(polled) >= interval);
         match task {
             Ok(Task::Now(job)) => {
                 run(job);
@@ -274,18 +272,15 @@ fn work(tasks: &Receiver<Task>, backlog: &Backlog) {
                     task.finish();
                 } else {
                     waiting.push(task);
-                    pause = MIN_POLL;
+                    last_submitted = clock::now();
                 }
                 backlog.shrink();
             }
             Ok(Task::At(at, job)) => {
-                timed.push((at, job));
+                timed.insert(at, job);
                 backlog.shrink();
             }
-            Err(RecvTimeoutError::Timeout) => {
-                is_due = true;
-                pause = (pause * 2).min(MAX_POLL);
-            }
+            Err(RecvTimeoutError::Timeout) => is_due = true,
             Err(RecvTimeoutError::Disconnected) => return,
         }
         // Not after every job: a poll of many events takes longer than a job.
@@ -298,11 +293,11 @@ fn work(tasks: &Receiver<Task>, backlog: &Backlog) {
         while waiting.first().is_some_and(|first| first.reached.is_none()) {
             waiting.remove(0).finish();
         }
-        if !timed.is_empty() {
+        if timed.next().is_some() {
             let now = clock::now();
-            let mut due: Vec<_> = timed.extract_if(.., |(at, _)| *at <= now).collect();
-            due.sort_by_key(|(at, _)| *at);
-            due.into_iter().for_each(|(_, job)| run(job));
+            while let Some(job) = timed.take_due(now) {
+                run(job);
+            }
         }
     }
 }

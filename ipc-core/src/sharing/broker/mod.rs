@@ -23,7 +23,7 @@ pub(crate) use session::{BrokerSession, Event};
 
 use crate::model::error::Result;
 use crate::model::lease::LeaseId;
-use crate::os::clock;
+use crate::os::{Timers, clock};
 use crate::sharing::staging::Refused;
 use crate::sharing::timeline::{
     Finish, FollowUp, FollowUps, OwnCounter, Poison, Side, Slots, Termination, Timeline,
@@ -56,8 +56,8 @@ pub(crate) struct Broker {
     tied: bool,
     /// Time of the next check of copies while others wait for them.
     next_look_at_stagings: Option<Instant>,
-    /// Dropped exports that wait until importers close reclaimed memory, and the time at which they stop waiting.
-    retiring: VecDeque<(Instant, ExportId)>,
+    /// Dropped exports that wait until importers close reclaimed memory, by the time at which they stop waiting.
+    retiring: Timers<ExportId>,
     /// Time of the next look at grants with a time limit.
     next_look_at_grants: Option<Instant>,
     /// The closed connections whose leases end in further turns, and the times since when they wait for one.
@@ -85,7 +85,7 @@ impl Broker {
             follow_ups,
             tied: false,
             next_look_at_stagings: None,
-            retiring: VecDeque::new(),
+            retiring: Timers::default(),
             next_look_at_grants: None,
             ending: VecDeque::new(),
         })
@@ -145,8 +145,7 @@ impl Service for Broker {
             Command::WatchStagings => {
                 self.next_look_at_stagings.get_or_insert_with(|| clock::now() + STAGINGS);
             }
-            // All wait equally long, so the times are in order.
-            Command::RetireAt(at, export) => self.retiring.push_back((at, export)),
+            Command::RetireAt(at, export) => drop(self.retiring.insert(at, export)),
             Command::ExpireGrantsAt(at) => {
                 self.next_look_at_grants = Some(self.next_look_at_grants.map_or(at, |next| next.min(at)));
             }
@@ -154,10 +153,9 @@ impl Service for Broker {
     }
 
     fn next_timer(&self) -> Option<Instant> {
-        let retiring = self.retiring.front().map(|(at, _)| *at);
         let ending = self.ending.front().map(|(since, _)| *since);
         let looks = self.next_look_at_stagings.into_iter().chain(self.next_look_at_grants);
-        self.follow_ups.next().into_iter().chain(looks).chain(retiring).chain(ending).min()
+        self.follow_ups.next().into_iter().chain(looks).chain(self.retiring.next()).chain(ending).min()
     }
 
     fn run_timers<'a>(&mut self, now: Instant, sessions: impl Iterator<Item = &'a Self::Session>) {
@@ -165,8 +163,7 @@ impl Service for Broker {
         if let Some((_, ending)) = self.ending.pop_front() {
             self.end(ending);
         }
-        while let Some((_, export)) = self.retiring.front().copied().filter(|(at, _)| *at <= now) {
-            self.retiring.pop_front();
+        while let Some(export) = self.retiring.take_due(now) {
             self.runtime.exports.retire_overdue(export);
         }
         if self.next_look_at_grants.is_some_and(|at| at <= now) {

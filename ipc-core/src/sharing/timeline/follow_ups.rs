@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Endpoint, OwnCounter, Side, Termination, Timeline, WordPage, return_own_slot};
-use crate::os::clock;
+use crate::os::{Timers, clock};
 use crate::sharing::Watch;
 use crate::transport::Worker;
 
@@ -65,18 +65,19 @@ enum Arrival {
     Watch(Watch),
 }
 
+/// A step of a follow-up, by its number.
 #[derive(Clone, Copy, Debug)]
-enum Timer {
+enum Step {
     /// Poisons words for the nth time.
-    Poison(u32),
-    /// Looks whether signals have arrived.
-    Arrival,
+    Poison { id: u64, times: u32 },
+    /// Checks whether signals have arrived.
+    Arrival { id: u64 },
 }
 
 /// The commands that are in progress. Everything that may hold the last reference to a backend is dropped on the worker.
 pub(crate) struct FollowUps {
     worker: Worker,
-    timers: BTreeMap<(Instant, u64), Timer>,
+    timers: Timers<Step>,
     /// Poisoned words, the oldest first: signals that the peer had submitted to its device may still arrive.
     poisoned: BTreeMap<u64, Poison>,
     arrivals: HashMap<u64, Arrival>,
@@ -85,7 +86,13 @@ pub(crate) struct FollowUps {
 
 impl FollowUps {
     pub(crate) fn new(worker: Worker) -> Self {
-        Self { worker, timers: BTreeMap::new(), poisoned: BTreeMap::new(), arrivals: HashMap::new(), last: 0 }
+        Self {
+            worker,
+            timers: Timers::default(),
+            poisoned: BTreeMap::new(),
+            arrivals: HashMap::new(),
+            last: 0,
+        }
     }
 
     /// Begins a follow-up.
@@ -104,16 +111,15 @@ impl FollowUps {
 
     /// Returns the time at which [`run`](Self::run) has something to do.
     pub(crate) fn next(&self) -> Option<Instant> {
-        self.timers.first_key_value().map(|((at, _), _)| *at)
+        self.timers.next()
     }
 
     /// Runs everything that is due.
     pub(crate) fn run(&mut self, now: Instant) {
-        while let Some(entry) = self.timers.first_entry().filter(|entry| entry.key().0 <= now) {
-            let id = entry.key().1;
-            match entry.remove() {
-                Timer::Poison(times) => self.poison_again(now, id, times),
-                Timer::Arrival => self.look_for_arrival(now, id),
+        while let Some(step) = self.timers.take_due(now) {
+            match step {
+                Step::Poison { id, times } => self.poison_again(now, id, times),
+                Step::Arrival { id } => self.look_for_arrival(now, id),
             }
         }
     }
@@ -121,7 +127,7 @@ impl FollowUps {
     fn look_for_arrival(&mut self, now: Instant, id: u64) {
         let Some(arrival) = self.arrivals.get(&id) else { return };
         if !arrival.is_over() {
-            self.timers.insert((now + arrival.interval(now), id), Timer::Arrival);
+            self.timers.insert(now + arrival.interval(now), Step::Arrival { id });
             return;
         }
         match self.arrivals.remove(&id) {
@@ -151,7 +157,7 @@ impl FollowUps {
 
     /// The pause doubles each time.
     fn poison_after_pause(&mut self, now: Instant, id: u64, times: u32) {
-        self.timers.insert((now + POISON_AGAIN * (1 << times), id), Timer::Poison(times + 1));
+        self.timers.insert(now + POISON_AGAIN * (1 << times), Step::Poison { id, times: times + 1 });
     }
 
     fn poison_again(&mut self, now: Instant, id: u64, times: u32) {

@@ -86,7 +86,7 @@ impl<S: Service> EventLoop<S> {
         }
         if let Some(Source::Listener(Listener { socket, .. })) = self.sources.get(&listener) {
             self.modify(socket.as_fd(), listener, EventFlags::empty());
-            self.timers.insert((clock::now() + ACCEPT_PAUSE, listener), Timer::Listen);
+            self.timers.insert(clock::now() + ACCEPT_PAUSE, (listener, Timer::Listen));
         }
     }
 
@@ -115,7 +115,7 @@ impl<S: Service> EventLoop<S> {
                 self.processes.insert(id, process_id);
             }
         }
-        self.timers.insert((clock::now() + HELLO_DEADLINE, id), Timer::Hello);
+        self.timers.insert(clock::now() + HELLO_DEADLINE, (id, Timer::Hello));
         self.connections += 1;
         let session = self.service.connected(ConnectionId(id));
         let connection = Connection::new(accepted, peer);

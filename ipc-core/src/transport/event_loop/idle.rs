@@ -36,7 +36,7 @@ impl<S: Service> EventLoop<S> {
     /// Counts the events of a turn. A turn without events is idle, unless a connection is read again later.
     pub(super) fn note_turn(&mut self, events: &[Event]) {
         self.idle.handled += events.iter().filter(|event| event.data.u64() != WAKE).count() as u64;
-        let is_paused = || self.timers.values().any(|timer| matches!(timer, Timer::Resume));
+        let is_paused = || self.timers.values().any(|timer| matches!(timer, (_, Timer::Resume)));
         if events.is_empty() && self.idle.is_awaited() && !is_paused() {
             for answer in self.idle.waiting.drain(..) {
                 // The receiver is dropped after the timeout.

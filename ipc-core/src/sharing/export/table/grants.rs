@@ -6,15 +6,15 @@
 //! has a bearer, so it has a time limit instead.
 
 use std::any::Any;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Entry, ExportTable, State};
 use crate::model::error::{Error, Result};
 use crate::model::lease::{Holder, LeaseState};
-use crate::os::clock;
 use crate::os::log::Throttle;
+use crate::os::{TimerId, Timers, clock};
 use crate::sharing::Runtime;
 use crate::transport::Allotment;
 use crate::wire::Token;
@@ -62,15 +62,14 @@ pub(super) struct OpenGrant {
 enum GrantEnd {
     /// The end of the channel that carried it.
     Channel(ChannelId),
-    /// A point in time; the number distinguishes grants that end together.
-    At(Instant, u64),
+    /// A point in time.
+    At(TimerId),
 }
 
 /// The grants with a time limit, by their ends.
 #[derive(Debug, Default)]
 pub(super) struct TimedGrants {
-    by_end: BTreeMap<(Instant, u64), (ExportId, [u8; 16])>,
-    last: u64,
+    by_end: Timers<(ExportId, [u8; 16])>,
     /// The poller looks at this time.
     next_look: Option<Instant>,
 }
@@ -132,12 +131,10 @@ impl ExportTable {
         let since = clock::now();
         // An end that the clock cannot represent is one that never comes.
         let at = since.checked_add(limit).unwrap_or(since + FAR);
-        state.timed.last += 1;
-        let end = (at, state.timed.last);
-        let grant = OpenGrant { end: GrantEnd::At(end.0, end.1), since, _allotment: allotment };
+        let end = GrantEnd::At(state.timed.by_end.insert(at, (export, token.to_bytes())));
+        let grant = OpenGrant { end, since, _allotment: allotment };
         entry.grants.insert(token.to_bytes(), grant);
         entry.tell_change();
-        state.timed.by_end.insert(end, (export, token.to_bytes()));
         if state.timed.next_look.is_none_or(|look| at < look) {
             state.timed.next_look = Some(at);
             if let Some(runtime) = Runtime::existing() {
@@ -152,10 +149,8 @@ impl ExportTable {
         let mut state = self.lock();
         let mut ended = 0;
         while ended < SLICE
-            && let Some((_, (export, token))) =
-                state.timed.by_end.first_key_value().filter(|(end, _)| end.0 <= now)
+            && let Some((export, token)) = state.timed.by_end.take_due(now)
         {
-            let (export, token) = (*export, *token);
             state.take_grant(export, &token);
             self.retire_if_free(&mut state, export);
             static EXPIRED: Throttle = Throttle::new();
@@ -168,7 +163,7 @@ impl ExportTable {
             self.changed.notify_all();
         }
         let earliest = if ended == SLICE { now } else { now + EXPIRY_INTERVAL };
-        let first = state.timed.by_end.first_key_value().map(|(end, _)| end.0.max(earliest));
+        let first = state.timed.by_end.next().map(|end| end.max(earliest));
         state.timed.next_look = first;
         first
     }
@@ -226,8 +221,8 @@ impl State {
         entry.tell_change();
         let channel = match grant.end {
             GrantEnd::Channel(channel) => channel,
-            GrantEnd::At(at, number) => {
-                self.timed.by_end.remove(&(at, number));
+            GrantEnd::At(end) => {
+                self.timed.by_end.remove(end);
                 return true;
             }
         };
@@ -258,7 +253,7 @@ impl State {
         for grant in entry.grants.values() {
             let channel = match grant.end {
                 GrantEnd::Channel(channel) => Some(channel),
-                GrantEnd::At(..) => None,
+                GrantEnd::At(_) => None,
             };
             let (first, count) = since.entry(channel).or_insert((grant.since, 0));
             *first = grant.since.min(*first);
