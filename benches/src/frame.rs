@@ -9,6 +9,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::line::{Line, Subject};
 use crate::peer::Remote;
+use crate::peer::message::Command;
 use crate::raw::{RawHandle, RawSide};
 
 /// Number of rounds before the first one that is recorded.
@@ -64,7 +65,7 @@ impl Bench {
         bytes: u64,
     ) -> Result<Vec<RawHandle>> {
         let peer = self.ipc.backend().local_peer_id(DeviceOrdinal::new(self.device))?;
-        exporter.raw_handles(blocks, bytes, peer)
+        exporter.request(&Command::RawHandles { blocks, bytes, peer })
     }
 
     /// Measures both sides in turn. The side that starts alternates from round to round.

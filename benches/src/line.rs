@@ -10,7 +10,6 @@ use crate::statistics::Summary;
 pub(super) enum Unit {
     Nanoseconds,
     BytesPerSecond,
-    Bytes,
     Count,
     /// Exponent of a power law: 1 is linear growth.
     Exponent,
@@ -60,6 +59,30 @@ pub(super) struct Subject {
     /// Whether the target compares with the driver's own calls, so that only a run on hardware can judge it.
     pub(super) needs_hardware: bool,
     pub(super) note: Option<&'static str>,
+}
+
+impl Subject {
+    /// Describes a time without a target, which any machine can judge.
+    pub(super) fn new(case: impl Into<String>, against: impl Into<String>) -> Self {
+        let (unit, target) = (Unit::Nanoseconds, Target::None);
+        Self { case: case.into(), against: against.into(), unit, target, needs_hardware: false, note: None }
+    }
+
+    pub(super) fn unit(self, unit: Unit) -> Self {
+        Self { unit, ..self }
+    }
+
+    pub(super) fn target(self, target: Target) -> Self {
+        Self { target, ..self }
+    }
+
+    pub(super) fn needs_hardware(self, needs_hardware: bool) -> Self {
+        Self { needs_hardware, ..self }
+    }
+
+    pub(super) fn note(self, note: impl Into<Option<&'static str>>) -> Self {
+        Self { note: note.into(), ..self }
+    }
 }
 
 /// The result of a measurement.
@@ -155,13 +178,8 @@ mod tests {
 
     #[test]
     fn hardware_targets_are_not_judged_without_hardware() {
-        let subject = |needs_hardware| Subject {
-            case: "one".into(),
-            against: "another".into(),
-            unit: Unit::Nanoseconds,
-            target: Target::times(1.0),
-            needs_hardware,
-            note: None,
+        let subject = |needs_hardware| {
+            Subject::new("one", "another").target(Target::times(1.0)).needs_hardware(needs_hardware)
         };
         let samples = [(2.0, Some(1.0)), (3.0, Some(1.0)), (4.0, Some(4.0))];
         assert_eq!(Line::of("row", subject(true), &samples, false).reached, None);

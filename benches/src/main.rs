@@ -3,7 +3,6 @@
 //! Each row is a file in `rows/`. It sets up its state and passes one closure per side to the frame, which runs both in turn
 //! for many rounds. The ratio is computed per round, so that a disturbance of the machine affects both sides.
 
-mod counting;
 mod frame;
 mod line;
 mod machine;
@@ -88,10 +87,6 @@ struct Arguments {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
-
-/// Counts the allocations of the library for the row 'footprint'.
-#[global_allocator]
-static ALLOCATOR: counting::CountingAllocator = counting::CountingAllocator;
 
 fn main() -> ExitCode {
     let program = Program::parse();

@@ -127,7 +127,6 @@ fn number(value: f64, unit: Unit) -> String {
     match unit {
         Unit::Nanoseconds => scaled(&[(1.0, "ns"), (1e3, "µs"), (1e6, "ms"), (1e9, "s")]),
         Unit::BytesPerSecond => scaled(&[(1e6, "MB/s"), (1e9, "GB/s")]),
-        Unit::Bytes => scaled(&[(1.0, "B"), (1e6, "MB")]),
         Unit::Count => format!("{value}"),
         Unit::Exponent => format!("{value:.2}"),
     }

@@ -3,9 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use device_ipc::Descriptor;
 use serde::{Deserialize, Serialize};
-
-use crate::raw::RawHandle;
 
 /// A command to the peer process.
 #[derive(Debug, Serialize, Deserialize)]
@@ -18,8 +17,6 @@ pub(crate) enum Command {
     RawHandles { blocks: usize, bytes: u64, peer: Vec<u8> },
     /// Frees these blocks.
     FreeRaw,
-    /// Closes all exports.
-    Unshare,
     /// Echoes packets on a raw socket; spins or sleeps while it waits.
     Echo { spins: bool },
     /// Opens each descriptor that arrives over a raw socket, and acknowledges it.
@@ -36,12 +33,10 @@ pub(crate) enum Command {
     OpenAll { file: PathBuf, count: usize },
     /// Drops all mappings.
     CloseMappings,
-    /// Measures the memory of the library and counts its threads.
-    Footprint { count: usize },
-    /// Measures the first search for backends.
+    /// Measures the first search for backends, in nanoseconds.
     StartUp,
     /// Joins a ring.
-    JoinRing { descriptor: String },
+    JoinRing { descriptor: Descriptor },
     /// Receives and releases publications of the ring: by the host, which spins, or by the stream.
     RingRounds { rounds: u64, by: RingUser },
     /// The raw counterpart of a spinning host: waits for each value in one word of a page, and writes it to the other.
@@ -82,42 +77,15 @@ pub(crate) enum RingUser {
     Stream,
 }
 
-/// A reply of the peer process.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Reply {
-    Done,
-    Shared {
-        descriptors: Vec<String>,
-    },
-    Handles {
-        handles: Vec<RawHandle>,
-    },
-    Listening {
-        name: String,
-    },
-    Footprint(Footprint),
-    StartUp {
-        nanoseconds: f64,
-    },
-    Waits {
-        count: u64,
-    },
-    /// The descriptor of the block, the engine's metadata of the other memory, and the address of the socket.
-    SharedRemotely {
-        descriptor: String,
-        metadata: Vec<u8>,
-        socket: SocketAddr,
-    },
-    Failed {
-        reason: String,
-    },
-}
+/// A reply of the peer process: the value that a command returns, or the reason why it failed.
+pub(crate) type Reply = Result<serde_json::Value, String>;
 
-/// Memory and threads of the library in a process.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Footprint {
-    pub(crate) bytes_per_export: f64,
-    pub(crate) bytes_per_mapping: f64,
-    pub(crate) bytes_per_lease: f64,
-    pub(crate) threads: f64,
+/// What [`Command::ShareRemotely`] returns.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SharedRemotely {
+    pub(crate) descriptor: Descriptor,
+    /// The engine's metadata of the other memory.
+    pub(crate) metadata: Vec<u8>,
+    /// The address of the socket.
+    pub(crate) socket: SocketAddr,
 }

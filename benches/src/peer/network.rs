@@ -11,7 +11,7 @@ use device_ipc::backend::engine::{MemorySpace, RegisteredMemory, TransferEngine,
 use device_ipc::nixl::NixlEngine;
 use device_ipc::{Buffer, DeviceOrdinal, Export, Ipc, Remote};
 
-use super::message::Reply;
+use super::message::SharedRemotely;
 
 /// Returns the engine of this process, loaded once.
 pub(crate) fn engine() -> Result<Arc<dyn TransferEngine>> {
@@ -58,7 +58,7 @@ pub(super) struct Served {
 }
 
 impl Served {
-    pub(super) fn start(backend: &str, device: u32, bytes: u64) -> Result<(Self, Reply)> {
+    pub(super) fn start(backend: &str, device: u32, bytes: u64) -> Result<(Self, SharedRemotely)> {
         let engine = engine()?;
         let remote = Remote::new(Arc::clone(&engine)).listen("127.0.0.1")?;
         let ipc = Ipc::builder().remote(remote).named(backend)?;
@@ -68,8 +68,8 @@ impl Served {
         let registered = unsafe { engine.register(memory.range()) }?;
         let sent = vec![1; usize::try_from(bytes)?];
         let listener = TcpListener::bind("127.0.0.1:0")?;
-        let reply = Reply::SharedRemotely {
-            descriptor: export.descriptor().to_string(),
+        let reply = SharedRemotely {
+            descriptor: export.descriptor().clone(),
             metadata: registered.metadata().to_vec(),
             socket: listener.local_addr()?,
         };

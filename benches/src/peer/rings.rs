@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, ensure};
-use device_ipc::{Buffer, Ipc, RingReader, Stream};
+use device_ipc::{Buffer, Descriptor, Ipc, RingReader, Stream};
 
 use super::message::RingUser;
 use super::words::{Page, REQUEST, RESPONSE};
@@ -17,8 +17,8 @@ pub(super) struct RingMember {
 }
 
 impl RingMember {
-    pub(super) fn join(ipc: &Ipc, descriptor: &str, stream: &Stream) -> Result<Self> {
-        let reader = ipc.open_ring(&descriptor.parse()?).timeout(TIMEOUT).on(stream)?;
+    pub(super) fn join(ipc: &Ipc, descriptor: &Descriptor, stream: &Stream) -> Result<Self> {
+        let reader = ipc.open_ring(descriptor).timeout(TIMEOUT).on(stream)?;
         Ok(Self { reader, stream: stream.clone(), copies: Vec::new() })
     }
 

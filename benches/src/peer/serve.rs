@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use device_ipc::{
@@ -14,15 +15,15 @@ use device_ipc::{
 use super::bundles;
 use super::channels;
 use super::echo::{self, Socket};
-use super::footprint;
 use super::message::{Command, Reply, WordLocation};
 use super::network::Served;
 use super::rings::{self, RingMember};
 use super::tcp;
 use super::words::{Page, REQUEST, RESPONSE};
-use crate::raw::{self, RawExport, RawSide};
+use crate::raw::{self, RawExport, RawHandle, RawSide};
 use crate::wait::TIMEOUT;
 use device_ipc_cli::output::line;
+use serde_json::{Value, json};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -37,14 +38,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut server = None;
     for text in std::io::stdin().lines() {
         let command: Command = serde_json::from_str(&text.context("cannot read a command")?)?;
-        let reply = match &command {
+        let reply = match command {
             // Must be the first use of the library.
-            Command::StartUp => Ok(Reply::StartUp { nanoseconds: footprint::start_up() }),
-            command => {
-                Server::get_or_start(&mut server, arguments).and_then(|server| server.execute(command))
+            Command::StartUp => {
+                let begin = Instant::now();
+                drop(Ipc::available());
+                Ok(json!(begin.elapsed().as_nanos() as f64))
             }
+            _ => Server::get_or_start(&mut server, arguments).and_then(|server| server.execute(command)),
         };
-        let reply = reply.unwrap_or_else(|error| Reply::Failed { reason: format!("{error:#}") });
+        let reply: Reply = reply.map_err(|error| format!("{error:#}"));
         line(serde_json::to_string(&reply)?)?;
     }
     Ok(())
@@ -92,48 +95,50 @@ impl Server {
         })
     }
 
-    fn execute(&mut self, command: &Command) -> Result<Reply> {
+    /// Executes a command and returns its value.
+    fn execute(&mut self, command: Command) -> Result<Value> {
+        let (ipc, device) = (self.ipc.clone(), self.device);
         match command {
-            Command::Share { blocks, bytes, times } => self.share(*blocks, *bytes, *times),
-            Command::ShareRemappable { blocks, bytes } => self.share_remappable(*blocks, *bytes),
-            Command::RawHandles { blocks, bytes, peer } => self.raw_handles(*blocks, *bytes, peer),
+            Command::Share { blocks, bytes, times } => {
+                return Ok(json!(self.share(blocks, times, || ipc.allocate(device, bytes))?));
+            }
+            Command::ShareRemappable { blocks, bytes } => {
+                let remappable = MemoryUse::new().remappable();
+                let allocate = || ipc.allocate_for(device, bytes, remappable);
+                return Ok(json!(self.share(blocks, 1, allocate)?));
+            }
+            Command::RawHandles { blocks, bytes, peer } => {
+                return Ok(json!(self.raw_handles(blocks, bytes, &peer)?));
+            }
             Command::FreeRaw => {
                 for (block, export) in self.raw_blocks.drain(..) {
                     self.raw.unexport(export)?;
                     drop(block);
                 }
-                Ok(Reply::Done)
-            }
-            Command::Unshare => {
-                self.exports.drain(..).try_for_each(|export| export.close(TIMEOUT))?;
-                Ok(Reply::Done)
             }
             Command::Echo { spins } => {
-                let spins = *spins;
                 let suffix = if spins { "spinning-echo" } else { "echo" };
-                Ok(Reply::Listening { name: echo::serve(suffix, move |socket| echo::echo(&socket, spins))? })
+                return Ok(json!(echo::serve(suffix, move |socket| echo::echo(&socket, spins))?));
             }
             Command::ReceiveByChannel { spins } => {
-                let spins = *spins;
                 let suffix = if spins { "spinning" } else { "sleeping" };
-                self.listen(suffix, move |channel| channels::receive(&channel, spins))
+                return self.listen(suffix, move |channel| channels::receive(&channel, spins));
             }
-            Command::EchoByTcpChannel => tcp::serve_channel(&self.ipc),
-            Command::EchoByTcp => tcp::serve_plain(),
+            Command::EchoByTcpChannel => return Ok(json!(tcp::serve_channel(&ipc)?)),
+            Command::EchoByTcp => return Ok(json!(tcp::serve_plain()?)),
             Command::Transport { staged, bytes } => {
-                let transport = channels::Transport::new(&self.ipc, self.device, *bytes, *staged)?;
-                let suffix = if *staged { "staged" } else { "mapped" };
-                self.listen(suffix, move |channel| transport.serve(&channel))
+                let transport = channels::Transport::new(&ipc, self.device, bytes, staged)?;
+                let suffix = if staged { "staged" } else { "mapped" };
+                return self.listen(suffix, move |channel| transport.serve(&channel));
             }
             Command::Receive => {
-                let ipc = self.ipc.clone();
-                Ok(Reply::Listening { name: echo::serve("receive", move |socket| receive(&ipc, &socket))? })
+                return Ok(json!(echo::serve("receive", move |socket| receive(&ipc, &socket))?));
             }
             Command::ReceiveBundles { open } => {
-                let ipc = open.then(|| self.ipc.clone());
-                let suffix = if *open { "bundles" } else { "pieces" };
+                let suffix = if open { "bundles" } else { "pieces" };
+                let ipc = open.then_some(ipc);
                 let body = move |socket: Socket| bundles::receive(ipc.as_ref(), &socket);
-                Ok(Reply::Listening { name: echo::serve(suffix, body)? })
+                return Ok(json!(echo::serve(suffix, body)?));
             }
             Command::TimelineRounds { first, rounds } => {
                 let export = self.exports.last().context("nothing is shared yet")?;
@@ -141,57 +146,35 @@ impl Server {
                 let [timeline] = timelines.as_slice() else {
                     bail!("{} timelines instead of 1", timelines.len())
                 };
-                for value in *first..first + rounds {
+                for value in first..first + rounds {
                     timeline.wait(value, &self.stream)?;
                     timeline.signal(value, &self.stream)?;
                 }
-                Ok(Reply::Done)
             }
-            Command::RawRounds { page, on, first, rounds } => self.raw_rounds(page, *on, *first, *rounds),
-            Command::Synchronize => {
-                self.stream.synchronize()?;
-                Ok(Reply::Done)
-            }
-            Command::OpenAll { file, count } => self.open_all(file, *count),
-            Command::CloseMappings => {
-                self.mappings.clear();
-                Ok(Reply::Done)
-            }
-            Command::Footprint { count } => {
-                Ok(Reply::Footprint(footprint::measure(&self.ipc, self.device, *count)?))
-            }
+            Command::RawRounds { page, on, first, rounds } => self.raw_rounds(&page, on, first, rounds)?,
+            Command::Synchronize => self.stream.synchronize()?,
+            Command::OpenAll { file, count } => self.open_all(&file, count)?,
+            Command::CloseMappings => self.mappings.clear(),
             Command::StartUp => bail!("the library is already in use"),
             Command::JoinRing { descriptor } => {
-                self.ring = Some(RingMember::join(&self.ipc, descriptor, &self.stream)?);
-                Ok(Reply::Done)
+                self.ring = Some(RingMember::join(&ipc, &descriptor, &self.stream)?);
             }
-            Command::RingRounds { rounds, by } => {
-                self.member()?.receive_and_release(*rounds, *by).map(|()| Reply::Done)
-            }
-            Command::SpinRounds { page, first, rounds } => {
-                rings::spin(&Page::open(page)?, *first, *rounds).map(|()| Reply::Done)
-            }
-            Command::CopyBuckets { buckets } => {
-                let ipc = self.ipc.clone();
-                self.member()?.copy_buckets(&ipc, *buckets).map(|()| Reply::Done)
-            }
-            Command::CopyOwnBuckets { buckets } => {
-                self.member()?.copy_own_buckets(*buckets).map(|()| Reply::Done)
-            }
+            Command::RingRounds { rounds, by } => self.member()?.receive_and_release(rounds, by)?,
+            Command::SpinRounds { page, first, rounds } => rings::spin(&Page::open(&page)?, first, rounds)?,
+            Command::CopyBuckets { buckets } => self.member()?.copy_buckets(&ipc, buckets)?,
+            Command::CopyOwnBuckets { buckets } => self.member()?.copy_own_buckets(buckets)?,
             Command::ShareRemotely { bytes } => {
                 // Frees the memory of the last call before.
                 self.served = None;
                 self.raw.enter(self.device)?;
-                let (served, reply) = Served::start(self.ipc.backend().info().name, self.device, *bytes)?;
+                let (served, reply) = Served::start(ipc.backend().info().name, self.device, bytes)?;
                 self.served = Some(served);
-                Ok(reply)
+                return Ok(json!(reply));
             }
-            Command::HostWaits => Ok(Reply::Waits { count: device_ipc::counters().ring_host_waits_total }),
-            Command::LeaveRing => {
-                self.ring = None;
-                Ok(Reply::Done)
-            }
+            Command::HostWaits => return Ok(json!(device_ipc::counters().ring_host_waits_total)),
+            Command::LeaveRing => self.ring = None,
         }
+        Ok(Value::Null)
     }
 
     fn member(&mut self) -> Result<&mut RingMember> {
@@ -203,7 +186,7 @@ impl Server {
         &self,
         suffix: &str,
         body: impl FnOnce(Channel) -> Result<()> + Send + 'static,
-    ) -> Result<Reply> {
+    ) -> Result<Value> {
         let name = format!("bench-{}-{suffix}", std::process::id());
         let listener = self.ipc.listen(&name).start()?;
         std::thread::spawn(move || {
@@ -212,34 +195,27 @@ impl Server {
                 eprintln!("error: the peer process stopped serving its channel: {error:#}");
             }
         });
-        Ok(Reply::Listening { name })
+        Ok(json!(name))
     }
 
-    fn share(&mut self, blocks: usize, bytes: u64, times: usize) -> Result<Reply> {
-        let mut descriptors = Vec::with_capacity(blocks * times);
+    /// Allocates blocks and shares each of them `times` times.
+    fn share(
+        &mut self,
+        blocks: usize,
+        times: usize,
+        allocate: impl Fn() -> device_ipc::Result<Buffer>,
+    ) -> Result<Vec<Descriptor>> {
+        let first = self.exports.len();
         for _ in 0..blocks {
-            let block = Arc::new(self.ipc.allocate(self.device, bytes)?);
+            let block = Arc::new(allocate()?);
             for _ in 0..times {
-                let export = self.ipc.share(Arc::clone(&block)).start()?;
-                descriptors.push(export.descriptor().to_string());
-                self.exports.push(export);
+                self.exports.push(self.ipc.share(Arc::clone(&block)).start()?);
             }
         }
-        Ok(Reply::Shared { descriptors })
+        Ok(self.exports[first..].iter().map(|export| export.descriptor().clone()).collect())
     }
 
-    fn share_remappable(&mut self, blocks: usize, bytes: u64) -> Result<Reply> {
-        let mut descriptors = Vec::with_capacity(blocks);
-        for _ in 0..blocks {
-            let block = self.ipc.allocate_for(self.device, bytes, MemoryUse::new().remappable())?;
-            let export = self.ipc.share(block).start()?;
-            descriptors.push(export.descriptor().to_string());
-            self.exports.push(export);
-        }
-        Ok(Reply::Shared { descriptors })
-    }
-
-    fn raw_handles(&mut self, blocks: usize, bytes: u64, peer: &[u8]) -> Result<Reply> {
+    fn raw_handles(&mut self, blocks: usize, bytes: u64, peer: &[u8]) -> Result<Vec<RawHandle>> {
         let mut handles = Vec::with_capacity(blocks);
         for _ in 0..blocks {
             let block = self.ipc.allocate(self.device, bytes)?;
@@ -248,10 +224,10 @@ impl Server {
             handles.push(export.handle.clone());
             self.raw_blocks.push((block, export));
         }
-        Ok(Reply::Handles { handles })
+        Ok(handles)
     }
 
-    fn raw_rounds(&mut self, path: &Path, on: WordLocation, first: u64, rounds: u64) -> Result<Reply> {
+    fn raw_rounds(&mut self, path: &Path, on: WordLocation, first: u64, rounds: u64) -> Result<()> {
         let base = match on {
             WordLocation::Host => self.registered(path)?,
             WordLocation::Device => {
@@ -266,7 +242,7 @@ impl Server {
                 self.raw.write_value(self.stream.as_stream(), base + RESPONSE, value)?;
             }
         }
-        Ok(Reply::Done)
+        Ok(())
     }
 
     fn registered(&mut self, path: &Path) -> Result<u64> {
@@ -280,7 +256,7 @@ impl Server {
         Ok(address)
     }
 
-    fn open_all(&mut self, file: &Path, count: usize) -> Result<Reply> {
+    fn open_all(&mut self, file: &Path, count: usize) -> Result<()> {
         // Released mappings stay cached until the exporter closes the exports.
         device_ipc::set_cache_limits(CacheLimits::default().with_mappings(usize::MAX))?;
         let text = std::fs::read_to_string(file).context("cannot read the descriptors")?;
@@ -290,7 +266,7 @@ impl Server {
         for descriptor in &descriptors {
             self.mappings.push(self.ipc.open(descriptor).timeout(TIMEOUT).at_home()?);
         }
-        Ok(Reply::Done)
+        Ok(())
     }
 }
 

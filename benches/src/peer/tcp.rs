@@ -6,7 +6,6 @@ use std::net::{TcpListener, TcpStream};
 use anyhow::{Context, Result};
 use device_ipc::{Channel, Error, Ipc, Key, Message};
 
-use super::message::Reply;
 use crate::wait::TIMEOUT;
 
 /// Maximum number of bytes of an answer.
@@ -18,7 +17,7 @@ pub(crate) fn key() -> Key {
 }
 
 /// Listens for a channel; a thread accepts it, and answers each message that begins with 1 with its first bytes.
-pub(super) fn serve_channel(ipc: &Ipc) -> Result<Reply> {
+pub(super) fn serve_channel(ipc: &Ipc) -> Result<String> {
     let listener = ipc.listen_tcp("127.0.0.1:0", &key()).start()?;
     let name = listener.address();
     std::thread::spawn(move || {
@@ -26,7 +25,7 @@ pub(super) fn serve_channel(ipc: &Ipc) -> Result<Reply> {
             eprintln!("error: the peer process stopped serving its channel: {error:#}");
         }
     });
-    Ok(Reply::Listening { name })
+    Ok(name)
 }
 
 fn echo(channel: &Channel) -> Result<()> {
@@ -44,7 +43,7 @@ fn echo(channel: &Channel) -> Result<()> {
 }
 
 /// As [`serve_channel`], by plain sockets: each message follows its length.
-pub(super) fn serve_plain() -> Result<Reply> {
+pub(super) fn serve_plain() -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let name = listener.local_addr()?.to_string();
     std::thread::spawn(move || {
@@ -56,7 +55,7 @@ pub(super) fn serve_plain() -> Result<Reply> {
             eprintln!("error: the peer process stopped serving its socket: {error:#}");
         }
     });
-    Ok(Reply::Listening { name })
+    Ok(name)
 }
 
 fn echo_plain(mut stream: &TcpStream) -> Result<()> {

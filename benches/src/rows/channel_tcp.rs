@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use device_ipc::{Channel, Message};
 
 use crate::frame::{Bench, Row, timed};
-use crate::line::{Line, Subject, Target, Unit};
+use crate::line::{Line, Subject, Unit};
 use crate::peer::message::Command;
 use crate::peer::{ANSWER_BYTES, Remote, key};
 use crate::wait::TIMEOUT;
@@ -32,21 +32,14 @@ struct State {
 
 fn run(bench: &Bench) -> Result<Vec<Line>> {
     let mut importer = bench.remote(bench.device)?;
-    let address = importer.channel(&Command::EchoByTcpChannel)?;
+    let address: String = importer.request(&Command::EchoByTcpChannel)?;
     let channel = bench.ipc.connect_tcp(&address, &key()).timeout(TIMEOUT).start()?;
-    let plain = TcpStream::connect(importer.channel(&Command::EchoByTcp)?)?;
+    let plain = TcpStream::connect(importer.request::<String>(&Command::EchoByTcp)?)?;
     plain.set_nodelay(true)?;
     let small = [&[1][..], &[7; ANSWER_BYTES - 1]].concat();
     let (large, buffer) = (vec![0; MIB], Vec::new());
     let mut state = State { importer, channel, plain, small, large, buffer };
-    let subject = |case: &str, unit| Subject {
-        case: case.into(),
-        against: "plain TCP socket of the same bytes".into(),
-        unit,
-        target: Target::None,
-        needs_hardware: false,
-        note: None,
-    };
+    let subject = |case: &str, unit| Subject::new(case, "plain TCP socket of the same bytes").unit(unit);
     let there_and_back = subject("64 B there and back", Unit::Nanoseconds);
     let there_and_back = bench.compare(there_and_back, &mut state, round_trip, plain_round_trip)?;
     let stream = subject("64 messages of 1 MiB", Unit::BytesPerSecond);

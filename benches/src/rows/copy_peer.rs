@@ -44,14 +44,13 @@ fn measure(bench: &Bench, bytes: u64) -> Result<Line> {
         stream,
         bytes,
     };
-    let subject = Subject {
-        case: format!("{} MiB", bytes / MIB),
-        against: format!("copy between two devices in one process, by {}", bench.raw.name()),
-        unit: Unit::BytesPerSecond,
-        target: Target::Speed { least: 0.98 },
-        needs_hardware: true,
-        note: None,
-    };
+    let subject = Subject::new(
+        format!("{} MiB", bytes / MIB),
+        format!("copy between two devices in one process, by {}", bench.raw.name()),
+    )
+    .unit(Unit::BytesPerSecond)
+    .target(Target::Speed { least: 0.98 })
+    .needs_hardware(true);
     let line = bench.compare(subject, &mut state, ours, |state| raw(bench, state))?;
     drop(state);
     settle()?;

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use device_ipc::{AsStream, Buffer, Channel, DeviceMap, Stream};
 
 use crate::frame::{Bench, Row, timed};
-use crate::line::{Line, Subject, Target, Unit};
+use crate::line::{Line, Subject};
 use crate::peer::Transport;
 use crate::peer::message::Command;
 use crate::wait::{TIMEOUT, settle};
@@ -43,7 +43,7 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
 
 fn measure(bench: &Bench, case: &str, staged: bool) -> Result<Line> {
     let mut remote = bench.remote(bench.other)?;
-    let name = remote.channel(&Command::Transport { staged, bytes: BYTES })?;
+    let name: String = remote.request(&Command::Transport { staged, bytes: BYTES })?;
     let map = DeviceMap::new().insert(bench.device, bench.other)?;
     let on = |device| {
         Ok::<_, device_ipc::Error>((bench.ipc.allocate(device, BYTES)?, bench.ipc.create_stream(device)?))
@@ -54,17 +54,15 @@ fn measure(bench: &Bench, case: &str, staged: bool) -> Result<Line> {
         here: on(bench.device)?,
         there: on(bench.other)?,
     };
-    let subject = Subject {
-        case: case.into(),
-        against: format!(
+    let subject = Subject::new(
+        case,
+        format!(
             "twenty copies between the two devices in one process, each synchronized, by {}",
             bench.raw.name()
         ),
-        unit: Unit::Nanoseconds,
-        target: Target::None,
-        needs_hardware: true,
-        note: Some("benches/compare.py compares it with PyTorch's RPC"),
-    };
+    )
+    .needs_hardware(true)
+    .note("benches/compare.py compares it with PyTorch's RPC");
     let line = bench.compare(subject, &mut state, ours, |state| raw(bench, state))?;
     drop(state);
     settle()?;

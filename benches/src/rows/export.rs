@@ -6,7 +6,7 @@ use anyhow::Result;
 use device_ipc::{Buffer, Export};
 
 use crate::frame::{Bench, Row, timed};
-use crate::line::{Line, Subject, Target, Unit};
+use crate::line::{Line, Subject, Target};
 use crate::wait::TIMEOUT;
 
 pub(super) const ROW: Row = Row { name: "export", title: "export of a pointer", run };
@@ -24,13 +24,10 @@ struct State {
 }
 
 fn run(bench: &Bench) -> Result<Vec<Line>> {
-    let subject = |case: &str| Subject {
-        case: case.into(),
-        against: format!("address range and handle, by {}", bench.raw.name()),
-        unit: Unit::Nanoseconds,
-        target: Target::Times { most: 1.1, plus: ENTRY },
-        needs_hardware: true,
-        note: None,
+    let subject = |case: &str| {
+        Subject::new(case, format!("address range and handle, by {}", bench.raw.name()))
+            .target(Target::Times { most: 1.1, plus: ENTRY })
+            .needs_hardware(true)
     };
     bench.raw.enter(bench.device)?;
     let mut unshared = State { blocks: blocks(bench)?, _shared: Vec::new() };

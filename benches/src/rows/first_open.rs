@@ -4,7 +4,7 @@ use anyhow::Result;
 use device_ipc::{CacheLimits, Descriptor, Mapping};
 
 use crate::frame::{Bench, Row, timed};
-use crate::line::{Line, Subject, Target, Unit};
+use crate::line::{Line, Subject, Target};
 use crate::peer::message::Command;
 use crate::peer::{Remote, Socket, request};
 use crate::raw::RawHandle;
@@ -64,28 +64,14 @@ fn measure(bench: &Bench, case: &str, home: u32) -> Result<Vec<Line>> {
         exporter,
         trip: 0.0,
     };
-    let trip = Subject {
-        case: format!("round trip to the broker, {case}"),
-        against: "raw socket, the same bytes".into(),
-        unit: Unit::Nanoseconds,
-        target: Target::times(1.5),
-        needs_hardware: false,
-        note: Some(
+    let trip = Subject::new(format!("round trip to the broker, {case}"), "raw socket, the same bytes")
+        .target(Target::times(1.5))
+        .note(
             "ours: a lease on another export of an allocation that is open, so that no driver call is made",
-        ),
-    };
+        );
     let trip = bench.compare(trip, &mut state, |state| ours_trip(bench, state), raw_trip)?;
-    let open = Subject {
-        case: format!("{} MiB, {case}, the round trip apart", BYTES >> 20),
-        against: format!("open, by {}, after a round trip over a raw socket", bench.raw.name()),
-        unit: Unit::Nanoseconds,
-        target: Target::times(1.05),
-        needs_hardware: true,
-        note: Some(
-            "ours: the whole open minus the round trip of the same round; raw: the open only, on a thread that a packet has \
-             just woken, as in the library",
-        ),
-    };
+    let open = Subject::new(format!("{} MiB, {case}, the round trip apart", BYTES >> 20), format!("open, by {}, after a round trip over a raw socket", bench.raw.name())).target(Target::times(1.05)).needs_hardware(true).note("ours: the whole open minus the round trip of the same round; raw: the open only, on a thread that a packet has \
+             just woken, as in the library");
     let open =
         bench.compare(open, &mut state, |state| ours_open(bench, state), |state| raw_open(bench, state))?;
     drop((state.first, state.trips, state._open));

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use device_ipc::{Buffer, Channel, Export, Message};
 
 use crate::frame::{Bench, Row, timed};
-use crate::line::{Line, Subject, Target, Unit};
+use crate::line::{Line, Subject, Target};
 use crate::peer::message::Command;
 use crate::peer::{Remote, Socket, request};
 use crate::wait::TIMEOUT;
@@ -32,14 +32,8 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
     let (receiver, echo) =
         (importer.socket(&Command::Receive)?, importer.socket(&Command::Echo { spins: false })?);
     let mut state = State { receiver, echo, _importer: importer, block, export };
-    let subject = |case: &str| Subject {
-        case: case.into(),
-        against: "raw socket ping-pong of the same bytes".into(),
-        unit: Unit::Nanoseconds,
-        target: Target::times(1.3),
-        needs_hardware: false,
-        note: None,
-    };
+    let subject =
+        |case: &str| Subject::new(case, "raw socket ping-pong of the same bytes").target(Target::times(1.3));
     let again = bench.compare(subject("an export that the receiver knows"), &mut state, ours_again, raw)?;
     let new = subject("shared anew each time, in memory that the receiver has open");
     let new = bench.compare(new, &mut state, |state| ours_new(bench, state), raw)?;
@@ -67,7 +61,7 @@ struct ByChannel {
 
 fn through_a_channel(bench: &Bench, spins: bool) -> Result<Vec<Line>> {
     let mut importer = bench.remote(bench.device)?;
-    let name = importer.channel(&Command::ReceiveByChannel { spins })?;
+    let name: String = importer.request(&Command::ReceiveByChannel { spins })?;
     let block = Arc::new(bench.ipc.allocate(bench.device, BYTES)?);
     let mut state = ByChannel {
         channel: bench.ipc.connect(&name).timeout(TIMEOUT).start()?,
@@ -78,13 +72,8 @@ fn through_a_channel(bench: &Bench, spins: bool) -> Result<Vec<Line>> {
     };
     state.channel.set_spinning(spins);
     let (both, mode) = if spins { ("both spin", ", spinning") } else { ("both sleep", "") };
-    let subject = |case: String| Subject {
-        case,
-        against: format!("raw socket ping-pong of the same bytes{mode}"),
-        unit: Unit::Nanoseconds,
-        target: Target::times(1.3),
-        needs_hardware: false,
-        note: None,
+    let subject = |case: String| {
+        Subject::new(case, format!("raw socket ping-pong of the same bytes{mode}")).target(Target::times(1.3))
     };
     let again = subject(format!("through a channel, an export that the receiver knows, {both}"));
     let again = bench.compare(again, &mut state, by_channel_again, raw_of_a_channel)?;

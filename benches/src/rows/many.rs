@@ -80,20 +80,16 @@ fn step(bench: &Bench, processes: &mut [Remote], count: usize, bar: &ProgressBar
 fn all(processes: &mut [Remote], command: &Command) -> Result<()> {
     processes.iter_mut().try_for_each(|process| process.send(command))?;
     for process in processes {
-        process.receive()?;
+        process.wait_done()?;
     }
     Ok(())
 }
 
 fn line(bench: &Bench, case: &str, points: Vec<(f64, f64)>) -> Line {
-    let subject = Subject {
-        case: format!("{case}: growth with the number of leases"),
-        against: String::new(),
-        unit: Unit::Exponent,
-        target: Target::Most { value: LINEAR },
-        needs_hardware: false,
-        note: Some("1 is linear growth, 2 is quadratic; the plot shows the times"),
-    };
+    let subject = Subject::new(format!("{case}: growth with the number of leases"), "")
+        .unit(Unit::Exponent)
+        .target(Target::Most { value: LINEAR })
+        .note("1 is linear growth, 2 is quadratic; the plot shows the times");
     let samples: Vec<f64> = growth(&points).into_iter().collect();
     Line { points, ..bench.figure(subject, &samples) }
 }

@@ -5,7 +5,6 @@ mod copy_peer;
 mod device_map;
 mod export;
 mod first_open;
-mod footprint;
 mod hand_over;
 mod many;
 mod open_again;
@@ -13,6 +12,7 @@ mod pull;
 mod ready_acknowledge;
 mod replace;
 mod ring;
+mod start;
 mod state_dict;
 mod weights;
 
@@ -29,7 +29,7 @@ pub(super) const ROWS: &[Row] = &[
     ready_acknowledge::ROW,
     copy_peer::ROW,
     device_map::ROW,
-    footprint::ROW,
+    start::ROW,
     many::ROW,
     state_dict::ROW,
     ring::ROW,

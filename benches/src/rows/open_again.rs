@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow};
 use device_ipc::{Descriptor, Mapping};
 
 use crate::frame::{Bench, Row, timed};
-use crate::line::{Line, Subject, Target, Unit};
+use crate::line::{Line, Subject, Target};
 use crate::raw::{RawHandle, RawMapping};
 use crate::wait::settle;
 
@@ -47,14 +47,13 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
     let mut lines = Vec::new();
     for (threads, most) in [(1, 0.5), (8, 1.0)] {
         state.threads = threads;
-        let subject = Subject {
-            case: if threads == 1 { "one thread".into() } else { format!("{threads} threads at once") },
-            against: format!("open of a handle that is open, by {}", bench.raw.name()),
-            unit: Unit::Nanoseconds,
-            target: Target::times(most),
-            needs_hardware: true,
-            note: second.is_err().then_some("the raw backend opens a handle only once"),
-        };
+        let subject = Subject::new(
+            if threads == 1 { "one thread".into() } else { format!("{threads} threads at once") },
+            format!("open of a handle that is open, by {}", bench.raw.name()),
+        )
+        .target(Target::times(most))
+        .needs_hardware(true)
+        .note(second.is_err().then_some("the raw backend opens a handle only once"));
         lines.push(bench.compare(
             subject,
             &mut state,

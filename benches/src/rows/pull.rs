@@ -8,13 +8,13 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use device_ipc::backend::engine::{Piece, PullRequest, TransferEngine};
 use device_ipc::{Descriptor, Dtype, Ipc, Remote, TensorLayout, TensorSet};
 
 use crate::frame::{Bench, Row};
 use crate::line::{Line, Subject, Target, Unit};
-use crate::peer::message::{Command, Reply};
+use crate::peer::message::{Command, SharedRemotely};
 use crate::peer::{BareMemory, engine};
 use crate::wait::{TIMEOUT, settle};
 
@@ -63,16 +63,13 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
 fn measure(bench: &Bench, engine: &Arc<dyn TransferEngine>, bytes: u64, size: &str) -> Result<Vec<Line>> {
     bench.raw.enter(bench.device)?;
     let mut exporter = bench.remote(bench.device)?;
-    let Reply::SharedRemotely { descriptor, metadata, socket } =
-        exporter.request(&Command::ShareRemotely { bytes })?
-    else {
-        bail!("protocol violation: the peer process did not reply with a descriptor");
-    };
+    let SharedRemotely { descriptor, metadata, socket } =
+        exporter.request(&Command::ShareRemotely { bytes })?;
     let ipc = Ipc::builder().remote(Remote::new(Arc::clone(engine))).named(bench.backend())?;
     let socket = TcpStream::connect(socket)?;
     socket.set_nodelay(true)?;
     let mut state = State {
-        descriptor: descriptor.parse()?,
+        descriptor,
         destination: None,
         memory: BareMemory::new(&ipc, bench.device, bytes)?,
         received: vec![1; usize::try_from(bytes)?],
@@ -88,13 +85,8 @@ fn measure(bench: &Bench, engine: &Arc<dyn TransferEngine>, bytes: u64, size: &s
         LARGE => (Unit::BytesPerSecond, Target::None),
         _ => (Unit::BytesPerSecond, Target::Speed { least: 0.95 }),
     };
-    let subject = |how: &str, against: &str, target| Subject {
-        case: format!("{size}{how}"),
-        against: against.into(),
-        unit,
-        target,
-        needs_hardware: false,
-        note: None,
+    let subject = |how: &str, against: &str, target| {
+        Subject::new(format!("{size}{how}"), against).unit(unit).target(target)
     };
     let bare = "NIXL: a read with known metadata";
     let line = subject(" to new memory", bare, target);

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use crate::frame::{Bench, Row};
-use crate::line::{Line, Subject, Target, Unit};
+use crate::line::{Line, Subject, Target};
 use crate::peer::message::{Command, WordLocation};
 use crate::peer::{Page, REQUEST, RESPONSE, Remote};
 use crate::raw::RawMapping;
@@ -62,13 +62,11 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
         raw_next: 1,
         remote,
     };
-    let subject = |case: &str, target| Subject {
-        case: format!("{place}, {case}"),
-        against: format!("write and wait on words, by {}", bench.raw.name()),
-        unit: Unit::Nanoseconds,
-        target,
-        needs_hardware: true,
-        note: Some("a whole round: ready and acknowledge; our words are in host memory"),
+    let subject = |case: &str, target| {
+        Subject::new(format!("{place}, {case}"), format!("write and wait on words, by {}", bench.raw.name()))
+            .target(target)
+            .needs_hardware(true)
+            .note("a whole round: ready and acknowledge; our words are in host memory")
     };
     let host = subject("bare words in host memory", Target::times(1.1));
     lines.push(bench.compare(host, &mut state, ours_rounds, |state| raw_rounds(bench, state))?);

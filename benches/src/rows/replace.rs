@@ -4,7 +4,8 @@ use anyhow::Result;
 use device_ipc::{Descriptor, DeviceOrdinal, Mapping, Stream};
 
 use crate::frame::{Bench, Row, timed};
-use crate::line::{Line, Subject, Target, Unit};
+use crate::line::{Line, Subject, Target};
+use crate::peer::message::Command;
 use crate::wait::settle;
 
 pub(super) const ROW: Row = Row { name: "replace", title: "memory exchanged at a reserved address", run };
@@ -36,7 +37,7 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
 
 fn measure(bench: &Bench, bytes: u64, lines: &mut Vec<Line>) -> Result<()> {
     let mut exporter = bench.remote(bench.device)?;
-    let versions = exporter.share_remappable(2, bytes)?;
+    let versions: Vec<_> = exporter.request(&Command::ShareRemappable { blocks: 2, bytes })?;
     let stream = bench.ipc.create_stream(bench.device)?;
     let mapping = bench.ipc.open(&versions[0]).reserved().on(&stream)?;
     // As a program that has views of the tensors.
@@ -44,30 +45,20 @@ fn measure(bench: &Bench, bytes: u64, lines: &mut Vec<Line>) -> Result<()> {
     let mut state = State { mapping, stream, versions, count: 0 };
     bench.raw.enter(bench.device)?;
     let mut blocks = bench.raw.exchangeable(bench.device, bytes)?;
-    let replace = Subject {
-        case: format!("replace, {}", size(bytes)),
-        against: format!("unmap, map and access of blocks of this process, by {}", bench.raw.name()),
-        unit: Unit::Nanoseconds,
-        target: Target::Times { most: 1.2, plus: 200_000.0 },
-        needs_hardware: true,
-        note: Some(
-            "ours: with the request to the exporter, the import, the wait for the stream and the release",
-        ),
-    };
+    let replace = Subject::new(
+        format!("replace, {}", size(bytes)),
+        format!("unmap, map and access of blocks of this process, by {}", bench.raw.name()),
+    )
+    .target(Target::Times { most: 1.2, plus: 200_000.0 })
+    .needs_hardware(true)
+    .note("ours: with the request to the exporter, the import, the wait for the stream and the release");
     lines.push(bench.compare(
         replace,
         &mut state,
         |state| timed(1, |_| state.replace()),
         |_| blocks.as_mut().map(|blocks| timed(1, |_| blocks.exchange())).transpose(),
     )?);
-    let suspend = Subject {
-        case: format!("suspend and resume, {}", size(bytes)),
-        against: String::new(),
-        unit: Unit::Nanoseconds,
-        target: Target::None,
-        needs_hardware: true,
-        note: None,
-    };
+    let suspend = Subject::new(format!("suspend and resume, {}", size(bytes)), "").needs_hardware(true);
     let samples: Vec<f64> = (0..bench.rounds)
         .map(|_| {
             timed(1, |_| {

@@ -9,7 +9,7 @@ use anyhow::Result;
 use device_ipc::{AsStream, DeviceOrdinal, Ring, Stream};
 
 use crate::frame::{Bench, Row};
-use crate::line::{Line, Subject, Target, Unit};
+use crate::line::{Line, Subject, Target};
 use crate::peer::message::{Command, RingUser, WordLocation};
 use crate::peer::{Page, REQUEST, RESPONSE, Remote};
 use crate::wait::{TIMEOUT, settle};
@@ -42,16 +42,11 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
         page: Page::create()?,
         next: 1,
     };
-    state.remote.execute(&Command::JoinRing { descriptor: state.ring.descriptor().to_string() })?;
+    state.remote.execute(&Command::JoinRing { descriptor: state.ring.descriptor().clone() })?;
     state.ring.wait_readers(1, TIMEOUT)?;
-    let by_hosts = Subject {
-        case: "a spinning receiver".into(),
-        against: "two words in a shared page, by spinning".into(),
-        unit: Unit::Nanoseconds,
-        target: Target::Most { value: 1500.0 },
-        needs_hardware: false,
-        note: Some("publication and release; requires two free processors"),
-    };
+    let by_hosts = Subject::new("a spinning receiver", "two words in a shared page, by spinning")
+        .target(Target::Most { value: 1500.0 })
+        .note("publication and release; requires two free processors");
     let mut lines = vec![bench.compare(by_hosts, &mut state, ours_by_hosts, raw_by_hosts)?];
     lines.push(by_streams(bench, &mut state)?);
     state.remote.execute(&Command::LeaveRing)?;
@@ -68,16 +63,12 @@ fn by_streams(bench: &Bench, state: &mut State) -> Result<Line> {
     }
     // SAFETY: the page stays mapped until the process exits.
     let base = unsafe { bench.raw.register(state.page.address(), state.page.bytes(), bench.device) }?;
-    let subject = Subject {
-        case: CASE.into(),
-        against: format!("write and wait on words in host memory, by {}", bench.raw.name()),
-        unit: Unit::Nanoseconds,
-        target: Target::None,
-        needs_hardware: true,
-        note: Some(
-            "publication and release; no host waits; our side writes one more word, for the writer's streams",
-        ),
-    };
+    let subject = Subject::new(
+        CASE,
+        format!("write and wait on words in host memory, by {}", bench.raw.name()),
+    )
+    .needs_hardware(true)
+    .note("publication and release; no host waits; our side writes one more word, for the writer's streams");
     bench.compare(subject, state, ours_by_streams, |state| raw_by_streams(bench, state, base))
 }
 

@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 use device_ipc::{Buffer, Dtype, Export, TensorLayout};
 
 use crate::frame::{Bench, Row, timed};
-use crate::line::{Line, Subject, Target, Unit};
+use crate::line::{Line, Subject, Target};
 use crate::peer::message::Command;
 use crate::peer::{Remote, Socket, keep, wait_acknowledgement};
 use crate::wait::TIMEOUT;
@@ -78,13 +78,8 @@ fn measure(bench: &Bench, kind: Kind) -> Result<Vec<Line>> {
         blocks: Vec::new(),
         bytes: 0,
     };
-    let subject = |when: &str, against: String, target, needs_hardware| Subject {
-        case: format!("{}, {when}", kind.name),
-        against,
-        unit: Unit::Nanoseconds,
-        target,
-        needs_hardware,
-        note: None,
+    let subject = |when: &str, against: String, target, needs_hardware| {
+        Subject::new(format!("{}, {when}", kind.name), against).target(target).needs_hardware(needs_hardware)
     };
     let opens = format!("{} opens, by {}", kind.allocations, bench.raw.name());
     let first = subject("first time", opens, Target::times(1.0 / SPEED), true);
@@ -195,7 +190,7 @@ fn raw_opens(bench: &Bench, state: &mut State) -> Result<Option<f64>> {
         Ok(())
     })?;
     mappings.into_iter().try_for_each(|mapping| bench.raw.close(mapping))?;
-    state.importer.free_raw()?;
+    state.importer.execute(&Command::FreeRaw)?;
     Ok(Some(took))
 }
 

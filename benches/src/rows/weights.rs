@@ -50,17 +50,16 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
         host_waits: Vec::new(),
     };
     for reader in &mut state.readers {
-        reader.execute(&Command::JoinRing { descriptor: state.ring.descriptor().to_string() })?;
+        reader.execute(&Command::JoinRing { descriptor: state.ring.descriptor().clone() })?;
     }
     state.ring.wait_readers(READERS, TIMEOUT)?;
     let case = format!("{} MiB in {} buckets, {} slots", bench.weights >> 20, bench.buckets, bench.slots);
-    let subject = |case: String, against: &str| Subject {
-        case,
-        against: against.into(),
-        unit: Unit::BytesPerSecond,
-        target: Target::Speed { least: 0.95 },
-        needs_hardware: true,
-        note: Some("bytes copied: ours into the ring once, and out of it by each of the two readers"),
+    let subject = |case: String, against: &str| {
+        Subject::new(case, against)
+            .unit(Unit::BytesPerSecond)
+            .target(Target::Speed { least: 0.95 })
+            .needs_hardware(true)
+            .note("bytes copied: ours into the ring once, and out of it by each of the two readers")
     };
     let alone = "the same copies from device to device, once, by one stream in one process";
     let alone = bench.compare(subject(case.clone(), alone), &mut state, ours, raw)?;
@@ -69,14 +68,10 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
         "the same copies by each of three processes at once, unordered",
     );
     let at_once = bench.compare(at_once, &mut state, ours, |state| unordered(state).map(Some))?;
-    let waits = Subject {
-        case: format!("{case}, waits of a host for the ring, of all three processes"),
-        against: String::new(),
-        unit: Unit::Count,
-        target: Target::Most { value: 0.0 },
-        needs_hardware: false,
-        note: state.ring.waits_on_host().then_some("the device has no timelines, so hosts wait"),
-    };
+    let waits = Subject::new(format!("{case}, waits of a host for the ring, of all three processes"), "")
+        .unit(Unit::Count)
+        .target(Target::Most { value: 0.0 })
+        .note(state.ring.waits_on_host().then_some("the device has no timelines, so hosts wait"));
     let steady = state.host_waits.split_off(state.host_waits.len().min(1));
     let waits = bench.figure(waits, &steady);
     finish(state)?;
@@ -126,7 +121,10 @@ fn ours(state: &mut State) -> Result<f64> {
 
 fn host_waits(state: &mut State) -> Result<u64> {
     let own = device_ipc::counters().ring_host_waits_total;
-    state.readers.iter_mut().try_fold(own, |sum, reader| Ok(sum + reader.host_waits()?))
+    state
+        .readers
+        .iter_mut()
+        .try_fold(own, |sum, reader| Ok(sum + reader.request::<u64>(&Command::HostWaits)?))
 }
 
 fn raw(state: &mut State) -> Result<Option<f64>> {

@@ -5,14 +5,13 @@ mod patterns;
 mod system_calls;
 mod traced;
 
-use std::io::BufRead as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use device_ipc::mock::MockBackend;
 use device_ipc::mock::engine::Operation;
-use device_ipc::{Descriptor, Ipc, Region, counters};
-use device_ipc_test_process::{Process, allocations_of_this_thread, alone};
+use device_ipc::{Descriptor, Export, Ipc, Mapping, Region, counters};
+use device_ipc_test_process::{Heap, Process, allocations_of_this_thread, alone, request};
 
 use super::roles::{role as role_name, start};
 use patterns::run_bundler;
@@ -292,15 +291,64 @@ fn cost_of_descriptor() {
     process.finish();
 }
 
+/// The exports of the role `crowd`, and the objects whose memory is counted: many, so that the doubling of tables is averaged.
+const CROWD: usize = 2002;
+const COUNTED: usize = CROWD - 2;
+
+#[test]
+fn objects_take_few_bytes_and_two_threads() {
+    if !alone(concat!(module_path!(), "::objects_take_few_bytes_and_two_threads")) {
+        return;
+    }
+    let ipc = Counted::new().ipc;
+    let block = Arc::new(ipc.allocate(0, 4096).expect("memory"));
+    let share = || ipc.share(block.clone()).start().expect("shared");
+    let open = |descriptor| ipc.open(descriptor).at_home().expect("opened");
+    let bytes_of_each = |make: &mut dyn FnMut(usize)| {
+        let before = Heap::now().bytes;
+        (0..COUNTED).for_each(make);
+        (Heap::now().bytes - before) as usize / COUNTED
+    };
+    let (mut exports, first) = (Vec::with_capacity(COUNTED), share());
+    let export = size_of::<Export>() + bytes_of_each(&mut |_| exports.push(share()));
+    let process = start(HERE, "crowd", &[]);
+    let others: Vec<Descriptor> = (0..CROWD).map(|_| process.line(|line| line.parse().ok())).collect();
+    // The connection, the range and the tables.
+    let warm = [open(&others[COUNTED]), open(&others[COUNTED + 1])];
+    let mut mappings = Vec::with_capacity(2 * COUNTED);
+    let guard = size_of::<Mapping>();
+    let with_lease = guard + bytes_of_each(&mut |index| mappings.push(open(&others[index])));
+    let alone = guard + bytes_of_each(&mut |_| mappings.push(open(&others[0])));
+    drop((mappings, warm));
+    settle();
+    let names = std::fs::read_dir("/proc/self/task").expect("/proc is there").flatten();
+    let names = names.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    let threads = names.filter(|name| name.starts_with("device-ipc-")).count();
+    drop((exports, first));
+    process.finish();
+    println!("{export} B for an export, {alone} B for a mapping, {with_lease} B with its lease");
+    assert!(export <= 1152 && alone <= 128 && with_lease <= 512, "{export}, {alone}, {with_lease} B");
+    assert_eq!(threads, 2, "the poller and the worker");
+}
+
 #[test]
 #[ignore = "what the other tests start"]
 fn role() {
     match role_name().as_str() {
         "exporter" => run_exporter(),
         "bundler" => run_bundler(),
+        "crowd" => run_crowd(),
         "traced" => run_traced(),
         other => panic!("there is no role {other}"),
     }
+}
+
+fn run_crowd() {
+    let ipc = Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a machine"));
+    let block = Arc::new(ipc.allocate(0, 4096).expect("memory"));
+    let exports: Vec<_> = (0..CROWD).map(|_| ipc.share(block.clone()).start().expect("shared")).collect();
+    exports.iter().for_each(|export| println!("{}", export.descriptor()));
+    assert!(request().is_none(), "the test only closes the input");
 }
 
 fn run_exporter() {
@@ -322,6 +370,5 @@ fn run_exporter() {
     gate.open();
     println!("{}", export.descriptor());
     exports.push(export);
-    let ended = std::io::stdin().lock().lines().next();
-    assert!(ended.is_none(), "the test only closes the input");
+    assert!(request().is_none(), "the test only closes the input");
 }
