@@ -72,8 +72,8 @@ pub use os::clock::interruptible;
 pub use os::kill::KILL_POINTS;
 pub use os::process::ProcessIdentity;
 pub use patterns::channel::{
-    Channel, ChannelReceiver, ChannelSender, ConnectBuilder, Connecting, ListenBuilder, Listener, Message,
-    MessageExport, Received, ReceivedExport, TrySendError,
+    Channel, ChannelBuilder, ChannelReceiver, ChannelSender, ConnectBuilder, Connecting, ListenBuilder,
+    Listener, Message, MessageExport, Received, ReceivedExport, TrySendError,
 };
 pub use patterns::keeper::{FindBuilder, Keeper, KeeperName, KeptExport, list_keepers};
 pub use patterns::ring::{

@@ -4,16 +4,14 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use device_ipc_tcp::Key;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
+use super::builder::{ChannelBuilder, LocalEnd};
 use super::connection::{Agreement, Connection};
-use super::handshake::{Greeting, Hello, check_identity};
-use super::limits::Limits;
-use super::{Channel, DEFAULT_MESSAGE_LIMIT, name, tcp};
+use super::handshake::{Greeting, check_identity};
+use super::{Channel, name, tcp};
 use crate::model::error::{Error, Remedy, Result};
-use crate::model::placement::DeviceMap;
 use crate::os::kill::kill_point;
 use crate::os::{Backoff, clock};
 use crate::sharing::Session;
@@ -43,16 +41,11 @@ pub(super) const RETRY: Backoff = Backoff::doubling(Duration::from_millis(1), Du
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "nothing is connected before ConnectBuilder::start"]
+pub type ConnectBuilder<'a> = ChannelBuilder<'a, Connect>;
+
+/// The options of a connecting end.
 #[derive(Debug)]
-pub struct ConnectBuilder<'a> {
-    ipc: &'a Session,
-    name: &'a str,
-    /// The key of a listener of another host, whose address is the name.
-    key: Option<&'a Key>,
-    map: DeviceMap,
-    limit: u64,
-    limits: Limits,
+pub struct Connect {
     timeout: Duration,
     user: Option<u32>,
     /// Whether a listener has to exist now.
@@ -61,67 +54,18 @@ pub struct ConnectBuilder<'a> {
 
 impl<'a> ConnectBuilder<'a> {
     pub(crate) const fn new(ipc: &'a Session, name: &'a str, timeout: Duration) -> Self {
-        Self {
-            ipc,
-            name,
-            key: None,
-            map: DeviceMap::new(),
-            limit: DEFAULT_MESSAGE_LIMIT,
-            limits: Limits::DEFAULT,
-            timeout,
-            user: None,
-            exists: false,
-        }
+        Self::of(ipc, name, Connect { timeout, user: None, exists: false })
     }
 
     /// Fails at once if there is no listener.
     pub(crate) const fn existing(mut self) -> Self {
-        self.exists = true;
-        self
-    }
-
-    /// Connects to a listener of another host, whose address is the name.
-    pub(crate) const fn with_key(mut self, key: &'a Key) -> Self {
-        self.key = Some(key);
-        self
-    }
-
-    /// Sets the devices on which the listener opens memory of this process.
-    ///
-    /// Memory from the listener uses the listener's map, or the inverse of this map if the listener has none.
-    pub fn device_map(mut self, map: DeviceMap) -> Self {
-        self.map = map;
-        self
-    }
-
-    /// Sets the maximum size of a message in bytes, by default 64 MiB. A channel uses the smaller limit of its two ends.
-    pub const fn message_limit(mut self, bytes: u64) -> Self {
-        self.limit = bytes;
-        self
-    }
-
-    /// Sets the maximum number of messages that this process has sent and the peer has not received, by default 128.
-    ///
-    /// At the limit, [`Channel::send`] waits and [`Channel::try_send`] returns the message. At least one message can always be
-    /// sent.
-    pub const fn max_messages_in_flight(mut self, messages: u64) -> Self {
-        self.limits.messages = messages;
-        self
-    }
-
-    /// Sets the maximum number of bytes of the messages that this process has sent and the peer has not received, by default
-    /// 256 MiB.
-    ///
-    /// The bytes of a message are its payload and the memory of its exports, which stays allocated until the peer has received
-    /// the message and opened or discarded it. A message larger than the limit is sent when no other message is in flight.
-    pub const fn max_bytes_in_flight(mut self, bytes: u64) -> Self {
-        self.limits.bytes = bytes;
+        self.end.exists = true;
         self
     }
 
     /// Sets the timeout for a listener to exist and accept, by default the timeout of the [`Ipc`](crate::Ipc).
     pub const fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.end.timeout = timeout;
         self
     }
 
@@ -130,7 +74,7 @@ impl<'a> ConnectBuilder<'a> {
     /// Another user must be allowed with [`IpcBuilder::allow`](crate::IpcBuilder::allow). Without effect for another host, whose
     /// users this host does not know.
     pub const fn user(mut self, uid: u32) -> Self {
-        self.user = Some(uid);
+        self.end.user = Some(uid);
         self
     }
 
@@ -145,11 +89,11 @@ impl<'a> ConnectBuilder<'a> {
     /// have different keys, and [`Error::Io`] for an invalid address.
     pub fn start(self) -> Result<Channel> {
         if let Some(key) = self.key {
-            let own = Hello::own(self.ipc, Runtime::get()?.identity, &self.map, self.limit)?;
-            return tcp::connect(self.ipc, self.name, key, own, self.limits, self.timeout);
+            let own = self.local_end(Runtime::get()?)?;
+            return tcp::connect(&own, self.name, key, self.end.timeout);
         }
         let (own, address) = self.target()?;
-        let deadline = Deadline::after(self.timeout);
+        let deadline = Deadline::after(self.end.timeout);
         let begun = clock::now();
         loop {
             if let Some(connecting) = self.begin(&own, &address)? {
@@ -160,7 +104,7 @@ impl<'a> ConnectBuilder<'a> {
             }
             let left = deadline.left();
             if left.is_zero() {
-                return Err(no_listener(self.name, &address, self.timeout));
+                return Err(no_listener(self.name, &address, self.end.timeout));
             }
             clock::sleep(RETRY.interval(clock::elapsed(begun)).min(left));
         }
@@ -187,9 +131,9 @@ impl<'a> ConnectBuilder<'a> {
     }
 
     /// Returns the description of this process, and the address of the listener.
-    fn target(&self) -> Result<(Hello, BrokerAddress)> {
-        let own = Hello::own(self.ipc, Runtime::get()?.identity, &self.map, self.limit)?;
-        let uid = self.user.unwrap_or_else(|| rustix::process::geteuid().as_raw());
+    fn target(&self) -> Result<(LocalEnd, BrokerAddress)> {
+        let own = self.local_end(Runtime::get()?)?;
+        let uid = self.end.user.unwrap_or_else(|| rustix::process::geteuid().as_raw());
         let address = name::address(self.name, uid, self.ipc.socket_directory().as_deref())?;
         Ok((own, address))
     }
@@ -201,7 +145,7 @@ impl<'a> ConnectBuilder<'a> {
             return match rustix::net::connect(&socket, &address.to_socket_address()?) {
                 Ok(()) => Ok(Some(PeerSocket::new(socket, true))),
                 Err(Errno::INTR) => continue,
-                Err(Errno::CONNREFUSED | Errno::NOENT) if self.exists => {
+                Err(Errno::CONNREFUSED | Errno::NOENT) if self.end.exists => {
                     Err(no_listener(self.name, address, Duration::ZERO))
                 }
                 Err(Errno::AGAIN | Errno::CONNREFUSED | Errno::NOENT) => Ok(None),
@@ -211,7 +155,7 @@ impl<'a> ConnectBuilder<'a> {
     }
 
     /// Connects to a listener and says hello. `None` if there is none, or its queue is full.
-    fn begin(&self, own: &Hello, address: &BrokerAddress) -> Result<Option<Connecting>> {
+    fn begin(&self, own: &LocalEnd, address: &BrokerAddress) -> Result<Option<Connecting>> {
         let Some(socket) = self.try_connect(address)? else { return Ok(None) };
         kill_point!("connector:channel-connected");
         let credentials = peer_credentials(socket.owned()).map_err(|error| {
@@ -225,7 +169,7 @@ impl<'a> ConnectBuilder<'a> {
                 Remedy::AllowUserHere
             )));
         }
-        let hello = Greeting::Hello(own.clone()).encode()?;
+        let hello = Greeting::Hello(own.hello.clone()).encode()?;
         match socket::send(socket.fd(), &hello, &[]) {
             // A listener that refuses this process has sent its refusal before it closed.
             Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {}
@@ -233,11 +177,9 @@ impl<'a> ConnectBuilder<'a> {
         }
         kill_point!("connector:channel-said-hello");
         Ok(Some(Connecting {
-            ipc: self.ipc.clone(),
             name: self.name.to_owned(),
             address: address.clone(),
             own: own.clone(),
-            limits: self.limits,
             listener: credentials,
             socket,
             runtime: Runtime::get()?.for_guard(),
@@ -268,11 +210,9 @@ impl<'a> ConnectBuilder<'a> {
 /// ```
 #[must_use = "the channel is that of Connecting::try_finish"]
 pub struct Connecting {
-    ipc: Session,
     name: String,
     address: BrokerAddress,
-    own: Hello,
-    limits: Limits,
+    own: LocalEnd,
     listener: PeerCredentials,
     socket: PeerSocket,
     runtime: RuntimeRef,
@@ -334,7 +274,7 @@ impl Connecting {
             }
         };
         check_identity(&peer, &self.runtime.check()?.identity, &self.listener)?;
-        let maps = self.own.agree_with(&peer)?;
+        let maps = self.own.hello.agree_with(&peer)?;
         let sent = packet.fds.len();
         let fds: Result<[OwnedFd; 2], _> = packet.fds.take().try_into();
         let Ok([page, control]) = fds else {
@@ -354,11 +294,10 @@ impl Connecting {
             page,
             side: Side::Importer,
             control,
-            limits: self.limits,
             relay: None,
             allotment: None,
         };
-        let connection = Connection::begin(&self.ipc, self.socket, self.listener.pid, agreement)?;
+        let connection = Connection::begin(self.socket, self.listener.pid, agreement)?;
         Ok(Channel::new(connection))
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::net::Shutdown;
 
+use super::builder::LocalEnd;
 use super::handshake::Hello;
 use super::inbox::{self, Inbox};
 use super::limits::Limits;
@@ -77,8 +78,8 @@ impl Direction {
     }
 }
 
-/// Both directions closed.
-const CLOSED: u64 = Direction::Sending as u64 | Direction::Receiving as u64;
+/// Both directions.
+pub(super) const BOTH: u64 = Direction::Sending as u64 | Direction::Receiving as u64;
 
 /// The process at the other end.
 #[derive(Clone, Debug)]
@@ -91,13 +92,12 @@ pub(super) struct Peer {
 
 /// The result of the handshake.
 pub(super) struct Agreement {
-    pub(super) own: Hello,
+    pub(super) own: LocalEnd,
     pub(super) peer: Hello,
     pub(super) maps: Maps,
     pub(super) page: Arc<WordPage>,
     pub(super) side: Side,
     pub(super) control: PeerSocket,
-    pub(super) limits: Limits,
     /// The relay of a channel to another host.
     pub(super) relay: Option<Arc<Relay>>,
     /// The peer's share of the channels that this process accepts.
@@ -153,20 +153,16 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Creates the connection after the handshake.
-    pub(super) fn begin(
-        ipc: &Session,
-        socket: PeerSocket,
-        pid: u32,
-        agreement: Agreement,
-    ) -> Result<Arc<Self>> {
+    pub(super) fn begin(socket: PeerSocket, pid: u32, agreement: Agreement) -> Result<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let runtime = Runtime::get()?;
-        let Agreement { own, peer, maps, page, side, control, limits, relay, allotment } = agreement;
+        let Agreement { own, peer, maps, page, side, control, relay, allotment } = agreement;
+        let LocalEnd { ipc, hello: own, limits } = own;
         let id = ChannelId(NEXT.fetch_add(1, Ordering::Relaxed));
         let pid_here = if pid == 0 { peer.process.pid } else { pid };
         let connection = Arc::new(Self {
             id,
-            ipc: ipc.clone(),
+            ipc,
             socket,
             control,
             // The threads of a relay need the processor.
@@ -248,7 +244,7 @@ impl Connection {
 
     /// Returns whether this end is closed.
     pub(super) fn is_closed_both_ways(&self) -> bool {
-        self.own_word(Slot::Closed).load(Ordering::Acquire) & CLOSED == CLOSED
+        self.own_word(Slot::Closed).load(Ordering::Acquire) & BOTH == BOTH
     }
 
     /// Marks directions as closed. Returns the directions that were open.
@@ -452,15 +448,11 @@ impl Connection {
         }
     }
 
-    /// Registers a callback, unless this is a forked child.
-    pub(super) fn add_callback(&self, callback: GoneCallback) {
-        if self.runtime.is_here() {
-            self.on_gone(callback);
-        }
-    }
-
     /// Registers a callback for the termination of the peer without closing the channel; runs it now if that has happened.
-    fn on_gone(&self, callback: GoneCallback) {
+    pub(super) fn on_gone(&self, callback: GoneCallback) {
+        if !self.runtime.is_here() {
+            return;
+        }
         let mut callbacks = self.lock_callbacks();
         if self.gone.load(Ordering::Acquire) {
             drop(callbacks);
@@ -472,7 +464,7 @@ impl Connection {
 
     fn run(&self, callbacks: Vec<GoneCallback>) {
         let peers = self.peers_word(Slot::Closed).load(Ordering::Acquire);
-        if peers & CLOSED == CLOSED || self.is_closed_both_ways() {
+        if peers & BOTH == BOTH || self.is_closed_both_ways() {
             return;
         }
         let Some(runtime) = self.runtime.here() else { return };

@@ -4,20 +4,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use device_ipc_tcp::Key;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
+use super::builder::{ChannelBuilder, LocalEnd};
 use super::connection::{Agreement, Connection};
-use super::handshake::{Greeting, Hello, check_identity};
-use super::limits::Limits;
+use super::handshake::{Greeting, check_identity};
 use super::name::{self, ListeningSocket};
 use super::readiness::PollSet;
 use super::tcp::TcpListening;
-use super::{Channel, DEFAULT_MESSAGE_LIMIT, tcp};
+use super::{Channel, tcp};
 use crate::model::error::{Error, Result};
-use crate::model::placement::DeviceMap;
 use crate::os::clock;
 use crate::os::kill::kill_point;
 use crate::os::log::{self, Throttle};
@@ -66,61 +64,15 @@ const MAX_CONTENTION: Duration = Duration::from_millis(10);
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "no socket listens before ListenBuilder::start"]
+pub type ListenBuilder<'a> = ChannelBuilder<'a, Listen>;
+
+/// The options of a listening end.
 #[derive(Debug)]
-pub struct ListenBuilder<'a> {
-    ipc: &'a Session,
-    name: &'a str,
-    /// The key of the peers of other hosts, for a listener at an address, which is the name.
-    key: Option<&'a Key>,
-    map: DeviceMap,
-    limit: u64,
-    limits: Limits,
-}
+pub struct Listen(());
 
 impl<'a> ListenBuilder<'a> {
     pub(crate) const fn new(ipc: &'a Session, name: &'a str) -> Self {
-        let limit = DEFAULT_MESSAGE_LIMIT;
-        Self { ipc, name, key: None, map: DeviceMap::new(), limit, limits: Limits::DEFAULT }
-    }
-
-    /// Listens for peers of other hosts, at an address, which is the name.
-    pub(crate) const fn with_key(mut self, key: &'a Key) -> Self {
-        self.key = Some(key);
-        self
-    }
-
-    /// Sets the devices on which a peer opens memory of this process.
-    ///
-    /// Memory from the peer uses the peer's map, or the inverse of this map if the peer has none.
-    pub fn device_map(mut self, map: DeviceMap) -> Self {
-        self.map = map;
-        self
-    }
-
-    /// Sets the maximum size of a message in bytes, by default 64 MiB. A channel uses the smaller limit of its two ends.
-    pub const fn message_limit(mut self, bytes: u64) -> Self {
-        self.limit = bytes;
-        self
-    }
-
-    /// Sets the maximum number of messages that this process has sent and the peer has not received, by default 128.
-    ///
-    /// At the limit, [`Channel::send`] waits and [`Channel::try_send`] returns the message. At least one message can always be
-    /// sent.
-    pub const fn max_messages_in_flight(mut self, messages: u64) -> Self {
-        self.limits.messages = messages;
-        self
-    }
-
-    /// Sets the maximum number of bytes of the messages that this process has sent and the peer has not received, by default
-    /// 256 MiB.
-    ///
-    /// The bytes of a message are its payload and the memory of its exports, which stays allocated until the peer has received
-    /// the message and opened or discarded it. A message larger than the limit is sent when no other message is in flight.
-    pub const fn max_bytes_in_flight(mut self, bytes: u64) -> Self {
-        self.limits.bytes = bytes;
-        self
+        Self::of(ipc, name, Listen(()))
     }
 
     /// Starts to listen.
@@ -151,7 +103,7 @@ impl<'a> ListenBuilder<'a> {
 
     fn begin(self, former: Option<&Channel>) -> Result<Listener> {
         let runtime = Runtime::get()?;
-        let own = Hello::own(self.ipc, runtime.identity, &self.map, self.limit)?;
+        let own = self.local_end(runtime)?;
         let watched = |error: Errno| Error::io("creating an epoll instance", error);
         let readiness = PollSet::new().map_err(watched)?;
         let source = match self.key {
@@ -163,7 +115,7 @@ impl<'a> ListenBuilder<'a> {
                     None => name::listen(self.name, &address)?,
                     Some(channel) => {
                         let deadline = Deadline::after(self.ipc.patience());
-                        name::take_over(&address, channel.connection.take_socket(deadline)?)?
+                        name::take_over(&address, channel.connection().take_socket(deadline)?)?
                     }
                 };
                 readiness.add(listening.socket.fd()).map_err(watched)?;
@@ -176,10 +128,8 @@ impl<'a> ListenBuilder<'a> {
             }
         };
         Ok(Listener {
-            ipc: self.ipc.clone(),
             name: self.name.to_owned(),
             own,
-            limits: self.limits,
             readiness,
             source,
             pending: TimedMutex::new(Vec::new()),
@@ -210,10 +160,8 @@ impl<'a> ListenBuilder<'a> {
 /// ```
 #[derive(Debug)]
 pub struct Listener {
-    ipc: Session,
     name: String,
-    own: Hello,
-    limits: Limits,
+    own: LocalEnd,
     /// The listening socket, and the connections that have not sent hello.
     readiness: PollSet,
     source: Source,
@@ -318,7 +266,7 @@ impl Listener {
         let Source::Local { listening, file, is_handed_over, .. } = &self.source else {
             return Err(Error::io("handing a TCP listener over", Errno::OPNOTSUPP));
         };
-        channel.connection.send_socket(listening.socket.fd())?;
+        channel.connection().send_socket(listening.socket.fd())?;
         is_handed_over.store(true, Ordering::Release);
         if let Some(file) = file {
             file.leave();
@@ -357,7 +305,7 @@ impl Listener {
             Source::Network(listening) => {
                 while let Some(greeted) = listening.take() {
                     let peer = greeted.address();
-                    match tcp::accept(&self.ipc, greeted, self.own.clone(), self.limits) {
+                    match tcp::accept(greeted, &self.own) {
                         Ok(Some(channel)) => return Ok(Some(channel)),
                         Ok(None) => {}
                         Err(error) => refused(error, format_args!("the process at {peer}"))?,
@@ -420,7 +368,7 @@ impl Listener {
             kill_point!("acceptor:channel-accepted");
             let credentials = socket::peer_credentials(accepted.owned())
                 .map_err(|error| Error::io("reading the credentials of a connecting process", error))?;
-            if !self.ipc.allow_list().permits(&credentials) {
+            if !self.own.ipc.allow_list().permits(&credentials) {
                 refuse(
                     &accepted,
                     &credentials,
@@ -474,7 +422,7 @@ impl Listener {
         let runtime = self.runtime.check()?;
         let own = self.own.clone();
         // A peer of another protocol version learns this version from the answer.
-        let answer = Greeting::Hello(own.clone()).encode()?;
+        let answer = Greeting::Hello(own.hello.clone()).encode()?;
         let peer = match Greeting::decode(hello) {
             Ok(Greeting::Hello(peer)) => peer,
             Ok(Greeting::NotAllowed { .. } | Greeting::TooManyChannels) => {
@@ -492,7 +440,7 @@ impl Listener {
         let (control, peers) =
             socket::pair().map_err(|error| Error::io("creating a pair of sockets", error))?;
         let sent = socket::send(pending.socket.fd(), &answer, &[file.as_fd(), peers.as_fd()]);
-        let maps = own.agree_with(&peer)?;
+        let maps = own.hello.agree_with(&peer)?;
         if sent.is_err() {
             return Ok(None);
         }
@@ -505,11 +453,10 @@ impl Listener {
             page,
             side: Side::Exporter,
             control,
-            limits: self.limits,
             relay: None,
             allotment: Some(pending.allotment),
         };
-        let connection = Connection::begin(&self.ipc, pending.socket, pending.credentials.pid, agreement)?;
+        let connection = Connection::begin(pending.socket, pending.credentials.pid, agreement)?;
         Ok(Some(Channel::new(connection)))
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::connection::{Connection, Direction, Slot};
+use super::connection::{BOTH, Connection, Direction, Slot};
 use super::inbox::PutResult;
 use super::limits::InFlight;
 use super::message::{Message, Part, TrySendError};
@@ -33,9 +33,6 @@ const MAX_CONTENTION: Duration = Duration::from_millis(10);
 
 /// Maximum time of one sleep of a thread that waits for room.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
-
-/// Both directions.
-const BOTH: u64 = Direction::Sending as u64 | Direction::Receiving as u64;
 
 /// Maximum number of wake-ups read at a time. Further ones wake the thread again.
 const MAX_WAKES_READ: u32 = 256;
@@ -401,14 +398,9 @@ impl Connection {
         settled
     }
 
-    /// Closes both directions.
-    pub(super) fn close(self: &Arc<Self>) {
-        self.close_directions(BOTH, relay::CLOSING);
-    }
-
-    /// Closes one direction.
-    pub(super) fn close_direction(self: &Arc<Self>, direction: Direction) {
-        self.close_directions(direction as u64, relay::CLOSING);
+    /// Closes directions.
+    pub(super) fn close(self: &Arc<Self>, directions: u64) {
+        self.close_directions(directions, relay::CLOSING);
     }
 
     /// Closes directions. Waits for at most `wait` until a process of another host knows it, so that this process may exit.

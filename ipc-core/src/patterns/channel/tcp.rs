@@ -13,15 +13,14 @@ use std::time::Duration;
 use device_ipc_tcp::{AuthenticatedConnection, Key, MAX_MESSAGE_BYTES, TcpError};
 
 use super::Channel;
+use super::builder::LocalEnd;
 use super::connect::RETRY;
 use super::connection::{Agreement, Connection};
 use super::handshake::{Greeting, Hello};
-use super::limits::Limits;
 use super::relay::{self, PeerEnds, Relay};
 use crate::model::error::{Error, Remedy, Result};
 use crate::os::log::{self, Throttle};
 use crate::os::{ClosedByFork, Readiness, clock};
-use crate::sharing::Session;
 use crate::sharing::timeline::{Side, WordPage};
 use crate::transport::socket::{self, PeerSocket};
 use crate::transport::{Admission, Deadline, MAX_REQUEST_BYTES, TcpServer, greediest};
@@ -161,16 +160,16 @@ fn greet(stream: Arc<TcpStream>, key: &Key, proved: impl FnOnce() -> Admission) 
 }
 
 /// Answers the greeting of a connection, and begins the channel. `None` if the process has closed the connection.
-pub(super) fn accept(ipc: &Session, greeted: Greeted, own: Hello, limits: Limits) -> Result<Option<Channel>> {
+pub(super) fn accept(greeted: Greeted, own: &LocalEnd) -> Result<Option<Channel>> {
     let Greeted { _closed_by_fork, mut connection, greeting } = greeted;
     // A peer of another protocol version learns this version from the answer.
-    let answer = Greeting::Hello(own.clone()).encode()?;
+    let answer = Greeting::Hello(own.hello.clone()).encode()?;
     let answered = connection.send(&answer, Some(clock::to_system(clock::now() + ANSWER)));
     let peer = hello(&greeting)?;
     if answered.is_err() {
         return Ok(None);
     }
-    begin(ipc, own, peer, connection, limits).map(Some)
+    begin(own, peer, connection).map(Some)
 }
 
 fn hello(greeting: &[u8]) -> Result<Hello> {
@@ -183,14 +182,7 @@ fn hello(greeting: &[u8]) -> Result<Hello> {
 }
 
 /// Connects to a listener, and waits until it has accepted.
-pub(super) fn connect(
-    ipc: &Session,
-    address: &str,
-    key: &Key,
-    own: Hello,
-    limits: Limits,
-    timeout: Duration,
-) -> Result<Channel> {
+pub(super) fn connect(own: &LocalEnd, address: &str, key: &Key, timeout: Duration) -> Result<Channel> {
     let resolved =
         resolve(address).map_err(|error| Error::io(format!("looking up the address {address:?}"), error))?;
     let deadline = Deadline::after(timeout);
@@ -198,8 +190,8 @@ pub(super) fn connect(
     let mut detail = String::new();
     loop {
         for target in &resolved {
-            match try_connect(*target, address, key, &own, deadline)? {
-                Ok((connection, peer)) => return begin(ipc, own, peer, connection, limits),
+            match try_connect(*target, address, key, &own.hello, deadline)? {
+                Ok((connection, peer)) => return begin(own, peer, connection),
                 Err(why) => detail = format!("tried {target}: {why}"),
             }
         }
@@ -251,14 +243,8 @@ fn try_connect(
 }
 
 /// Begins the channel after both greetings.
-fn begin(
-    ipc: &Session,
-    own: Hello,
-    mut peer: Hello,
-    tcp: AuthenticatedConnection,
-    limits: Limits,
-) -> Result<Channel> {
-    let maps = own.agree_with(&peer)?;
+fn begin(own: &LocalEnd, mut peer: Hello, tcp: AuthenticatedConnection) -> Result<Channel> {
+    let maps = own.hello.agree_with(&peer)?;
     if let Ok(address) = tcp.socket().peer_addr() {
         peer.program = format!("{} on {}", peer.program, address.ip());
     }
@@ -270,18 +256,17 @@ fn begin(
     let ends = PeerEnds { socket: peers, control: peers_control, page: Arc::clone(&page) };
     let relay = Relay::new()?;
     let agreement = Agreement {
-        own,
+        own: own.clone(),
         peer,
         maps,
         page,
         side: Side::Exporter,
         control,
-        limits,
         relay: Some(Arc::clone(&relay)),
         allotment: None,
     };
     // The peer's process id is one of its host.
-    let connection = Connection::begin(ipc, socket, 0, agreement)?;
+    let connection = Connection::begin(socket, 0, agreement)?;
     relay::start(&connection, relay, ends, tcp)?;
     Ok(Channel::new(connection))
 }
