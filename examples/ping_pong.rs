@@ -75,6 +75,7 @@ fn pong() -> Result<()> {
         };
         let mapping = open_tensor(&received, &stream)?;
         ensure!(mapping.device().get() == device, "the tensor was opened on device {}", mapping.device());
+        // A program launches a kernel of its own here; the one of the library's tests stands for it.
         mapping.view_mut::<f32, _>(&stream)?.add(1.0)?;
         reply.view_mut::<f32, _>(&stream)?.copy_from_device(&mapping.view::<f32, _>(&stream)?)?;
         mapping.release(&stream)?;

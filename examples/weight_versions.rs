@@ -75,7 +75,7 @@ fn engine() -> Result<()> {
     stdin().lock().read_line(&mut name).context("cannot read the name of the keeper")?;
     let ipc = Ipc::builder().allow_simulated(true).auto()?;
     let stream = ipc.create_stream(0)?;
-    let kept = ipc.find(name.trim()).start()?;
+    let kept = ipc.find(name.trim(), TIMEOUT)?;
     let mut version = kept.version();
     let mut weights = kept.open().reserved().on(&stream)?;
     let address = weights.range();

@@ -20,7 +20,7 @@
 //! // The importer: another process, or this one.
 //! let descriptor: Descriptor = line.parse()?;
 //! let tensor = ipc.open(&descriptor).on(&stream)?; // the stream waits until the weights are ready, not the host
-//! tensor.view_mut(&stream)?.add(1.0)?;
+//! tensor.view_mut(&stream)?.copy_from(&[2.0_f32; 20])?;
 //! tensor.release(&stream)?; // the lease ends when the stream reaches this point
 //!
 //! export.wait_released(Duration::from_secs(30))?; // the error names process, program and bytes
@@ -84,11 +84,11 @@
 //! | share many named tensors | [`Ipc::tensors`], [`TensorSet`], [`Ipc::share_all`]; [`Mapping::get`], [`Mapping::tensors`]; [`TensorTable`] |
 //! | repeat hand-overs | [`Ipc::ring`], [`Ring`]; [`Ipc::open_ring`], [`RingReader`]; or a plain [`Timeline`] |
 //! | send memory in messages | [`Ipc::listen`], [`Ipc::connect`], [`Channel`], [`Message`], [`Received`] |
-//! | find memory by a name, in its current version | [`Ipc::keep`], [`Keeper`]; [`Ipc::find`], [`KeptExport`]; [`list_keepers`] |
+//! | find memory by a name, in its current version | [`Ipc::keep`], [`Keeper`]; [`Ipc::find`], [`KeptExport`] |
 //! | copy between devices without peer access | [`OpenBuilder::or_staged`], [`Mapping::is_copy`] |
 //! | send a descriptor | [`Descriptor`]: bytes or one line of text |
 //! | use cudarc's slices and streams | `cuda::interop` and the re-exported `cuda::cudarc`, with the feature `cuda` |
-//! | write a backend | [`backend`] for the contract and its types, [`register_backend!`] |
+//! | write a backend | [`backend`] for the contract and its types, [`backend::register_backend!`] |
 //!
 //! # Features
 //!
@@ -113,7 +113,25 @@
 
 mod misuse;
 
-pub use device_ipc_core::*;
+#[cfg(feature = "float8")]
+pub use device_ipc_core::float8;
+#[doc(hidden)]
+pub use device_ipc_core::front_end;
+#[cfg(feature = "half")]
+pub use device_ipc_core::half;
+pub use device_ipc_core::{
+    Access, AllowList, AsStream, BackendStatus, Bool, BorrowedStream, Buffer, Channel, ChannelBuilder,
+    ChannelReceiver, ChannelSender, ConnectBuilder, Connecting, CopyProgress, Counters, Descriptor,
+    DescriptorError, DeviceIdentity, DeviceInfo, DeviceMap, DeviceName, DeviceOrdinal, DeviceOwner,
+    DevicePtr, DeviceRange, Dtype, Element, Error, ErrorWith, Export, ExportChanges, ExportId, Exposure,
+    ExposurePolicy, Grant, Holder, HolderPolicy, Holders, Ipc, IpcBuilder, Keeper, KeptExport, Key,
+    LayoutError, LeaseId, LeaseState, ListenBuilder, Listener, Mapping, MemoryUse, Message, OpenBuilder,
+    OwnedRegion, ProcessIdentity, ReaderPosition, Received, ReceivedExport, Region, Remote, Reservation,
+    Result, Ring, RingBuilder, RingOpenBuilder, RingReadSlot, RingReader, RingReaders, RingSlots,
+    RingWriteSlot, ShareBuilder, Stream, Tensor, TensorLayout, TensorSet, TensorTable, Timeline,
+    TrySendError, VendorError, View, ViewMut, backend, close_mappings_of, close_unused, counters, limits,
+    shutdown,
+};
 
 #[cfg(feature = "ascend")]
 pub use device_ipc_ascend as ascend;

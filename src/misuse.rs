@@ -6,7 +6,7 @@
 //! # use device_ipc::{Error, Mapping, Stream};
 //! fn use_after_release(tensor: Mapping, stream: &Stream) -> Result<(), Error> {
 //!     tensor.release(stream)?;
-//!     tensor.view_mut::<f32, _>(stream)?.add(1.0)
+//!     tensor.view_mut::<f32, _>(stream)?.fill_bytes(0)
 //! }
 //! ```
 //!

@@ -21,10 +21,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cudarc::driver::CudaStream;
-use device_ipc_core::backend::{DeviceIpc as _, HandleBytes, Opened, ReceivedHandle, check_backend};
+use device_ipc_core::backend::{
+    DeviceIpc as _, HandleBytes, Opened, ReceivedHandle, ViewStream as _, check_backend,
+};
 use device_ipc_core::{
     Access, DeviceIdentity, DeviceOrdinal, DeviceOwner, DeviceRange, Element, Error, LayoutError,
-    ProcessIdentity, Region, Result, ViewStream as _,
+    ProcessIdentity, Region, Result,
 };
 
 use crate::backend::{self, CudaBackend};

@@ -1,6 +1,6 @@
 //! What a user of CUDA can do about an error, for users of Rust and of Python.
 
-use device_ipc_core::{BackendRemedy, Remedy};
+use device_ipc_core::backend::{BackendRemedy, Remedy};
 
 /// Pass a stream of the primary context.
 pub(crate) const PASS_PRIMARY_STREAM: Remedy = Remedy::OfBackend(&BackendRemedy {

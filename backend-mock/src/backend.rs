@@ -8,10 +8,10 @@ use device_ipc_core::backend::engine::MemorySpace;
 use device_ipc_core::backend::{
     BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceReservations, DeviceTimelines,
     Exported, Extent, Generation, HandleBytes, HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle,
-    Registration, TestKernels, environment,
+    Registration, TestKernels, Unavailable, environment,
 };
 use device_ipc_core::{
-    Access, DeviceIdentity, DeviceInfo, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result, Unavailable,
+    Access, DeviceIdentity, DeviceInfo, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result,
 };
 use device_ipc_mock_engine::{
     self as engine_crate, Address, EngineError, Machine, MachineConfig, NODE_VARIABLE,
@@ -31,7 +31,7 @@ use crate::timelines::MockTimelines;
 /// `kDLCPU` of `dlpack.h`: to frameworks the memory is that of the host.
 const DLPACK_HOST: i32 = 1;
 
-/// The registration for [`Backends::with`](device_ipc_core::Backends::with). `DEVICE_IPC_MOCK` describes the machine.
+/// The registration for [`Backends::with`](device_ipc_core::backend::Backends::with). `DEVICE_IPC_MOCK` describes the machine.
 pub const REGISTRATION: Registration = Registration::new(NAME, Rank::SIMULATED, || {
     let spec = environment::variable(MACHINE_VARIABLE).unwrap_or_default();
     Ok(MockBackend::from_spec(&spec.to_string_lossy())?)

@@ -43,4 +43,4 @@ pub use device_ipc_mock_engine as engine;
 pub use kinds::NAME;
 pub use spec::{HandleForm, MACHINE_VARIABLE};
 
-device_ipc_core::register_backend!(REGISTRATION);
+device_ipc_core::backend::register_backend!(REGISTRATION);

@@ -1,6 +1,6 @@
 //! The text form of the backend's configuration.
 
-use device_ipc_core::Unavailable;
+use device_ipc_core::backend::Unavailable;
 use device_ipc_mock_engine::{Lifetime, MachineConfig};
 
 use crate::profile::{Kinds, Vendor};

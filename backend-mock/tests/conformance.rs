@@ -10,8 +10,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use device_ipc_conformance::{Suite, visible_devices};
-use device_ipc_core::Unavailable;
-use device_ipc_core::backend::DeviceIpc;
+use device_ipc_core::backend::{DeviceIpc, Unavailable};
 use device_ipc_mock::MockBackend;
 
 use restricted::Restricted;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use anstream::ColorChoice;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, ValueEnum};
-use device_ipc::backend::Registration;
-use device_ipc::{AllowList, Backends, Dtype};
+use device_ipc::backend::{Backends, Registration};
+use device_ipc::{AllowList, Dtype};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::memory::dtype_of_name;

@@ -2,7 +2,8 @@
 
 use anyhow::{Result, bail};
 use comfy_table::{Table, presets};
-use device_ipc::{Backends, DeviceInfo, Ipc};
+use device_ipc::backend::Backends;
+use device_ipc::{DeviceInfo, Ipc};
 use serde::Serialize;
 
 use crate::output::line;

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use device_ipc::{AllowList, ListedExport, ListedProcess, ProcessIdentity, list_exports};
+use device_ipc::front_end::{ListedExport, ListedProcess, list_exports};
+use device_ipc::{AllowList, ProcessIdentity};
 
 use crate::transport::descriptor::AnyDescriptor;
 

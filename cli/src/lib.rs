@@ -25,7 +25,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use device_ipc::{Error, printable};
+use device_ipc::Error;
+use device_ipc::front_end::printable;
 
 use arguments::GlobalArguments;
 use output::{OutputClosed, RED, UsageError};

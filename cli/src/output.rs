@@ -12,7 +12,7 @@ use anstream::AutoStream;
 use anstream::stream::RawStream;
 use anstyle::{AnsiColor, Style};
 use anyhow::{Context, Result};
-use device_ipc::printable;
+use device_ipc::front_end::printable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;

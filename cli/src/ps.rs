@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
-use device_ipc::{ListedExport, ListedProcess, list_exports};
+use device_ipc::front_end::{ListedExport, ListedProcess, list_exports};
 use serde::Serialize;
 
 use crate::arguments::{AllowArguments, positive_duration};

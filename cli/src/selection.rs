@@ -1,7 +1,8 @@
 //! Selection of the backend that a command runs on.
 
 use anyhow::{Result, bail};
-use device_ipc::{AllowList, Backends, DeviceOrdinal, Error, Ipc, IpcBuilder};
+use device_ipc::backend::Backends;
+use device_ipc::{AllowList, DeviceOrdinal, Error, Ipc, IpcBuilder};
 
 /// A selected backend.
 pub struct Selection {

@@ -21,8 +21,8 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{process, slice};
 
-use device_ipc_core::backend::environment;
-use device_ipc_core::{Error, Result, Unavailable, VendorError};
+use device_ipc_core::backend::{Unavailable, environment};
+use device_ipc_core::{Error, Result, VendorError};
 
 use crate::bindings::{
     AgentConfig, MEMORY_DEVICE, MEMORY_HOST, MemoryList, MemoryType, OPERATION_READ, RawAgent,

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use device_ipc_core::backend::BackendInfo;
 use device_ipc_core::backend::engine::{
     MemorySpace, PullRequest, RegisteredMemory, Transfer, TransferEngine, TransferMemory,
 };
-use device_ipc_core::{Error, Result, Unavailable};
+use device_ipc_core::backend::{BackendInfo, Unavailable};
+use device_ipc_core::{Error, Result};
 
 use crate::agent::{Agent, NixlMemory, Pieces, Read, Registration};
 use crate::bindings::{MEMORY_DEVICE, MEMORY_HOST};

@@ -40,9 +40,9 @@ pub fn counters() -> Counters {
 ///
 /// ```
 /// # fn main() -> device_ipc_core::Result<()> {
-/// use device_ipc_core::CacheLimits;
+/// use device_ipc_core::limits::CacheLimits;
 ///
-/// device_ipc_core::set_cache_limits(CacheLimits::default())?;
+/// device_ipc_core::limits::set_cache_limits(CacheLimits::default())?;
 /// # Ok(())
 /// # }
 /// ```

@@ -19,7 +19,7 @@ use crate::model::device::{DeviceInfo, DeviceOrdinal};
 use crate::model::error::Result;
 use crate::os::environment::nonempty_variable;
 use crate::patterns::channel::{Channel, ConnectBuilder, ListenBuilder};
-use crate::patterns::keeper::{FindBuilder, Keeper};
+use crate::patterns::keeper::{Keeper, KeptExport, Search};
 use crate::patterns::ring::{RingBuilder, RingOpenBuilder};
 use crate::sharing::export::{Export, ShareBuilder, TensorSet, check_backend, copy_and_wait};
 use crate::sharing::import::{OpenBuilder, Reservation};
@@ -263,10 +263,21 @@ impl Ipc {
         Keeper::take_over(&self.session, channel, name, version, export.into())
     }
 
-    /// Finds what a keeper keeps under a name: `llama`, `keeper:llama`, or with the keeper's user `keeper:1000/llama`; see
-    /// [`Keeper`].
-    pub fn find<'a>(&'a self, name: &'a str) -> FindBuilder<'a> {
-        FindBuilder::new(&self.session, name, self.session.patience())
+    /// Waits until a keeper of the name has answered, and returns its answer; see [`Keeper`]. The name is `llama`, `keeper:llama`, or,
+    /// for a keeper of another user than this process, `keeper:1000/llama`. Another user must be allowed with [`IpcBuilder::allow`],
+    /// here and in the keeper.
+    ///
+    /// If a keeper terminates meanwhile, or hands over to another process, the call asks the next one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidChannelName`](crate::Error::InvalidChannelName); [`Error::NoListener`](crate::Error::NoListener) if there is no
+    /// keeper of this name and user within the timeout; [`Error::Timeout`](crate::Error::Timeout) if it does not answer;
+    /// [`Error::NotPermitted`](crate::Error::NotPermitted) if one of the two processes does not allow the other's user;
+    /// [`Error::WrongBackend`](crate::Error::WrongBackend); [`Error::Protocol`](crate::Error::Protocol) for another version of the
+    /// library; [`Error::OnWorkerThread`](crate::Error::OnWorkerThread); [`Error::Forked`](crate::Error::Forked).
+    pub fn find(&self, name: &str, timeout: Duration) -> Result<KeptExport> {
+        Search::new(&self.session, name, timeout).run()
     }
 
     /// Allocates memory that can be shared read-write, for programs without their own allocator.

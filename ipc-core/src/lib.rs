@@ -43,69 +43,77 @@ pub use half;
 
 pub use device_ipc_tcp::Key;
 
-pub use backend::buffer::{Buffer, BufferSlice, Stream, View, ViewMut};
-pub use backend::interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTypes};
+pub use backend::buffer::{Buffer, Stream, View, ViewMut};
+pub use backend::interop::{DeviceOwner, OwnedRegion, Region};
 pub use backend::memory_use::MemoryUse;
-pub use backend::select::{BACKEND_VARIABLE, BackendStatus, Backends, Unavailable};
+pub use backend::select::BackendStatus;
 pub use backend::stream::{AsStream, BorrowedStream};
 #[cfg(feature = "kill-points")]
 #[doc(hidden)]
 pub use control::wait_until_idle;
-pub use control::{
-    close_mappings_of, close_unused, counters, set_cache_limits, set_staging_limits, shutdown,
-};
+pub use control::{close_mappings_of, close_unused, counters, shutdown};
 pub use ipc::{Ipc, IpcBuilder};
 pub use model::access::Access;
 pub use model::address::{DevicePtr, DeviceRange};
 pub use model::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
-pub use model::error::{BackendRemedy, Error, Remedy, Result, VendorError, VendorStatus};
+pub use model::error::{Error, Result, VendorError};
 pub use model::lease::{Holder, Holders, LeaseId, LeaseState};
 pub use model::placement::{DeviceMap, DeviceName};
-pub use model::printable::printable;
 pub use model::tensor::{Bool, Dtype, Element, LayoutError, TensorLayout, TensorTable};
 #[cfg(any(test, feature = "test-clock"))]
 #[doc(hidden)]
 pub use os::clock::TestClock;
-pub use os::clock::interruptible;
 #[cfg(feature = "kill-points")]
 #[doc(hidden)]
 pub use os::kill::KILL_POINTS;
 pub use os::process::ProcessIdentity;
 pub use patterns::channel::{
     Channel, ChannelBuilder, ChannelReceiver, ChannelSender, ConnectBuilder, Connecting, ListenBuilder,
-    Listener, Message, MessageExport, Received, ReceivedExport, TrySendError,
+    Listener, Message, Received, ReceivedExport, TrySendError,
 };
-pub use patterns::keeper::{FindBuilder, Keeper, KeeperName, KeptExport, list_keepers};
+pub use patterns::keeper::{Keeper, KeptExport};
 pub use patterns::ring::{
     ReaderPosition, Ring, RingBuilder, RingOpenBuilder, RingReadSlot, RingReader, RingReaders, RingWriteSlot,
 };
 pub use sharing::ErrorWith;
 pub use sharing::export::{
-    Export, ExportChanges, Exposure, ExposurePolicy, HolderPolicy, MemoryId, ShareBuilder, TensorSet,
+    Export, ExportChanges, Exposure, ExposurePolicy, HolderPolicy, ShareBuilder, TensorSet,
 };
-pub use sharing::import::{
-    CacheLimits, CopyProgress, Mapping, OpenBuilder, Replacement, Reservation, Tensor,
-};
+pub use sharing::import::{CopyProgress, Mapping, OpenBuilder, Reservation, Tensor};
 pub use sharing::remote::Remote;
-pub use sharing::staging::StagingLimits;
-pub use sharing::timeline::{TIMELINE_END, Timeline};
-pub use transport::{AllowList, Counters, ListedProcess, list_exports};
-pub use wire::descriptor::{Descriptor, DescriptorError, DescriptorView, ExportId, FormatVersion};
+pub use sharing::timeline::Timeline;
+pub use transport::{AllowList, Counters};
+pub use wire::Grant;
+pub use wire::descriptor::{Descriptor, DescriptorError, ExportId};
 pub use wire::ring::RingSlots;
-pub use wire::{BrokerAddress, Grant, ListedExport, ListedHolder, SOCKET_DIR_VARIABLE};
 
-/// The limits of descriptors, tables, rings and messages, and the constants of the descriptor format.
+/// The limits of descriptors, tables, rings and messages; the constants of the descriptor format; and the limits of this process,
+/// which can be set.
 pub mod limits {
+    pub use crate::control::{set_cache_limits, set_staging_limits};
     pub use crate::model::tensor::{MAX_DIMENSIONS, MAX_NAME_BYTES, MAX_TABLE_BYTES, MAX_TENSORS};
+    pub use crate::sharing::import::CacheLimits;
+    pub use crate::sharing::staging::StagingLimits;
     pub use crate::wire::channel::MAX_MESSAGE_TENSORS;
     pub use crate::wire::descriptor::{
-        FORMAT_VERSION, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS, MAX_REGIONS_ALLOCATIONS, MAX_REGIONS_SECTIONS,
-        TEXT_PREFIX,
+        FORMAT_VERSION, FormatVersion, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS, MAX_REGIONS_ALLOCATIONS,
+        MAX_REGIONS_SECTIONS, TEXT_PREFIX,
     };
     pub use crate::wire::ring::MAX_RING_SLOTS;
 }
 
-/// For [`register_backend!`].
+/// For this project's front ends, the program and the Python package: lists, signals of an interpreter, and texts for terminals. Their
+/// documented forms are `device-ipc ps` and `device-ipc keep list`, and the functions of the package.
+#[doc(hidden)]
+pub mod front_end {
+    pub use crate::model::printable::printable;
+    pub use crate::os::clock::interruptible;
+    pub use crate::patterns::keeper::{KeeperName, list_keepers};
+    pub use crate::transport::{ListedProcess, list_exports};
+    pub use crate::wire::{ListedExport, ListedHolder};
+}
+
+/// For [`backend::register_backend!`].
 #[doc(hidden)]
 pub mod __private {
     pub use inventory;

@@ -5,8 +5,7 @@
 
 use std::sync::OnceLock;
 
-use device_ipc::Backends;
-use device_ipc::backend::Registration;
+use device_ipc::backend::{Backends, Registration};
 use pyo3::prelude::*;
 
 use crate::dlpack;

@@ -52,7 +52,7 @@ pub(crate) fn shutdown(py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
 pub(crate) fn list_exports(py: Python<'_>, timeout: f64) -> PyResult<Vec<Py<PyAny>>> {
     let limit: Duration = wait::limit(Some(timeout))?;
     let listed =
-        wait::interruptible(py, move || device_ipc::list_exports(None, &AllowList::own_user(), limit))?
+        wait::interruptible(py, move || device_ipc::front_end::list_exports(None, &AllowList::own_user(), limit))?
             .or_raise(py)?;
     let mut processes = Vec::new();
     for process in listed {

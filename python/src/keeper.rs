@@ -31,7 +31,7 @@ pub(crate) fn name_of(descriptor: &Bound<'_, PyAny>) -> PyResult<Option<String>>
 /// Asks the keeper of this name for its present export.
 pub(crate) fn find(py: Python<'_>, ipc: &Ipc, name: &str, limit: Duration) -> PyResult<KeptExport> {
     // One attempt: a keeper that is busy may answer after any part of the time.
-    wait::interruptible(py, || ipc.find(name).timeout(limit).start())?.or_raise(py)
+    wait::interruptible(py, || ipc.find(name, limit))?.or_raise(py)
 }
 
 /// Answers the processes that open a name, `device_ipc.open("keeper:llama")`, with an export. A thread answers until the keeper is

@@ -1,6 +1,6 @@
 //! The texts of remedies for users of Python.
 
-use device_ipc::Remedy;
+use device_ipc::backend::Remedy;
 use pyo3::prelude::*;
 
 /// Sets the texts of the library's remedies.

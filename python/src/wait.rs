@@ -181,7 +181,7 @@ pub(crate) fn interruptible<T: Send>(py: Python<'_>, call: impl FnOnce() -> T + 
                 true
             }
         };
-        let result = device_ipc::interruptible(check, call);
+        let result = device_ipc::front_end::interruptible(check, call);
         (result, raised.take())
     });
     raised.map_or(Ok(result), Err)

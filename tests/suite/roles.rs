@@ -10,7 +10,7 @@ const ROLE: &str = "DEVICE_IPC_TEST_ROLE";
 
 /// Returns why CUDA is unavailable, for the message of a skipped test.
 pub(crate) fn no_cuda() -> Option<String> {
-    device_ipc::Backends::registered().named("cuda").err().map(|reason| reason.to_string())
+    device_ipc::backend::Backends::registered().named("cuda").err().map(|reason| reason.to_string())
 }
 
 /// Returns the role of this process.

@@ -23,7 +23,7 @@ use crate::objects::timeline_trial::has_timelines;
 
 /// The Huawei Ascend backend. See the [crate's documentation](crate).
 ///
-/// Create it once per process and share it, as [`Backends`](device_ipc_core::Backends) does.
+/// Create it once per process and share it, as [`Backends`](device_ipc_core::backend::Backends) does.
 pub struct AscendBackend {
     driver: Arc<Driver>,
     info: BackendInfo,

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use device_ipc_core::backend::{DeviceIpc, HandleKind, Rank, Registration};
-use device_ipc_core::{Result, Unavailable};
+use device_ipc_core::Result;
+use device_ipc_core::backend::{DeviceIpc, HandleKind, Rank, Registration, Unavailable};
 
 use super::ascend::AscendBackend;
 use crate::library::NAME;
@@ -15,7 +15,7 @@ use crate::objects::driver::Driver;
 /// A builder for [`AscendBackend`].
 ///
 /// ```no_run
-/// # fn main() -> Result<(), device_ipc_core::Unavailable> {
+/// # fn main() -> Result<(), device_ipc_core::backend::Unavailable> {
 /// use device_ipc_ascend::{LoadOptions, PidValidation};
 ///
 /// let backend = LoadOptions::new().pid_validation(PidValidation::Off).load()?;
@@ -109,13 +109,13 @@ impl AscendBackend {
 /// `kDLExtDev` of `dlpack.h`, which torch_npu uses.
 const DLPACK_EXTENSION: i32 = 12;
 
-/// The registration of this backend, for [`Backends::with`](device_ipc_core::Backends::with).
+/// The registration of this backend, for [`Backends::with`](device_ipc_core::backend::Backends::with).
 pub const REGISTRATION: Registration = Registration::new(NAME, Rank(200), load)
     .with_device_kind("npu")
     .with_dlpack_device_type(DLPACK_EXTENSION)
     .with_diagnosis(&super::diagnosis::AscendDiagnosis);
 
-device_ipc_core::register_backend!(REGISTRATION);
+device_ipc_core::backend::register_backend!(REGISTRATION);
 
 fn load() -> Result<Arc<dyn DeviceIpc>, Unavailable> {
     Ok(AscendBackend::load()?)

@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use device_ipc_core::Unavailable;
+use device_ipc_core::backend::Unavailable;
 use device_ipc_core::backend::library::{LibrarySearch, file_of};
 use libloading::Library;
 

@@ -3,7 +3,7 @@
 //! Numbers, not an enum: a runtime newer than this crate returns numbers that are absent here, and they are errors like
 //! any other. Names and meanings are those of `acl_base_rt.h`, and of the page "aclError" of the ACL manual.
 
-use device_ipc_core::VendorStatus;
+use device_ipc_core::backend::VendorStatus;
 
 use crate::bindings::*;
 

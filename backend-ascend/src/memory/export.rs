@@ -3,8 +3,8 @@
 //! For either kind the driver admits the processes that the exporter has listed, by their `aclrtDeviceGetBareTgid`,
 //! which is the process id on the host, also in a container.
 
-use device_ipc_core::backend::{Exported, Extent, HandleBytes, HandleKind};
-use device_ipc_core::{DevicePtr, DeviceRange, Error, Remedy, Result};
+use device_ipc_core::backend::{Exported, Extent, HandleBytes, HandleKind, Remedy};
+use device_ipc_core::{DevicePtr, DeviceRange, Error, Result};
 
 use super::kind::{KEY, SHAREABLE};
 use super::options::PidValidation;

@@ -5,8 +5,8 @@
 //! allocations, or from the caller. `aclrtIpcMemGetExportKey` accepts only the base of an allocation, aligned to a
 //! page: "IPC shared memory: page alignment" in the FAQ of the ACL manual.
 
-use device_ipc_core::backend::Extent;
-use device_ipc_core::{DeviceRange, Error, Remedy, Result};
+use device_ipc_core::backend::{Extent, Remedy};
+use device_ipc_core::{DeviceRange, Error, Result};
 
 use super::imports;
 use super::state::MemoryState;

@@ -1,7 +1,6 @@
 //! Settings of the environment: the processes that may open exports, and the default kind of memory.
 
-use device_ipc_core::Unavailable;
-use device_ipc_core::backend::{HandleKind, environment};
+use device_ipc_core::backend::{HandleKind, Unavailable, environment};
 
 use super::kind::{KEY, SHAREABLE};
 

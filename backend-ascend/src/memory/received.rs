@@ -1,7 +1,7 @@
 //! Errors of imports, for every kind of handle.
 
-use device_ipc_core::backend::ReceivedHandle;
-use device_ipc_core::{DeviceOrdinal, Error, Remedy};
+use device_ipc_core::backend::{ReceivedHandle, Remedy};
+use device_ipc_core::{DeviceOrdinal, Error};
 
 use crate::bindings::*;
 use crate::library::status::{NEEDED, is_out_of_memory, is_unsupported};

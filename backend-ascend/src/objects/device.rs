@@ -6,8 +6,8 @@
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
-use device_ipc_core::backend::HostId;
-use device_ipc_core::{DeviceIdentity, DeviceInfo, DeviceOrdinal, Result, Unavailable};
+use device_ipc_core::backend::{HostId, Unavailable};
+use device_ipc_core::{DeviceIdentity, DeviceInfo, DeviceOrdinal, Result};
 
 use super::chip::Chip;
 use super::retired::RetiredStreams;

@@ -10,8 +10,8 @@ use std::ops::Deref;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use device_ipc_core::backend::check_backend;
-use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result, Unavailable};
+use device_ipc_core::backend::{Unavailable, check_backend};
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result};
 
 use super::device::Device;
 use crate::bindings::*;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use device_ipc_ascend::{KEY, SHAREABLE};
-use device_ipc_core::backend::{DeviceIpc, DeviceMemory, Gate, TestKernels};
-use device_ipc_core::{Access, BorrowedStream, DeviceRange, VendorStatus};
+use device_ipc_core::backend::{DeviceIpc, DeviceMemory, Gate, TestKernels, VendorStatus};
+use device_ipc_core::{Access, BorrowedStream, DeviceRange};
 
 use super::importer::received;
 use super::memory::{HUGE, ONE, ZERO, backend, extent_of, memory, read, status_of};

@@ -3,8 +3,8 @@
 use std::process::Command;
 
 use device_ipc_ascend::{KEY, SHAREABLE};
-use device_ipc_core::backend::{DeviceIpc, DeviceMemory};
-use device_ipc_core::{Error, VendorStatus};
+use device_ipc_core::Error;
+use device_ipc_core::backend::{DeviceIpc, DeviceMemory, VendorStatus};
 use device_ipc_sim_ascendcl::Cann;
 
 use super::importer::{IMPORTER, close_and_unexport, encode, open_expecting_success};

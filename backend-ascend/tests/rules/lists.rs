@@ -3,8 +3,8 @@
 use std::process::{Child, Command};
 
 use device_ipc_ascend::{KEY, LoadOptions, PidValidation, SHAREABLE};
-use device_ipc_core::backend::DeviceIpc;
-use device_ipc_core::{Error, VendorStatus};
+use device_ipc_core::Error;
+use device_ipc_core::backend::{DeviceIpc, VendorStatus};
 use device_ipc_test_process::unhex;
 
 use super::importer::{IMPORTER, close_and_unexport, encode};

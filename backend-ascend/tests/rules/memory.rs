@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use device_ipc_ascend::AscendBackend;
-use device_ipc_core::backend::{DeviceIpc, DeviceMemory, DeviceStream, Exported, Extent, HandleKind};
-use device_ipc_core::{DeviceOrdinal, DevicePtr, DeviceRange, Error, Result, VendorStatus};
+use device_ipc_core::backend::{
+    DeviceIpc, DeviceMemory, DeviceStream, Exported, Extent, HandleKind, VendorStatus,
+};
+use device_ipc_core::{DeviceOrdinal, DevicePtr, DeviceRange, Error, Result};
 
 pub(crate) const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
 pub(crate) const ONE: DeviceOrdinal = DeviceOrdinal::new(1);

@@ -1,8 +1,8 @@
 //! Shareable handles of physical memory.
 
 use device_ipc_ascend::{KEY, LoadOptions, SHAREABLE};
-use device_ipc_core::backend::{DeviceIpc, DeviceMemory, Exported, HandleKind};
-use device_ipc_core::{DeviceRange, Error, Unavailable};
+use device_ipc_core::backend::{DeviceIpc, DeviceMemory, Exported, HandleKind, Unavailable};
+use device_ipc_core::{DeviceRange, Error};
 use device_ipc_test_process::{hex, unhex};
 
 use super::importer::{IMPORTER, close_and_unexport, encode, encode_all, open_listed};

@@ -4,7 +4,7 @@ use super::support::Scene;
 use device_ipc_ascend::{
     ALLOCATION_VARIABLE, AscendBackend, LIBRARY_VARIABLE, LoadOptions, VALIDATION_VARIABLE,
 };
-use device_ipc_core::Unavailable;
+use device_ipc_core::backend::Unavailable;
 use device_ipc_sim_ascendcl::{Cann, VISIBLE_VARIABLE};
 
 fn refusal() -> (Unavailable, String) {

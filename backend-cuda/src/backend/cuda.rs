@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use device_ipc_core::backend::{
     BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceReservations, DeviceTimelines,
     Exported, Extent, HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle, Registration, TestKernels,
+    Unavailable,
 };
-use device_ipc_core::{Access, DeviceInfo, DeviceOrdinal, DeviceRange, Result, Unavailable};
+use device_ipc_core::{Access, DeviceInfo, DeviceOrdinal, DeviceRange, Result};
 
 use crate::bindings::api::DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED;
 use crate::library::NAME;
@@ -26,7 +27,7 @@ use crate::objects::host_pages::HostPages;
 
 /// The NVIDIA CUDA backend. See the [crate's documentation](crate).
 ///
-/// Create it once per process and share it, as [`Backends`](device_ipc_core::Backends) does: each backend has its own
+/// Create it once per process and share it, as [`Backends`](device_ipc_core::backend::Backends) does: each backend has its own
 /// table of open handles.
 pub struct CudaBackend {
     driver: Arc<Driver>,
@@ -43,12 +44,12 @@ pub struct CudaBackend {
 /// `kDLCUDA` of `dlpack.h`.
 const DLPACK_CUDA: i32 = 2;
 
-/// The registration of this backend, for [`Backends::with`](device_ipc_core::Backends::with).
+/// The registration of this backend, for [`Backends::with`](device_ipc_core::backend::Backends::with).
 pub const REGISTRATION: Registration = Registration::new(NAME, Rank(100), load)
     .with_dlpack_device_type(DLPACK_CUDA)
     .with_diagnosis(&super::diagnosis::CudaDiagnosis);
 
-device_ipc_core::register_backend!(REGISTRATION);
+device_ipc_core::backend::register_backend!(REGISTRATION);
 
 fn load() -> Result<Arc<dyn DeviceIpc>, Unavailable> {
     Ok(registered()?)

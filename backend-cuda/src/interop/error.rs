@@ -1,7 +1,8 @@
 //! Conversion of cudarc's errors.
 
 use cudarc::driver::DriverError;
-use device_ipc_core::{Error, VendorError, VendorStatus};
+use device_ipc_core::backend::VendorStatus;
+use device_ipc_core::{Error, VendorError};
 
 use crate::library::{NAME, status};
 

@@ -15,7 +15,8 @@ use cudarc::driver::{
     CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs,
     PushKernelArg, SyncOnDrop, result,
 };
-use device_ipc_core::{DeviceRange, Element, Error, Result, ViewStream, ViewTypes};
+use device_ipc_core::backend::{ViewStream, ViewTypes};
+use device_ipc_core::{DeviceRange, Element, Error, Result};
 
 use super::alloc::slice_at;
 use super::caller::{CallerState, is_capturing, refuse_capture};

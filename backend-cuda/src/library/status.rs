@@ -3,7 +3,7 @@
 //! Numbers, not an enum: a driver newer than this crate returns numbers that are absent here, and they are errors like
 //! any other. Names and meanings are those of `CUresult` in "Data types used by CUDA driver" (`group__CUDA__TYPES`).
 
-use device_ipc_core::VendorStatus;
+use device_ipc_core::backend::VendorStatus;
 
 macro_rules! statuses {
     ($($constant:ident = $number:literal,)*) => {

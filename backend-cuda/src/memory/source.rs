@@ -1,7 +1,7 @@
 //! The source of device memory: how it was allocated, and thus by which kinds of handle it can travel.
 
-use device_ipc_core::backend::HandleKind;
-use device_ipc_core::{DevicePtr, Error, Remedy, Result};
+use device_ipc_core::backend::{HandleKind, Remedy};
+use device_ipc_core::{DevicePtr, Error, Result};
 
 use super::kind::{self, FABRIC, LEGACY, POOL, VIRTUAL_MEMORY};
 use super::pointer::Pointer;

@@ -3,7 +3,8 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::OnceLock;
 
-use device_ipc_core::{DeviceIdentity, DeviceInfo, DeviceOrdinal, Result, Unavailable};
+use device_ipc_core::backend::Unavailable;
+use device_ipc_core::{DeviceIdentity, DeviceInfo, DeviceOrdinal, Result};
 
 use crate::bindings::api::{self, Context, Uuid};
 use crate::library::CudaLibrary;

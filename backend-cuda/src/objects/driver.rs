@@ -9,8 +9,8 @@ use std::ops::Deref;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use device_ipc_core::backend::check_backend;
-use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result, Unavailable};
+use device_ipc_core::backend::{Unavailable, check_backend};
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result};
 
 use crate::bindings::api::Stream;
 use crate::library::status::number;

@@ -8,8 +8,8 @@ use std::time::Duration;
 use crate::gpu::backend;
 use crate::raw::{CAPTURE_INVALIDATED, Raw};
 use cudarc::driver::CudaContext;
-use device_ipc_core::backend::{DeviceIpc, DeviceMemory, TestKernels};
-use device_ipc_core::{AsStream, BorrowedStream, DeviceOrdinal, DeviceOwner, Error, Ipc, Result, ViewStream};
+use device_ipc_core::backend::{DeviceIpc, DeviceMemory, TestKernels, ViewStream};
+use device_ipc_core::{AsStream, BorrowedStream, DeviceOrdinal, DeviceOwner, Error, Ipc, Result};
 use device_ipc_cuda::{CudaBackend, NAME, alloc_zeros, clone_htod};
 
 const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);

@@ -10,11 +10,11 @@ use crate::gpu::backend;
 use crate::raw::Raw;
 use cudarc::driver::CudaContext;
 use device_ipc_core::backend::{
-    DeviceIpc, DeviceMemory, HandleBytes, HandleKind, ReceivedHandle, TestKernels,
+    DeviceIpc, DeviceMemory, HandleBytes, HandleKind, ReceivedHandle, TestKernels, ViewStream,
 };
 use device_ipc_core::{
     Access, AsStream, BorrowedStream, DeviceOrdinal, DeviceOwner, DevicePtr, DeviceRange, Error,
-    ProcessIdentity, Result, ViewStream,
+    ProcessIdentity, Result,
 };
 use device_ipc_cuda::{CudaBackend, LEGACY, NAME, POOL, VIRTUAL_MEMORY, alloc_zeros, clone_htod};
 use device_ipc_test_process::{Process, hex, serve, unhex};

@@ -8,10 +8,10 @@ use std::time::Duration;
 use crate::gpu::{backend, gate};
 use cudarc::driver::{CudaContext, result};
 use device_ipc_core::backend::{
-    DeviceIpc, DeviceMemory, DeviceStream, HandleBytes, ReceivedHandle, TestKernels,
+    DeviceIpc, DeviceMemory, DeviceStream, HandleBytes, ReceivedHandle, TestKernels, ViewStream,
 };
 use device_ipc_core::{
-    Access, AsStream, DeviceOrdinal, DeviceOwner, DevicePtr, DeviceRange, Error, ProcessIdentity, ViewStream,
+    Access, AsStream, DeviceOrdinal, DeviceOwner, DevicePtr, DeviceRange, Error, ProcessIdentity,
 };
 use device_ipc_cuda::{CudaBackend, LEGACY, alloc_zeros, clone_htod};
 use device_ipc_test_process::{Process, answer, hex, request, unhex};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::gpu::backend;
 use device_ipc_core::backend::{DeviceIpc, DeviceMemory, DeviceStream, DeviceTimelines};
-use device_ipc_core::{BorrowedStream, DeviceOrdinal, DevicePtr, Error, TIMELINE_END};
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, DevicePtr, Error, Timeline};
 use device_ipc_cuda::CudaBackend;
 use device_ipc_test_process::{Process, serve};
 use rustix::fd::OwnedFd;
@@ -132,10 +132,10 @@ fn stream_wait_makes_earlier_writes_visible() {
     // A value that was already written, and one that the host writes.
     wait(&backend, at(words, 1), 3, waiter.as_borrowed());
     backend.synchronize(waiter.as_borrowed()).unwrap();
-    wait(&backend, at(words, 2), TIMELINE_END - 1, waiter.as_borrowed());
-    page.word(2).store(TIMELINE_END - 2, Ordering::Release);
+    wait(&backend, at(words, 2), Timeline::END - 1, waiter.as_borrowed());
+    page.word(2).store(Timeline::END - 2, Ordering::Release);
     assert!(!is_idle(&backend, &*waiter));
-    page.word(2).store(TIMELINE_END, Ordering::Release);
+    page.word(2).store(Timeline::END, Ordering::Release);
     backend.synchronize(waiter.as_borrowed()).unwrap();
     page.unregister(&*backend, ZERO);
     // SAFETY: no longer used.
@@ -235,7 +235,7 @@ fn processes_alternate_and_host_store_unblocks_survivor() {
     wait(&backend, at(words, 2), turns + 1, stream.as_borrowed());
     other.kill();
     assert!(!is_idle(&backend, &*stream), "the value is not written yet");
-    page.word(2).store(TIMELINE_END, Ordering::Release);
+    page.word(2).store(Timeline::END, Ordering::Release);
     backend.synchronize(stream.as_borrowed()).unwrap();
     page.unregister(&*backend, ZERO);
 }

@@ -1,6 +1,6 @@
 //! Errors of an unavailable CUDA. These tests need no GPU, and must not find one.
 
-use device_ipc_core::{BACKEND_VARIABLE, Backends, Unavailable};
+use device_ipc_core::backend::{BACKEND_VARIABLE, Backends, Unavailable};
 use device_ipc_cuda::{CudaBackend, LIBRARY_VARIABLE, NAME, REGISTRATION};
 use device_ipc_test_process::{Process, answer, command_of_test};
 

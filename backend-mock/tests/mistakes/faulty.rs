@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use device_ipc_core::backend::{
     BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceReservations, DeviceStream,
     DeviceTimelines, Exported, Extent, HandleKind, HandleKindInfo, Imported, MemoryInfo, Opened,
-    ReceivedHandle, ReservationGranularity, TestKernels,
+    ReceivedHandle, ReservationGranularity, TestKernels, Unavailable,
 };
 use device_ipc_core::{
-    Access, BorrowedStream, DeviceInfo, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result, Unavailable,
+    Access, BorrowedStream, DeviceInfo, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result,
 };
 use device_ipc_mock::MockBackend;
 use device_ipc_mock::engine::Address;

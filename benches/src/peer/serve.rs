@@ -8,9 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use device_ipc::{
-    AsStream, Buffer, CacheLimits, Channel, Descriptor, Export, Ipc, Mapping, MemoryUse, Stream,
-};
+use device_ipc::limits::CacheLimits;
+use device_ipc::{AsStream, Buffer, Channel, Descriptor, Export, Ipc, Mapping, MemoryUse, Stream};
 
 use super::bundles;
 use super::channels;
@@ -258,7 +257,7 @@ impl Server {
 
     fn open_all(&mut self, file: &Path, count: usize) -> Result<()> {
         // Released mappings stay cached until the exporter closes the exports.
-        device_ipc::set_cache_limits(CacheLimits::default().with_mappings(usize::MAX))?;
+        device_ipc::limits::set_cache_limits(CacheLimits::default().with_mappings(usize::MAX))?;
         let text = std::fs::read_to_string(file).context("cannot read the descriptors")?;
         let descriptors: Vec<Descriptor> =
             text.lines().take(count).map(str::parse).collect::<Result<_, _>>()?;

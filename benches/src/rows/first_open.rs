@@ -1,7 +1,8 @@
 //! The first open of an allocation: the round trip to the broker, and the remaining time beside the driver's open.
 
 use anyhow::Result;
-use device_ipc::{CacheLimits, Descriptor, Mapping};
+use device_ipc::limits::CacheLimits;
+use device_ipc::{Descriptor, Mapping};
 
 use crate::frame::{Bench, Row, timed};
 use crate::line::{Line, Subject, Target};
@@ -37,7 +38,7 @@ struct State {
 fn run(bench: &Bench) -> Result<Vec<Line>> {
     bench.raw.enter(bench.device)?;
     // Without a cache, a released mapping is closed, so that the next open is a first open.
-    device_ipc::set_cache_limits(CacheLimits::NONE)?;
+    device_ipc::limits::set_cache_limits(CacheLimits::NONE)?;
     let mut lines = Vec::new();
     for (case, device) in [("same device", bench.device), ("from the other device", bench.other)] {
         if device != bench.device && !bench.has_peer_device()?
@@ -48,7 +49,7 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
         }
         lines.extend(measure(bench, case, device)?);
     }
-    device_ipc::set_cache_limits(CacheLimits::default())?;
+    device_ipc::limits::set_cache_limits(CacheLimits::default())?;
     Ok(lines)
 }
 

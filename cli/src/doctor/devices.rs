@@ -1,7 +1,6 @@
 //! Checks of the selected backend and of peer access.
 
-use device_ipc::backend::{Finding, Registration, Symptom};
-use device_ipc::{BACKEND_VARIABLE, Backends};
+use device_ipc::backend::{BACKEND_VARIABLE, Backends, Finding, Registration, Symptom};
 
 use super::facts::Facts;
 use super::libraries::Library;
@@ -60,8 +59,7 @@ mod tests {
     use super::super::facts::tests::TestMachine;
     use super::super::libraries::tests::{with_peers, without};
     use super::*;
-    use device_ipc::Unavailable;
-    use device_ipc::backend::Verdict;
+    use device_ipc::backend::{Unavailable, Verdict};
 
     #[test]
     fn devices_without_peer_access_are_listed() {

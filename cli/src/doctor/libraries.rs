@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::Result;
-use device_ipc::backend::{Diagnosis, Finding, Registration, Symptom};
-use device_ipc::{Backends, Error, Unavailable};
+use device_ipc::Error;
+use device_ipc::backend::{Backends, Diagnosis, Finding, Registration, Symptom, Unavailable};
 use serde::{Deserialize, Serialize};
 
 use super::facts::Facts;

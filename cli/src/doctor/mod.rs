@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use device_ipc::backend::{Finding, Verdict};
-use device_ipc::printable;
+use device_ipc::front_end::printable;
 use serde::Serialize;
 
 use crate::arguments::positive_duration;

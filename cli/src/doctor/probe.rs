@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use device_ipc::backend::{Finding, HandleKindInfo, environment};
-use device_ipc::{Backends, Descriptor, Error, Ipc};
+use device_ipc::backend::{Backends, Finding, HandleKindInfo, environment};
+use device_ipc::{Descriptor, Error, Ipc};
 
 use super::libraries::Library;
 use super::process;

@@ -13,7 +13,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use device_ipc::{AllowList, Channel, Error, Export, Ipc, Message, ReceivedExport, list_keepers};
+use device_ipc::front_end::list_keepers;
+use device_ipc::{AllowList, Channel, Error, Export, Ipc, Message, ReceivedExport};
 
 use super::serve::Names;
 use super::weights;

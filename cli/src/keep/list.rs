@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
-use device_ipc::{Error, Ipc, KeeperName, KeptExport, list_keepers};
+use device_ipc::front_end::{KeeperName, list_keepers};
+use device_ipc::{Error, Ipc, KeptExport};
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 
@@ -23,7 +24,8 @@ type Answer = Result<KeptExport, Error>;
 
 /// Asks a keeper. A search waits for a keeper that does not run yet; one that has ended meanwhile is not waited for.
 fn ask(ipc: &Ipc, keeper: &KeeperName, timeout: Duration) -> Result<KeptExport, Error> {
-    let find = |timeout| ipc.find(&keeper.name).user(keeper.user).timeout(timeout).start();
+    let name = keeper.to_string();
+    let find = |timeout| ipc.find(&name, timeout);
     match find(timeout.min(ENDED)) {
         Err(error) if error.is_timeout() && !matches!(error, Error::NoListener { .. }) && timeout > ENDED => {
             find(timeout - ENDED)

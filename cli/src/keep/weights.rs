@@ -5,8 +5,7 @@ use std::io::Read;
 
 use anyhow::{Context, Result, anyhow};
 use device_ipc::{
-    Access, Buffer, DeviceOrdinal, DeviceRange, Error, Export, Ipc, Mapping, MemoryId, MemoryUse, Stream,
-    TensorLayout,
+    Access, Buffer, DeviceOrdinal, DeviceRange, Error, Export, Ipc, Mapping, MemoryUse, Stream, TensorLayout,
 };
 
 use super::files::Shard;
@@ -85,7 +84,7 @@ impl Blocks {
             stream.synchronize()?;
         }
         let mut set = ipc.tensors();
-        let memories: BTreeMap<DeviceOrdinal, MemoryId> =
+        let memories: BTreeMap<_, _> =
             self.blocks.into_iter().map(|(device, (block, _))| (device, set.memory(block))).collect();
         for tensor in self.tensors {
             set.tensor(&tensor.name, memories[&tensor.device], tensor.offset, tensor.layout)?;

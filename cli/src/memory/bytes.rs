@@ -4,7 +4,8 @@
 //! that a large tensor does not need host memory of its size.
 
 use anyhow::{Context, Result};
-use device_ipc::{DeviceRange, Stream, View, ViewMut, ViewStream};
+use device_ipc::backend::ViewStream;
+use device_ipc::{DeviceRange, Stream, View, ViewMut};
 
 use crate::progress::Progress;
 

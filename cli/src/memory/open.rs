@@ -79,7 +79,7 @@ impl OpenArguments {
     /// Asks the keeper of this name for its present export.
     pub(crate) fn find_kept(&self, name: &str) -> Result<AnyDescriptor> {
         let Selection { ipc, .. } = select_backend(self.backend.as_deref(), self.allow.list())?;
-        let found = ipc.find(name).timeout(self.timeout).start();
+        let found = ipc.find(name, self.timeout);
         Ok(AnyDescriptor::of(found.map_err(suggest_option)?.descriptor().clone()))
     }
 

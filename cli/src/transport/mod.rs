@@ -77,7 +77,7 @@ pub(crate) fn descriptor_of(argument: &str, timeout: Duration) -> Result<AnyDesc
 /// Returns text of a peer without control characters and with a bounded length.
 pub(crate) fn printable(text: &str) -> String {
     const MAX_CHARS: usize = 400;
-    let shown = device_ipc::printable(&text.chars().take(MAX_CHARS).collect::<String>());
+    let shown = device_ipc::front_end::printable(&text.chars().take(MAX_CHARS).collect::<String>());
     if text.chars().nth(MAX_CHARS).is_some() { format!("{shown}…") } else { shown }
 }
 

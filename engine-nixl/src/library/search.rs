@@ -8,9 +8,8 @@ use std::fs;
 use std::mem;
 use std::path::{Path, PathBuf};
 
-use device_ipc_core::Unavailable;
-use device_ipc_core::backend::environment;
 use device_ipc_core::backend::library::{LibrarySearch, file_of};
+use device_ipc_core::backend::{Unavailable, environment};
 use libloading::Library;
 
 use super::NixlLibrary;

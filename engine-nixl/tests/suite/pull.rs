@@ -8,10 +8,11 @@ use std::env;
 use std::fs;
 use std::time::{Duration, Instant};
 
+use device_ipc_core::backend::Unavailable;
 use device_ipc_core::backend::engine::{
     MemorySpace, Piece, PullRequest, RegisteredMemory, Transfer, TransferEngine, TransferMemory,
 };
-use device_ipc_core::{Error, Result, Unavailable};
+use device_ipc_core::{Error, Result};
 use device_ipc_nixl::{LIBRARY_VARIABLE, NixlEngine};
 use device_ipc_test_process::{Process, hex, request, serve, unhex};
 use rustix::process::{Pid, Signal, kill_process};

@@ -1,6 +1,6 @@
 //! Errors of a NIXL that cannot be loaded. These tests need no NIXL.
 
-use device_ipc_core::Unavailable;
+use device_ipc_core::backend::Unavailable;
 use device_ipc_nixl::{LIBRARY_VARIABLE, NixlEngine};
 
 #[test]

@@ -53,7 +53,7 @@ fn norm(keeper: &str, layer: &str) -> Result<Tensor> {
     let stream = device.as_cuda_device()?.cuda_stream();
     let ipc = Ipc::auto()?;
     // begin docs/guide/keeper.md
-    let mapping = ipc.find(keeper).start()?.open().on(&stream)?; // for Device::Cpu: at_home()
+    let mapping = ipc.find(keeper, Duration::from_secs(30))?.open().on(&stream)?; // for Device::Cpu: at_home()
     let weights = Weights::new(&ipc, mapping, &device)?; // lives as long as the model
     let variables = weights.var_builder(DType::F32); // a candle_nn::VarBuilder
     // end

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::backend::host_copy::read_elements;
-use crate::backend::interop::{DeviceOwner, Region, ViewStream, ViewTypes};
+use crate::backend::interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTypes};
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::backend::test_kernels::test_kernels;
 use crate::backend::{DeviceIpc, DeviceStream, Gate, MemoryUse, TestKernels, check_stream_of};
@@ -180,14 +180,15 @@ impl Buffer {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn slice(self: &Arc<Self>, byte_offset: u64, len: u64) -> Result<BufferSlice> {
+    pub fn slice(self: &Arc<Self>, byte_offset: u64, len: u64) -> Result<OwnedRegion<Arc<Self>>> {
         let range = self.range.slice(byte_offset, len).ok_or_else(|| {
             Error::InvalidRegion(format!(
                 "a slice of {len} B at offset {byte_offset} exceeds the buffer of {} B",
                 self.range.len
             ))
         })?;
-        Ok(BufferSlice { buffer: Arc::clone(self), range })
+        // SAFETY: the reference keeps the buffer allocated.
+        Ok(unsafe { OwnedRegion::new(Arc::clone(self), Region { range, ..self.region() }) })
     }
 }
 
@@ -209,20 +210,6 @@ unsafe impl DeviceOwner for Buffer {
     fn region(&self) -> Region {
         let region = Region::new(self.backend.info().name, self.range);
         if self.range.len == 0 { region } else { region.with_allocation(self.range) }
-    }
-}
-
-/// An owner of a part of a [`Buffer`], created by [`Buffer::slice`].
-#[derive(Clone, Debug)]
-pub struct BufferSlice {
-    buffer: Arc<Buffer>,
-    range: DeviceRange,
-}
-
-// SAFETY: the slice keeps the buffer allocated.
-unsafe impl DeviceOwner for BufferSlice {
-    fn region(&self) -> Region {
-        Region { range: self.range, ..self.buffer.region() }
     }
 }
 
@@ -264,11 +251,12 @@ impl Stream {
         self.as_stream().device()
     }
 
-    /// Makes the stream wait at this point until the gate is opened: for tests.
+    /// Makes the stream wait at this point until the gate is opened: for this project's tests.
     ///
     /// # Errors
     ///
     /// [`Error::Unsupported`] where the device has neither timelines nor host functions; else the vendor's error.
+    #[doc(hidden)]
     pub fn gate(&self) -> Result<Gate> {
         Gate::close(&self.inner.backend, self.as_stream())
     }
@@ -380,8 +368,8 @@ impl<T: Element> View<'_, T> {
 /// let buffer = ipc.allocate(0, 8)?;
 /// let mut elements = buffer.view_mut::<f32, _>(&stream)?;
 /// elements.copy_from(&[1.0, 2.0])?;
-/// elements.add(0.5)?; // a kernel, ordered after the copy by the stream
-/// assert_eq!(elements.to_vec()?, [1.5, 2.5]);
+/// elements.fill_bytes(0)?; // ordered after the copy by the stream
+/// assert_eq!(elements.to_vec()?, [0.0, 0.0]);
 /// # Ok(())
 /// # }
 /// ```
@@ -438,11 +426,12 @@ impl<T: Element> ViewMut<'_, T> {
 }
 
 impl ViewMut<'_, f32> {
-    /// Submits a kernel that adds `value` to every element, in place: for demos, tests and benchmarks.
+    /// Submits a kernel that adds `value` to every element, in place: for this project's demo, tests and benchmarks.
     ///
     /// # Errors
     ///
     /// [`Error::Unsupported`] where the backend has no [`TestKernels`], else the vendor's error.
+    #[doc(hidden)]
     pub fn add(&mut self, value: f32) -> Result<()> {
         if self.is_empty() {
             return Ok(());

@@ -53,7 +53,7 @@
 //! The bytes and file descriptors of a received handle, its size and the bytes of an event come from another process and are
 //! hostile: for any input, the result is an error or a correct mapping, never a panic or memory of a third process. No
 //! result of a driver makes a method panic. An unknown status code is an error like any other
-//! ([`VendorStatus`](crate::VendorStatus) is a number, not an enum).
+//! ([`VendorStatus`] is a number, not an enum).
 //!
 //! # Ranges and sizes
 //!
@@ -146,6 +146,7 @@ use std::sync::Arc;
 
 pub use crate::model::address::{Extent, Generation};
 pub use crate::model::device::HostId;
+pub use crate::model::error::{BackendRemedy, Remedy, VendorStatus};
 pub use crate::os::environment;
 pub(crate) use bound::DeviceBound;
 pub(crate) use buffer::{Buffer, Stream, check_whole_elements};
@@ -155,11 +156,16 @@ pub use check::{check_backend, check_copy_lengths, check_stream_device};
 pub use diagnosis::{Diagnosis, Finding, Machine, Symptom, Verdict};
 pub use event::DeviceEvent;
 pub(crate) use host_copy::{read_elements, read_tensor};
+pub use interop::{ViewStream, ViewTypes};
 pub use memory::{DeviceMemory, DeviceStream, MemoryInfo};
 pub(crate) use memory_use::MemoryUse;
 pub use reservations::{DeviceReservations, Imported, ReservationGranularity};
-pub use select::{Rank, Registration};
-pub use test_kernels::{Gate, TestKernels};
+#[doc(inline)]
+pub use select::register_backend;
+pub use select::{BACKEND_VARIABLE, Backends, Rank, Registration, Unavailable};
+#[doc(hidden)]
+pub use test_kernels::Gate;
+pub use test_kernels::TestKernels;
 pub use timeline::DeviceTimelines;
 
 use serde::de::{SeqAccess, Visitor};
@@ -181,7 +187,7 @@ pub trait DeviceIpc: fmt::Debug + Send + Sync {
     /// Returns the devices visible to this process, indexed by ordinal. Creates no context.
     ///
     /// The identity of a device is the same in every process of the host, also if devices are hidden or renumbered. There is
-    /// at least one device; loading a backend without devices fails with [`Unavailable`](crate::Unavailable).
+    /// at least one device; loading a backend without devices fails with [`Unavailable`].
     ///
     /// # Errors
     ///

@@ -137,6 +137,7 @@ remedies! {
 impl Remedy {
     /// Sets the texts of this process's front end, for all errors that are made from now on. Returns whether they were set: the
     /// first call decides.
+    #[doc(hidden)]
     pub fn set_texts(texts: fn(Self) -> &'static str) -> bool {
         TEXTS.set(texts).is_ok()
     }

@@ -11,7 +11,7 @@ use crate::model::printable::printable;
 
 /// The environment variable with the directory in which exporters create their sockets, for containers that share a volume but
 /// no network namespace.
-pub const SOCKET_DIR_VARIABLE: &str = "DEVICE_IPC_SOCKET_DIR";
+pub(crate) const SOCKET_DIR_VARIABLE: &str = "DEVICE_IPC_SOCKET_DIR";
 
 /// Maximum length of a socket name in bytes: `sun_path` without the leading or terminating zero (unix(7)).
 pub(crate) const MAX_ADDRESS_BYTES: usize = 107;

@@ -18,8 +18,7 @@ pub(crate) mod ring;
 pub(crate) mod text;
 mod token;
 
-pub(crate) use address::MAX_ADDRESS_BYTES;
-pub use address::{BrokerAddress, SOCKET_DIR_VARIABLE};
+pub(crate) use address::{BrokerAddress, MAX_ADDRESS_BYTES, SOCKET_DIR_VARIABLE};
 pub use grant::Grant;
 pub(crate) use grant::GrantExporter;
 pub(crate) use protocol::{

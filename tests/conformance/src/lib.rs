@@ -22,8 +22,7 @@
 //!
 //! ```no_run
 //! # use std::sync::Arc;
-//! # use device_ipc_core::backend::DeviceIpc;
-//! # use device_ipc_core::Unavailable;
+//! # use device_ipc_core::backend::{DeviceIpc, Unavailable};
 //! # fn load() -> Result<Arc<dyn DeviceIpc>, Unavailable> {
 //! #     Err(Unavailable::NoDevice { detail: String::new() })
 //! # }
@@ -39,7 +38,7 @@
 //! `--` come `--list`, `--variant NAME`, `--skip PART`, `--test-threads N` and parts of the names of cases; `--help` lists all
 //! options, and unknown ones are errors.
 //!
-//! - Where the backend is [`Unavailable`](device_ipc_core::Unavailable), the suite says so and passes: not every machine
+//! - Where the backend is [`Unavailable`](device_ipc_core::backend::Unavailable), the suite says so and passes: not every machine
 //!   has the hardware. `DEVICE_IPC_CONFORMANCE_REQUIRE=1` makes that a failure.
 //! - `DEVICE_IPC_CONFORMANCE_DEADLINE` is the time that a case may take, in seconds; 60 unless set.
 //! - The text given to [`Suite::expected_skips`] lists what may be skipped. A skip that is not listed fails the run, and

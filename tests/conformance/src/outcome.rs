@@ -3,7 +3,8 @@
 use std::fmt;
 use std::panic::Location;
 
-use device_ipc_core::{DescriptorError, Error, ErrorWith, LayoutError, Unavailable};
+use device_ipc_core::backend::Unavailable;
+use device_ipc_core::{DescriptorError, Error, ErrorWith, LayoutError};
 
 use crate::process::ReceiveError;
 

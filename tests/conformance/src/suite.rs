@@ -4,8 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use device_ipc_core::Unavailable;
-use device_ipc_core::backend::DeviceIpc;
+use device_ipc_core::backend::{DeviceIpc, Unavailable};
 
 use crate::arguments::{Arguments, HELP};
 use crate::case::{Case, MAIN_ROLE};

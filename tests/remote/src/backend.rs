@@ -6,11 +6,11 @@ use std::env;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use device_ipc_core::backend::BackendInfo;
 use device_ipc_core::backend::engine::{
     MemorySpace, PullRequest, RegisteredMemory, Transfer, TransferEngine, TransferMemory,
 };
-use device_ipc_core::{BACKEND_VARIABLE, Ipc, IpcBuilder, Remote, Result};
+use device_ipc_core::backend::{BACKEND_VARIABLE, BackendInfo};
+use device_ipc_core::{Ipc, IpcBuilder, Remote, Result};
 use device_ipc_cuda::CudaBackend;
 use device_ipc_mock::{MockBackend, NAME};
 

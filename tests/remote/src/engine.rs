@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use device_ipc_core::backend::BackendInfo;
 use device_ipc_core::backend::engine::{
     MemorySpace, PullRequest, RegisteredMemory, Transfer, TransferEngine, TransferMemory,
 };
-use device_ipc_core::{Error, Result, VendorError, VendorStatus};
+use device_ipc_core::backend::{BackendInfo, VendorStatus};
+use device_ipc_core::{Error, Result, VendorError};
 
 /// The registered bytes of this process.
 static REGISTERED: AtomicU64 = AtomicU64::new(0);

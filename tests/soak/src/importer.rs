@@ -69,7 +69,7 @@ fn replace(ipc: &Ipc, stream: &Stream, arguments: &str, reserved: &mut Option<Ma
     let (keeper, descriptor) = rest.split_once(' ').context("a keeper, then the descriptor")?;
     let descriptor: Descriptor = descriptor.parse()?;
     let Some(mapping) = reserved else {
-        let mapping = ipc.find(keeper).start()?.open().reserved().on(stream)?;
+        let mapping = ipc.find(keeper, TIMEOUT)?.open().reserved().on(stream)?;
         check(&mapping.view::<f32, _>(stream)?.to_vec()?, value)?;
         *reserved = Some(mapping);
         return Ok(());

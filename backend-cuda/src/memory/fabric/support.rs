@@ -6,7 +6,8 @@
 use std::fmt;
 use std::sync::OnceLock;
 
-use device_ipc_core::{DeviceOrdinal, Result, VendorStatus};
+use device_ipc_core::backend::VendorStatus;
+use device_ipc_core::{DeviceOrdinal, Result};
 
 use crate::bindings::layout::HANDLE_TYPE_FABRIC;
 use crate::library::status::{self, number};

@@ -26,7 +26,7 @@ fn thousands_of_opens_leave_nothing_behind() {
                     for index in 0..OPENS / THREADS {
                         // Every fourth process only asks.
                         if index % 4 == 0 {
-                            drop(ipc.find(&name).start().expect("found"));
+                            drop(ipc.find(&name, TIMEOUT).expect("found"));
                         } else {
                             release(&ipc, open(&ipc, &name).expect("opened").1);
                         }
@@ -48,6 +48,6 @@ fn thousands_of_opens_leave_nothing_behind() {
         assert!(Instant::now() < until, "{before:?} has become {now:?}");
         std::thread::yield_now();
     }
-    let readers = ipc.find(&name).start().expect("found").readers();
+    let readers = ipc.find(&name, TIMEOUT).expect("found").readers();
     assert!(readers <= 1, "{readers} readers");
 }

@@ -63,7 +63,7 @@ fn ipc() -> Ipc {
 
 /// Opens what a keeper keeps, and returns its version.
 fn open(ipc: &Ipc, name: &str) -> Result<(u64, Mapping)> {
-    let kept = ipc.find(name).timeout(TIMEOUT).start()?;
+    let kept = ipc.find(name, TIMEOUT)?;
     Ok((kept.version(), kept.open().at_home()?))
 }
 

@@ -153,7 +153,7 @@ fn kept_tensor_cannot_be_written() {
     let error = run(["attach", &format!("keeper:{name}"), "add", "1", "--tensor", "w"]).bad();
     assert!(error.contains("read-only"), "{error}");
     let ipc = ipc();
-    let kept = ipc.find(&name).timeout(TIMEOUT).start().unwrap();
+    let kept = ipc.find(&name, TIMEOUT).unwrap();
     let refused = kept.open().access(Access::ReadWrite).at_home().unwrap_err();
     assert!(refused.is_not_permitted(), "{refused}");
 }
@@ -178,7 +178,7 @@ fn killed_reader_leaves_no_lease() {
     let readers = [start_reader(&name), start_reader(&name)];
     let pids = readers.each_ref().map(Terminal::pid);
     let ipc = ipc();
-    let readers_now = || ipc.find(&name).timeout(TIMEOUT).start().unwrap().readers();
+    let readers_now = || ipc.find(&name, TIMEOUT).unwrap().readers();
     assert_eq!(readers_now(), 2);
     readers.into_iter().for_each(Terminal::kill);
     // The keeper's poller sees the closed sockets in its own time.
@@ -206,7 +206,7 @@ fn killed_keeper_is_reported_and_replaced_by_another() {
     keeper.kill();
     assert!(gone.recv_timeout(TIMEOUT).unwrap().contains("ended"));
     drop(mapping);
-    let error = ipc.find(&name).timeout(std::time::Duration::from_millis(50)).start().unwrap_err();
+    let error = ipc.find(&name, std::time::Duration::from_millis(50)).unwrap_err();
     assert!(error.is_timeout(), "{error}");
     // A process that waits for the name is answered by the next keeper.
     let waiting = std::thread::spawn({

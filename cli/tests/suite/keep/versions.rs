@@ -36,7 +36,7 @@ fn new_version_notifies_readers_that_keep_the_former_one() {
     let name = unique("reload");
     let mut keeper = keep(&[&file, "--name", &name]);
     let ipc = ipc();
-    let mut following = ipc.find(&name).start().unwrap().open().reserved().at_home().unwrap();
+    let mut following = ipc.find(&name, TIMEOUT).unwrap().open().reserved().at_home().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let readers: Vec<_> = (0..2)
         .map(|_| {

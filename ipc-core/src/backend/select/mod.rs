@@ -14,14 +14,15 @@ pub use registry::{Rank, Registered, Registration};
 ///
 /// ```
 /// # use std::sync::Arc;
-/// # use device_ipc_core::backend::{DeviceIpc, Rank, Registration};
-/// # use device_ipc_core::Unavailable;
+/// # use device_ipc_core::backend::{DeviceIpc, Rank, Registration, Unavailable};
 /// # fn load() -> Result<Arc<dyn DeviceIpc>, Unavailable> { Err(Unavailable::NoDevice { detail: "none".into() }) }
-/// device_ipc_core::register_backend!(Registration::new("acme", Rank::THIRD_PARTY, load));
+/// device_ipc_core::backend::register_backend!(Registration::new("acme", Rank::THIRD_PARTY, load));
 /// ```
+#[doc(hidden)]
 #[macro_export]
 macro_rules! register_backend {
     ($registration:expr) => {
         $crate::__private::inventory::submit! { $crate::__private::Registered($registration) }
     };
 }
+pub use register_backend;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::backend::select::Unavailable;
 use crate::backend::{DeviceIpc, Diagnosis};
 
-/// A backend that can be loaded, registered with [`register_backend!`](crate::register_backend) or passed to
-/// [`Backends::with`](crate::Backends::with).
+/// A backend that can be loaded, registered with [`register_backend!`](crate::backend::register_backend) or passed to
+/// [`Backends::with`](crate::backend::Backends::with).
 ///
 /// It also states what programs and bindings have to know of the backend before they load it: they name no vendor.
 #[derive(Clone, Copy, Debug)]
@@ -76,13 +76,13 @@ impl Registration {
     }
 }
 
-/// The element of the list that [`register_backend!`](crate::register_backend) fills, so that [`Registration`] does not
+/// The element of the list that [`register_backend!`](crate::backend::register_backend) fills, so that [`Registration`] does not
 /// depend on how the list is made.
 pub struct Registered(pub Registration);
 
 inventory::collect!(Registered);
 
-/// The priority of a backend in [`Backends::auto`](crate::Backends::auto); lower ranks are tried first.
+/// The priority of a backend in [`Backends::auto`](crate::backend::Backends::auto); lower ranks are tried first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank(pub u16);
 

@@ -32,7 +32,7 @@ thread_local! {
 /// ```
 /// # use std::sync::atomic::{AtomicBool, Ordering};
 /// static HAS_SIGNAL: AtomicBool = AtomicBool::new(false);
-/// let closed = device_ipc_core::interruptible(|| HAS_SIGNAL.load(Ordering::Relaxed), || device_ipc_core::close_unused(std::time::Duration::from_secs(60)));
+/// let closed = device_ipc_core::front_end::interruptible(|| HAS_SIGNAL.load(Ordering::Relaxed), || device_ipc_core::close_unused(std::time::Duration::from_secs(60)));
 /// # closed.unwrap();
 /// ```
 pub fn interruptible<T>(check: impl Fn() -> bool + 'static, call: impl FnOnce() -> T) -> T {

@@ -48,6 +48,6 @@ pub use builder::ChannelBuilder;
 pub use connect::{ConnectBuilder, Connecting};
 pub use guard::{Channel, ChannelReceiver, ChannelSender};
 pub use listen::{ListenBuilder, Listener};
-pub use message::{Message, MessageExport, TrySendError};
+pub use message::{Message, TrySendError};
 pub(crate) use name::listening_names;
 pub use received::{Received, ReceivedExport};

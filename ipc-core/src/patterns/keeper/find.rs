@@ -16,10 +16,9 @@ use crate::wire::descriptor::Descriptor;
 /// The pause after a keeper has terminated before it answered: another one may take its place.
 const RETRY: Duration = Duration::from_millis(2);
 
-/// A builder for the search of a keeper; see [`Ipc::find`](crate::Ipc::find).
-#[must_use = "no keeper is asked before FindBuilder::start"]
+/// A search for a keeper; see [`Ipc::find`](crate::Ipc::find).
 #[derive(Debug)]
-pub struct FindBuilder<'a> {
+pub(crate) struct Search<'a> {
     session: &'a Session,
     name: &'a str,
     user: Option<u32>,
@@ -28,7 +27,7 @@ pub struct FindBuilder<'a> {
     exists: bool,
 }
 
-impl<'a> FindBuilder<'a> {
+impl<'a> Search<'a> {
     pub(crate) fn new(session: &'a Session, text: &'a str, timeout: Duration) -> Self {
         let (user, name) = name::parse(text);
         Self { session, name, user, timeout, exists: false }
@@ -39,31 +38,8 @@ impl<'a> FindBuilder<'a> {
         Self { session, name: &keeper.name, user: keeper.user, timeout, exists: true }
     }
 
-    /// Sets the user of the keeper's process, by default the user of this process.
-    ///
-    /// Another user must be allowed with [`IpcBuilder::allow`](crate::IpcBuilder::allow), here and in the keeper.
-    pub const fn user(mut self, uid: u32) -> Self {
-        self.user = Some(uid);
-        self
-    }
-
-    /// Sets the timeout for a keeper of the name to exist and to answer, by default the timeout of the [`Ipc`](crate::Ipc).
-    pub const fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-
     /// Waits until a keeper of the name has answered.
-    ///
-    /// If a keeper terminates meanwhile, or hands over to another process, the call asks the next one.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidChannelName`]; [`Error::NoListener`] if there is no keeper of this name and user;
-    /// [`Error::Timeout`] if it does not answer; [`Error::NotPermitted`] if one of the two processes does not allow the other's
-    /// user; [`Error::WrongBackend`]; [`Error::Protocol`] for another version of the library; [`Error::OnWorkerThread`];
-    /// [`Error::Forked`].
-    pub fn start(self) -> Result<KeptExport> {
+    pub(crate) fn run(self) -> Result<KeptExport> {
         let channel = name::channel_name(self.name)?;
         check_may_wait("asking a keeper", self.timeout)?;
         let deadline = Deadline::after(self.timeout);
@@ -97,9 +73,10 @@ impl<'a> FindBuilder<'a> {
 /// # Examples
 ///
 /// ```no_run
+/// # use std::time::Duration;
 /// # fn main() -> device_ipc_core::Result<()> {
 /// # let ipc: device_ipc_core::Ipc = unimplemented!();
-/// let kept = ipc.find("keeper:llama").start()?;
+/// let kept = ipc.find("keeper:llama", Duration::from_secs(30))?;
 /// let weights = kept.open().at_home()?;
 /// weights.on_dropped(|| println!("there is a new version")); // the mapping stays valid
 /// for (name, tensor) in weights.tensors() {

@@ -1,6 +1,6 @@
 //! Mappings that follow their keeper to newer versions, at addresses that stay.
 
-use super::FindBuilder;
+use super::Search;
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::error::Result;
 use crate::sharing::import::Mapping;
@@ -21,7 +21,7 @@ impl Mapping {
     /// # fn main() -> device_ipc_core::Result<()> {
     /// # let ipc: device_ipc_core::Ipc = unimplemented!();
     /// # let stream = ipc.create_stream(0)?;
-    /// let kept = ipc.find("keeper:llama").start()?;
+    /// let kept = ipc.find("keeper:llama", std::time::Duration::from_secs(30))?;
     /// let mut weights = kept.open().reserved().on(&stream)?;
     /// loop {
     ///     if let Some(version) = weights.follow_on(&stream)? {
@@ -38,7 +38,7 @@ impl Mapping {
     /// the keeper has terminated or no longer has the name; [`LayoutError::Differs`](crate::LayoutError::Differs);
     /// [`Error::Unsupported`](crate::Error::Unsupported) for a mapping of no keeper or without reserved addresses;
     /// [`Error::Suspended`](crate::Error::Suspended), for [`resume`](Self::resume) with the keeper's answer instead; as for
-    /// [`FindBuilder::start`] and [`replace`](Self::replace).
+    /// [`Ipc::find`](crate::Ipc::find) and [`replace`](Self::replace).
     pub fn follow(&mut self) -> Result<Option<u64>> {
         self.follow_after(None)
     }
@@ -56,7 +56,7 @@ impl Mapping {
     fn follow_after(&mut self, stream: Option<BorrowedStream<'_>>) -> Result<Option<u64>> {
         let Some(search) = self.search_keeper()? else { return Ok(None) };
         let deadline = Deadline::after(search.timeout);
-        let kept = FindBuilder::again(&search.session, &search.keeper, search.timeout).start()?;
+        let kept = Search::again(&search.session, &search.keeper, search.timeout).run()?;
         let [found, known] = [kept.descriptor(), self.descriptor()].map(|of| (of.exporter(), of.export()));
         let has_it = found == known;
         if !has_it {

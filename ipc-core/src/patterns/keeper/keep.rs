@@ -32,7 +32,7 @@ use crate::sharing::{ErrorWith, Runtime, Session};
 /// # let reader = std::thread::spawn(move || -> device_ipc_core::Result<u64> {
 /// // In another process:
 /// # let ipc = peer;
-/// let kept = ipc.find("keeper:example-keeper").start()?;
+/// let kept = ipc.find("keeper:example-keeper", Duration::from_secs(10))?;
 /// let mapping = kept.open().at_home()?;
 /// # Ok(mapping.len() + kept.version()) });
 /// keeper.answer(Duration::from_secs(10))?;

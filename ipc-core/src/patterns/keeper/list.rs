@@ -1,5 +1,6 @@
 //! A list of the keepers on this machine.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::name;
@@ -8,7 +9,7 @@ use crate::os::environment::nonempty_variable;
 use crate::patterns::channel::listening_names;
 use crate::wire::SOCKET_DIR_VARIABLE;
 
-/// The name of a keeper, and the user that its process claims to have.
+/// The name of a keeper, and the user that its process claims to have. `Display` is the form for [`Ipc::find`](crate::Ipc::find).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct KeeperName {
@@ -16,6 +17,12 @@ pub struct KeeperName {
     pub user: u32,
     /// The name.
     pub name: String,
+}
+
+impl fmt::Display for KeeperName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        name::write(f, self.user, &self.name)
+    }
 }
 
 /// Lists the names that keepers listen under: in this network namespace, and in the socket directory if there is one.

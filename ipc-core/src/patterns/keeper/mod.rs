@@ -14,7 +14,8 @@ mod keep;
 mod list;
 mod name;
 
-pub use find::{FindBuilder, KeptExport};
+pub use find::KeptExport;
+pub(crate) use find::Search;
 pub use keep::Keeper;
 pub use list::{KeeperName, list_keepers};
 

@@ -1,5 +1,7 @@
 //! Names of keepers.
 
+use std::fmt;
+
 use crate::model::error::{Error, Result};
 
 /// The prefix of the channel name of a keeper.
@@ -33,6 +35,11 @@ pub(super) fn parse(text: &str) -> (Option<u32>, &str) {
         Some((Ok(user), name)) => (Some(user), name),
         _ => (None, text),
     }
+}
+
+/// Writes the form that [`parse`] reads.
+pub(super) fn write(f: &mut fmt::Formatter<'_>, user: u32, name: &str) -> fmt::Result {
+    write!(f, "{SCHEME}{user}/{name}")
 }
 
 #[cfg(test)]

@@ -111,7 +111,7 @@ impl Export {
     /// - when this process takes it back, for which the importer is not needed: [`recall`](Self::recall),
     ///   [`wait_released`](Self::wait_released), [`close`](Self::close), or the drop of the export; from then on leases are
     ///   returned as soon as they are idle;
-    /// - when the importer's cache passes its limits ([`set_cache_limits`](crate::set_cache_limits); 1024 mappings unless
+    /// - when the importer's cache passes its limits ([`set_cache_limits`](crate::limits::set_cache_limits); 1024 mappings unless
     ///   set), or the importer calls [`close_unused`](crate::close_unused) or [`shutdown`](crate::shutdown);
     /// - when the importer exits.
     ///

@@ -18,7 +18,7 @@ pub use exposure::{Exposure, ExposurePolicy};
 pub(crate) use guard::still_held;
 pub use guard::{Export, HolderPolicy};
 pub use share::ShareBuilder;
-pub use tensor_set::{MemoryId, TensorSet};
+pub use tensor_set::TensorSet;
 
 pub(crate) use crate::backend::check_backend;
 pub(crate) use borrowed::{BorrowedMemory, BorrowedPiece};

@@ -26,7 +26,6 @@ pub use cache::CacheLimits;
 pub use mapping::Mapping;
 pub use open::{CopyProgress, OpenBuilder};
 pub use reservation::Reservation;
-pub use reserved::Replacement;
 pub use tensor::Tensor;
 
 pub(crate) use grant::{GrantReturn, UnusedGrant};

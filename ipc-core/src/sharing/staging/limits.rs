@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::sharing::{Runtime, RuntimeRef};
 use crate::transport::ConnectionId;
 
-/// The limits on host memory for copies to other processes, for [`set_staging_limits`](crate::set_staging_limits).
+/// The limits on host memory for copies to other processes, for [`set_staging_limits`](crate::limits::set_staging_limits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StagingLimits {

@@ -35,8 +35,8 @@ pub(crate) use ring::{Publication, RingStart, Seen};
 
 use endpoint::READY;
 
-/// Values of a timeline are below this one.
-pub const TIMELINE_END: u64 = 1 << 62;
+/// As [`Timeline::END`].
+pub(crate) const TIMELINE_END: u64 = 1 << 62;
 
 /// Two counters between an exporter and one of its importers: each side signals one and waits for the other.
 ///
@@ -45,12 +45,12 @@ pub const TIMELINE_END: u64 = 1 << 62;
 /// ([`Mapping::timeline`](crate::Mapping::timeline)), the exporter from its export
 /// ([`Export::timelines`](crate::Export::timelines)). Clones are the same timeline.
 ///
-/// A counter starts at 0, only grows, and stays below [`TIMELINE_END`].
+/// A counter starts at 0, only grows, and stays below [`END`](Self::END).
 ///
 /// # Termination of the peer
 ///
 /// When the peer terminates, or the lease ends, the counter that the peer would have signalled is set to
-/// [`TIMELINE_END`]: every stream that waits for it continues, **also over memory that was never written**.
+/// [`END`](Self::END): every stream that waits for it continues, **also over memory that was never written**.
 /// [`check`](Self::check) reports whether that has happened; call it when the work behind a wait has finished, before its
 /// result is used.
 ///
@@ -73,6 +73,9 @@ pub struct Timeline {
 }
 
 impl Timeline {
+    /// The end of the range of values: every value is below it.
+    pub const END: u64 = TIMELINE_END;
+
     pub(crate) fn new(place: Place, side: Side, backend: Arc<dyn DeviceIpc>, peer: u32) -> Self {
         let endpoint = Endpoint::new(place, side, backend, peer);
         timeline_begun();
@@ -94,7 +97,7 @@ impl Timeline {
     ///
     /// # Errors
     ///
-    /// [`Error::TimelineValue`] for a value that is not above all earlier ones, or not below [`TIMELINE_END`];
+    /// [`Error::TimelineValue`] for a value that is not above all earlier ones, or not below [`END`](Self::END);
     /// [`Error::ExporterGone`], [`Error::ImporterGone`] or [`Error::LeaseEnded`] where the peer has terminated or the lease has ended;
     /// [`Error::StreamCapturing`]; [`Error::Unsupported`] where the stream's device has no timelines.
     pub fn signal<M>(&self, value: u64, stream: &impl AsStream<M>) -> Result<()> {

@@ -24,6 +24,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use crate::backend::Access;
 use crate::model::address::Extent;
 use crate::model::device::DeviceIdentity;
@@ -44,7 +46,7 @@ pub(crate) use network::is_reachable;
 pub(crate) use regions::{DescribedRegions, PartRegions, Regions};
 pub(crate) use tensors::{MOST_REMEMBERED_BYTES, Tensors, encoded_bytes as encoded_tensor_bytes};
 pub use text::TEXT_PREFIX;
-pub use view::DescriptorView;
+use view::DescriptorView;
 
 /// The name of an export, for importers. [`Export::descriptor`](crate::Export::descriptor) returns it; send it over any
 /// transport, and pass it to [`Ipc::open`](crate::Ipc::open), or that of a ring to [`Ipc::open_ring`](crate::Ipc::open_ring).
@@ -276,7 +278,7 @@ impl Descriptor {
     }
 
     /// Returns everything but the secrets, for display; it serialises to JSON.
-    pub fn view(&self) -> DescriptorView<'_> {
+    pub fn view(&self) -> impl Serialize + fmt::Debug + '_ {
         DescriptorView::new(&self.contents)
     }
 }

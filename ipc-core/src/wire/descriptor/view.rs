@@ -8,7 +8,7 @@ use crate::wire::ring::RingSlots;
 
 /// The contents of a descriptor without its secrets. It serialises to JSON.
 #[derive(Clone, Debug, Serialize)]
-pub struct DescriptorView<'a> {
+pub(super) struct DescriptorView<'a> {
     backend: &'a str,
     access: String,
     exporter: ExporterView,

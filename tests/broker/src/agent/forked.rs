@@ -54,7 +54,7 @@ fn try_everything(mut server: Server) {
     report("close-unused", device_ipc_core::close_unused(TIME));
     try_channels(&mut server);
     try_rings(&mut server);
-    report("cache", device_ipc_core::set_cache_limits(device_ipc_core::CacheLimits::NONE));
+    report("cache", device_ipc_core::limits::set_cache_limits(device_ipc_core::limits::CacheLimits::NONE));
     for (_, export) in std::mem::take(&mut server.exports) {
         report("holders", if export.holders().iter().len() == 0 { Err(Error::Forked) } else { Ok(()) });
         report("wait-released", export.wait_released(TIME));

@@ -195,7 +195,8 @@ fn sockets() -> Vec<(i32, String)> {
 
 pub(super) fn timed_list(timeout: Duration) -> Result<Answer> {
     let begin = Instant::now();
-    let listed = device_ipc_core::list_exports(None, &device_ipc_core::AllowList::own_user(), timeout)?;
+    let listed =
+        device_ipc_core::front_end::list_exports(None, &device_ipc_core::AllowList::own_user(), timeout)?;
     let pids = listed.iter().flatten().map(|process| process.pid.to_string() + " ");
     Ok(Answer::Text(format!("{} {}", begin.elapsed().as_millis(), pids.collect::<String>())))
 }

@@ -78,7 +78,7 @@ impl Agent {
 
     pub(super) fn open_reserved_kept(&mut self, name: String, keeper: &str) -> Result<Answer> {
         let server = self.server();
-        let found = server.ipc.find(keeper).timeout(DEADLINE).start()?;
+        let found = server.ipc.find(keeper, DEADLINE)?;
         if let Some(mapping) = server.mappings.get_mut(&name) {
             mapping.resume(found.open())?;
             return Ok(Answer::Done);
@@ -102,7 +102,7 @@ impl Agent {
         let ipc = &self.server().ipc;
         on_threads(threads, &|_| {
             for time in 0..times {
-                let found = ipc.find(name).timeout(DEADLINE).start()?;
+                let found = ipc.find(name, DEADLINE)?;
                 if !time.is_multiple_of(4) {
                     drop(found.open().at_home()?);
                 }

@@ -5,7 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use device_ipc_conformance::agent::Answer;
-use device_ipc_core::{AllowList, Descriptor, Result, TestClock, list_exports};
+use device_ipc_core::front_end::list_exports;
+use device_ipc_core::{AllowList, Descriptor, Result, TestClock};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 

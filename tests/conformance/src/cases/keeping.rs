@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use device_ipc_core::backend::Lifetime;
-use device_ipc_core::{CacheLimits, HolderPolicy, close_unused, counters, set_cache_limits, shutdown};
+use device_ipc_core::limits::{CacheLimits, set_cache_limits};
+use device_ipc_core::{HolderPolicy, close_unused, counters, shutdown};
 
 use crate::agent::{Command, Place, Sharing};
 use crate::check::{equal, refused, same, that};

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{Access, Descriptor, Dtype, StagingLimits, counters, set_staging_limits};
+use device_ipc_core::limits::{StagingLimits, set_staging_limits};
+use device_ipc_core::{Access, Descriptor, Dtype, counters};
 
 use crate::agent::{Agent, Answer, Command, Copying, Mapped, Opening, Place, Sharing};
 use crate::check::{equal, refused, same, that};

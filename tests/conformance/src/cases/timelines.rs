@@ -7,7 +7,7 @@ mod one_process;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use device_ipc_core::{DeviceOrdinal, Export, TIMELINE_END, Timeline};
+use device_ipc_core::{DeviceOrdinal, Export, Timeline};
 
 use crate::agent::{Agent, Command, Place};
 use crate::check::{equal, refused, same};
@@ -280,7 +280,7 @@ pub fn values_grow_and_stay_below_the_end(context: &Context) -> Outcome {
         refused(timeline.signal(value, stream), "a value that has not grown", "TimelineValue", &phrases)?;
         refused(timeline.signal_now(value), "the same on the host", "TimelineValue", &phrases)?;
     }
-    for value in [TIMELINE_END, TIMELINE_END + 1, u64::MAX] {
+    for value in [Timeline::END, Timeline::END + 1, u64::MAX] {
         let (kind, phrases) = ("TimelineValue", [&*value.to_string(), "2^62"]);
         refused(timeline.signal(value, stream), "signalling a value beyond the end", kind, &phrases)?;
         refused(timeline.signal_now(value), "the same on the host", kind, &phrases)?;
@@ -289,10 +289,10 @@ pub fn values_grow_and_stay_below_the_end(context: &Context) -> Outcome {
     }
     equal(timeline.last_signalled(), 7, "the last value after all these were refused")?;
     timeline.signal(8, stream)?;
-    timeline.signal(TIMELINE_END - 1, stream)?;
-    pair.importer.must(&wait(TIMELINE_END - 1, 0))?;
+    timeline.signal(Timeline::END - 1, stream)?;
+    pair.importer.must(&wait(Timeline::END - 1, 0))?;
     pair.importer.synchronize(0)?;
-    equal(pair.value_at_importer()?, TIMELINE_END - 1, "the largest value, as the importer sees it")?;
+    equal(pair.value_at_importer()?, Timeline::END - 1, "the largest value, as the importer sees it")?;
     // It is a value like others, and does not close the timeline.
     Ok(pair.timeline.check()?)
 }

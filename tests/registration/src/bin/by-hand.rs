@@ -1,6 +1,7 @@
 //! Registers one backend by hand and ignores those that registered themselves.
 
-use device_ipc::{Backends, Ipc, mock};
+use device_ipc::backend::Backends;
+use device_ipc::{Ipc, mock};
 
 fn main() -> Result<(), device_ipc::Error> {
     let backends = Backends::none().with(mock::REGISTRATION);

@@ -4,7 +4,8 @@ use std::ffi::CStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::{Buffer, CacheLimits, Descriptor, Dtype, Export, Ipc, TensorLayout, set_cache_limits};
+use device_ipc_core::limits::{CacheLimits, set_cache_limits};
+use device_ipc_core::{Buffer, Descriptor, Dtype, Export, Ipc, TensorLayout};
 use device_ipc_cuda::{CudaBackend, VIRTUAL_MEMORY};
 use device_ipc_test_process::{Process, command_of_test, output_of, request};
 use libloading::Library;

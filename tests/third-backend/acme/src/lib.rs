@@ -13,4 +13,4 @@ pub use backend::{AcmeBackend, REGISTRATION};
 /// The backend's name.
 pub const NAME: &str = "acme";
 
-device_ipc_core::register_backend!(REGISTRATION);
+device_ipc_core::backend::register_backend!(REGISTRATION);

@@ -13,9 +13,9 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use device_ipc_core::backend::{DeviceEvent, DeviceIpc};
+use device_ipc_core::limits::{CacheLimits, StagingLimits};
 use device_ipc_core::{
-    Buffer, CacheLimits, Channel, DeviceOrdinal, Error, Export, Ipc, Listener, Mapping, Received, Result,
-    StagingLimits, Stream, Timeline,
+    Buffer, Channel, DeviceOrdinal, Error, Export, Ipc, Listener, Mapping, Received, Result, Stream, Timeline,
 };
 use serde::de::DeserializeOwned;
 
@@ -161,7 +161,7 @@ impl Server {
                 });
                 Ok(Answer::Counters(counters.collect()))
             }
-            Command::Cache { mappings, bytes } => device_ipc_core::set_cache_limits(
+            Command::Cache { mappings, bytes } => device_ipc_core::limits::set_cache_limits(
                 CacheLimits::default().with_mappings(mappings).with_bytes(bytes),
             )
             .map(done),
@@ -171,10 +171,12 @@ impl Server {
                 Ok(Answer::Number(closed as u64))
             }
             Command::Shutdown { timeout } => device_ipc_core::shutdown(timeout).map(done),
-            Command::StagingLimits { chunk_bytes, total_bytes } => device_ipc_core::set_staging_limits(
-                StagingLimits::default().with_chunk_bytes(chunk_bytes).with_total_bytes(total_bytes),
-            )
-            .map(done),
+            Command::StagingLimits { chunk_bytes, total_bytes } => {
+                device_ipc_core::limits::set_staging_limits(
+                    StagingLimits::default().with_chunk_bytes(chunk_bytes).with_total_bytes(total_bytes),
+                )
+                .map(done)
+            }
             other => self.carry_out_export(other),
         }
     }

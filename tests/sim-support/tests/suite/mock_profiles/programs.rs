@@ -221,8 +221,8 @@ impl Programs<'_> {
             );
         }
         for (name, empty) in [
-            ("part", memory.slice(64, 0).expect("a slice")),
-            ("buffer", Arc::new(self.buffer(0).expect("no memory")).slice(0, 0).expect("a slice")),
+            ("part", Arc::new(memory.slice(64, 0).expect("a slice"))),
+            ("buffer", Arc::new(Arc::new(self.buffer(0).expect("no memory")).slice(0, 0).expect("a slice"))),
         ] {
             for access in [Access::ReadWrite, Access::ReadOnly] {
                 let shared =
