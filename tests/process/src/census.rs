@@ -19,8 +19,8 @@ pub struct Census {
     pub mock_mappings: usize,
     /// Mappings of pages of brokers: its own, and one for each exporter that it is connected to.
     pub broker_pages: usize,
-    /// Threads, without those that have closed what there was to close and are about to exit.
-    pub threads: usize,
+    /// How many threads of which name, without those that have closed what there was to close and are about to exit.
+    pub threads: BTreeMap<String, usize>,
 }
 
 impl Census {
@@ -46,7 +46,10 @@ impl Census {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("the process is there");
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process is there").flatten();
         let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
-        let threads = names.filter(|name| name.trim_end() != EXITING).count();
+        let mut threads = BTreeMap::new();
+        for name in names.map(|name| name.trim_end().to_owned()).filter(|name| name != EXITING) {
+            *threads.entry(name).or_default() += 1;
+        }
         let [mock_mappings, broker_pages] = [MOCK_MEMORY, PAGE].map(|name| maps.matches(name).count());
         Self { descriptors, mock_mappings, broker_pages, threads }
     }
@@ -56,7 +59,7 @@ impl Census {
     pub fn exceeds(&self, before: &Self) -> bool {
         self.mock_mappings > before.mock_mappings
             || self.broker_pages > before.broker_pages
-            || self.threads > before.threads
+            || self.threads.values().sum::<usize>() > before.threads.values().sum()
             || self.descriptors.iter().any(|(kind, count)| *count > before.of_kind(kind))
     }
 

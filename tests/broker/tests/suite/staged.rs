@@ -38,7 +38,7 @@ fn rest(child: &mut Child) -> (u64, u64, u64, Census) {
     // Pending teardown is complete.
     child.ok("close-unused 10000");
     let mut census = child.census();
-    census.threads = 0;
+    census.threads.clear();
     (child.counter("leases"), child.counter("staging_bytes"), child.allocated(), census)
 }
 
