@@ -3,9 +3,12 @@
 //!
 //! `DEVICE_IPC_RECYCLING_ROUNDS` says how many hand-overs there are.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use device_ipc_broker_tests::{Answer, CUDA, Census, Child, PINNING, agent, hand_over_through_ring, settle};
+use device_ipc_broker_tests::{
+    Answer, CUDA, Census, Child, Directory, PINNING, agent, hand_over_through_ring, settle,
+};
 
 /// More than the slots of a page, so that slots that are not reused show.
 const ROUNDS: u32 = 300;
@@ -66,6 +69,17 @@ fn stays_flat(
     assert!(is_flat, "{machine}: the heaps grow with each {} rounds: {heaps:?}", rounds());
 }
 
+/// Two agents with a socket directory of their own: a process of another test that lists exports connects to every process in the common
+/// namespace, and would be counted.
+fn apart(machine: &str) -> (Directory, [Child; 2]) {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let sockets = Directory::new(&format!("apart-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
+    let variable = format!("DEVICE_IPC_SOCKET_DIR={}", sockets.path().display());
+    let through = ["env", &variable];
+    let agents = [(); 2].map(|()| agent!(machine, through: &through));
+    (sockets, agents)
+}
+
 fn warm_up(child: &mut Child) {
     child.ok("warm-up");
 }
@@ -73,7 +87,7 @@ fn warm_up(child: &mut Child) {
 #[test]
 fn timelines_signalled_by_streams_reuse_their_slots() {
     for machine in [PINNING, CUDA] {
-        let [mut exporter, mut importer] = [agent!(machine), agent!(machine)];
+        let (_sockets, [mut exporter, mut importer]) = apart(machine);
         [&mut exporter, &mut importer].into_iter().for_each(warm_up);
         let descriptor = exporter.share("x 4096");
         // Another timeline stays live, so that no page is forgotten by devices.
@@ -98,7 +112,7 @@ fn timelines_signalled_by_streams_reuse_their_slots() {
 #[test]
 fn exports_with_ready_events_reuse_their_slots() {
     for machine in [PINNING, CUDA] {
-        let [mut exporter, mut importer] = [agent!(machine), agent!(machine)];
+        let (_sockets, [mut exporter, mut importer]) = apart(machine);
         [&mut exporter, &mut importer].into_iter().for_each(warm_up);
         importer.ok("cache 0 0");
         stays_flat(machine, &mut exporter, &mut importer, &mut |exporter, importer| {
@@ -114,7 +128,7 @@ fn exports_with_ready_events_reuse_their_slots() {
 #[test]
 fn rings_reuse_their_slots() {
     for machine in [PINNING, CUDA] {
-        let [mut writer, mut reader] = [agent!(machine), agent!(machine)];
+        let (_sockets, [mut writer, mut reader]) = apart(machine);
         [&mut writer, &mut reader].into_iter().for_each(warm_up);
         reader.ok("cache 0 0");
         let kept = writer.share("kept 4096");
@@ -127,7 +141,7 @@ fn rings_reuse_their_slots() {
 #[test]
 fn channels_leave_nothing_behind() {
     let under = format!("recycling-{}", std::process::id());
-    let [mut one, mut other] = [agent!(PINNING), agent!(PINNING)];
+    let (_sockets, [mut one, mut other]) = apart(PINNING);
     [&mut one, &mut other].into_iter().for_each(warm_up);
     one.ok(&format!("listen {under}"));
     stays_flat(PINNING, &mut one, &mut other, &mut |one, other| {
@@ -148,7 +162,7 @@ fn channels_leave_nothing_behind() {
 
 #[test]
 fn keepers_leave_nothing_behind() {
-    let [mut keeper, mut reader] = [agent!(PINNING), agent!(PINNING)];
+    let (_sockets, [mut keeper, mut reader]) = apart(PINNING);
     keeper.share("kept 4096");
     let name = format!("recycling-{}", std::process::id());
     keeper.ok(&format!("keep-under kept {name}"));
@@ -159,7 +173,7 @@ fn keepers_leave_nothing_behind() {
 
 #[test]
 fn slot_with_a_late_signal_is_reused_by_a_later_lease() {
-    let [mut exporter, mut importer] = [agent!(PINNING), agent!(PINNING)];
+    let (_sockets, [mut exporter, mut importer]) = apart(PINNING);
     let descriptor = exporter.share("x 4096");
     let mut rounds = 0;
     stays_flat(PINNING, &mut exporter, &mut importer, &mut |exporter, importer| {
@@ -183,7 +197,7 @@ fn slot_with_a_late_signal_is_reused_by_a_later_lease() {
 
 #[test]
 fn every_timeline_of_an_exporter_ends_with_it() {
-    let [mut exporter, mut importer] = [agent!(PINNING), agent!(PINNING)];
+    let (_sockets, [mut exporter, mut importer]) = apart(PINNING);
     // More than a page of them; the stream waits for the first and for the last.
     let last = 300;
     for index in 0..=last {
