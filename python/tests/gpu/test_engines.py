@@ -45,14 +45,7 @@ TESTS = str(Path(__file__).parents[1])
 BUCKET_MIB = 16 if CUDA else 1
 # Buffers of kernels and libraries, which are not released.
 SLACK = 96 * MIB
-
-
-@pytest.fixture(autouse=True)
-def deadline_of_a_test() -> Iterator[None]:
-    """Ends a test that hangs, also in a wait that holds the interpreter lock."""
-    signal.alarm(240)
-    yield
-    signal.alarm(0)
+DEADLINE = 240
 
 
 def start_peer() -> Peer:

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -28,22 +27,6 @@ def peer() -> Iterator[Peer]:
     started = Peer()
     yield started
     started.kill()
-
-
-@pytest.fixture
-def victim() -> Iterator[Peer]:
-    """A process for one test, which ends it."""
-    started = Peer()
-    yield started
-    started.kill()
-
-
-@pytest.fixture(autouse=True)
-def deadline_of_a_test() -> Iterator[None]:
-    """Ends a test that hangs, also in a wait that holds the interpreter lock."""
-    signal.alarm(90)
-    yield
-    signal.alarm(0)
 
 
 def full(value: float, *shape: int, device: str = "cuda:0", dtype: Any = None) -> Any:
@@ -326,7 +309,7 @@ def test_jax_takes_a_mapping(peer: Peer) -> None:
     export.wait_released(timeout=30)
 
 
-def test_read_only_memory_is_protected_by_the_hardware(peer: Peer, victim: Peer) -> None:
+def test_read_only_memory_is_protected_by_the_hardware(peer: Peer, other: Peer) -> None:
     with dt.pool():
         tensor = full(1, 4096)
     export = device_ipc.share({"w": tensor}, access="r")
@@ -353,7 +336,7 @@ def test_read_only_memory_is_protected_by_the_hardware(peer: Peer, victim: Peer)
         text=str(export),
     )
     assert found == [True, True, True, 4096]
-    failed = victim.run(
+    failed = other.run(
         """
         state = dt.open(text, device="cuda:0", allow_read_only=True)
         try:
@@ -367,7 +350,7 @@ def test_read_only_memory_is_protected_by_the_hardware(peer: Peer, victim: Peer)
     )
     assert failed != "written"
     assert (tensor == 1).all()
-    victim.kill()
+    other.kill()
     export.close(timeout=30)
 
 
@@ -423,15 +406,15 @@ def test_ring_slots_ahead_of_their_publication(peer: Peer) -> None:
     ring.close(timeout=30)
 
 
-def test_killed_writer_ends_the_ring(victim: Peer) -> None:
-    text = victim.run(
+def test_killed_writer_ends_the_ring(other: Peer) -> None:
+    text = other.run(
         """
         ring = d.Ring(torch.empty((2, 4096), device="cuda:0"), slots=2)
         result = str(ring)
         """
     )
     reader = device_ipc.join(text, device="cuda:0")
-    victim.run(
+    other.run(
         """
         ring.wait_readers(1, timeout=30)
         slot = ring.write(torch.cuda.current_stream())
@@ -445,7 +428,7 @@ def test_killed_writer_ends_the_ring(victim: Peer) -> None:
     with slot:
         assert (torch.from_dlpack(slot).view(torch.float32) == 3).all()
     slot = reader.next_ahead(torch.cuda.current_stream())
-    victim.kill()
+    other.kill()
     torch.cuda.synchronize()  # the stream is not left waiting
     with pytest.raises(device_ipc.GoneError):
         slot.release()
@@ -511,21 +494,21 @@ def test_asyncio_with_torch_tensors(peer: Peer) -> None:
     assert asyncio.run(main()) == [16.0 * number for number in range(20)]
 
 
-def test_killed_importer_releases_its_lease(victim: Peer) -> None:
+def test_killed_importer_releases_its_lease(other: Peer) -> None:
     with dt.pool():
         tensor = full(1, 8 * MIB)
     export = device_ipc.share(tensor)
-    victim.run("state = dt.open(text, device='cuda:0'); torch.cuda._sleep(1000)", text=str(export))
-    assert [holder.pid for holder in export.holders()] == [victim.process.pid]
-    victim.kill()
+    other.run("state = dt.open(text, device='cuda:0'); torch.cuda._sleep(1000)", text=str(export))
+    assert [holder.pid for holder in export.holders()] == [other.process.pid]
+    other.kill()
     export.close(timeout=30)
     assert (tensor == 1).all()
 
 
-def test_killed_exporter_leaves_the_mapping_readable(victim: Peer) -> None:
-    text = victim.run("kept = d.share(torch.full((4096,), 3.0, device='cuda:0')); result = str(kept)")
+def test_killed_exporter_leaves_the_mapping_readable(other: Peer) -> None:
+    text = other.run("kept = d.share(torch.full((4096,), 3.0, device='cuda:0')); result = str(kept)")
     with dt.open(text, device="cuda:0") as state:
-        victim.kill()
+        other.kill()
         assert (state.tensor == 3).all()
         until(lambda: is_gone(text))
 

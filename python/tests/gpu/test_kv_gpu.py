@@ -1,9 +1,7 @@
 """Blocks of KV caches copied on a device, and the kernel that does it. Skipped without a device."""
 
-import signal
 import statistics
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,20 +25,6 @@ torch.cuda.synchronize()
 exporter = CacheExporter(caches, blocks, {}, 1000)
 result = exporter.name
 """
-
-
-@pytest.fixture
-def peer() -> Iterator[Peer]:
-    started = Peer()
-    yield started
-    started.kill()
-
-
-@pytest.fixture(autouse=True)
-def deadline_of_a_test() -> Iterator[None]:
-    signal.alarm(120)
-    yield
-    signal.alarm(0)
 
 
 @pytest.mark.parametrize("dtype,shape", [("bfloat16", (8, 16, 256)), ("uint8", (3, 8)), ("float32", (1, 1, 2)), ("float16", (7, 4))])

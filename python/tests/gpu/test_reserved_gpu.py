@@ -1,8 +1,6 @@
 """Mappings at reserved addresses under captured CUDA graphs of PyTorch. Skipped without a device."""
 
 import gc
-import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,27 +31,6 @@ gc.collect()
 torch.cuda.empty_cache()
 result = torch.cuda.mem_get_info(0)[0] - before
 """
-
-
-@pytest.fixture
-def exporter() -> Iterator[Peer]:
-    started = Peer()
-    yield started
-    started.kill()
-
-
-@pytest.fixture
-def other() -> Iterator[Peer]:
-    started = Peer()
-    yield started
-    started.kill()
-
-
-@pytest.fixture(autouse=True)
-def deadline_of_a_test() -> Iterator[None]:
-    signal.alarm(120)
-    yield
-    signal.alarm(0)
 
 
 class Graph:
@@ -94,40 +71,40 @@ def is_gone(mapping: device_ipc.Mapping) -> bool:
     return False
 
 
-def swaps(graph: Graph, exporter: Peer, nbytes: int, rounds: int) -> None:
+def swaps(graph: Graph, peer: Peer, nbytes: int, rounds: int) -> None:
     stream = torch.cuda.current_stream(graph.device)
     for version in range(2, rounds):
-        text = exporter.run(SHARE, version=version, bytes=nbytes)
+        text = peer.run(SHARE, version=version, bytes=nbytes)
         graph.mapping.replace(text, stream=stream)
         # The lease on the version before has ended, and its memory is free.
-        assert exporter.run(CLOSE, version=version - 1) >= nbytes
+        assert peer.run(CLOSE, version=version - 1) >= nbytes
         assert graph.shows(version), version
 
 
-def test_captured_graph_reads_each_version(exporter: Peer) -> None:
+def test_captured_graph_reads_each_version(peer: Peer) -> None:
     nbytes = 64 * MIB
-    graph = Graph(exporter.run(SHARE, version=1, bytes=nbytes))
+    graph = Graph(peer.run(SHARE, version=1, bytes=nbytes))
     assert graph.shows(1)
-    swaps(graph, exporter, nbytes, 100)
+    swaps(graph, peer, nbytes, 100)
     graph.mapping.suspend()
-    assert exporter.run(CLOSE, version=99) >= nbytes
+    assert peer.run(CLOSE, version=99) >= nbytes
     with pytest.raises(device_ipc.Error, match="suspended"):
         torch.from_dlpack(graph.mapping["a"])
-    graph.mapping.resume(exporter.run(SHARE, version=100, bytes=nbytes))
+    graph.mapping.resume(peer.run(SHARE, version=100, bytes=nbytes))
     assert graph.shows(100)
 
 
 @TWO
-def test_captured_graph_on_another_device(exporter: Peer) -> None:
+def test_captured_graph_on_another_device(peer: Peer) -> None:
     nbytes = 64 * MIB
-    graph = Graph(exporter.run(SHARE, version=1, bytes=nbytes), "cuda:1")
+    graph = Graph(peer.run(SHARE, version=1, bytes=nbytes), "cuda:1")
     assert graph.shows(1)
-    swaps(graph, exporter, nbytes, 30)
+    swaps(graph, peer, nbytes, 30)
 
 
-def test_exporter_killed_between_versions(exporter: Peer, other: Peer) -> None:
-    graph = Graph(exporter.run(SHARE, version=1, bytes=2 * MIB))
-    exporter.kill()
+def test_exporter_killed_between_versions(peer: Peer, other: Peer) -> None:
+    graph = Graph(peer.run(SHARE, version=1, bytes=2 * MIB))
+    peer.kill()
     until(lambda: is_gone(graph.mapping))
     assert graph.shows(1)
     graph.mapping.replace(other.run(SHARE, version=2, bytes=2 * MIB))
@@ -140,9 +117,9 @@ def test_exporter_killed_between_versions(exporter: Peer, other: Peer) -> None:
     assert graph.shows(2)
 
 
-def test_device_memory_stays_flat(exporter: Peer) -> None:
+def test_device_memory_stays_flat(peer: Peer) -> None:
     nbytes = 64 * MIB
-    texts = [exporter.run(SHARE, version=version, bytes=nbytes) for version in (1, 2)]
+    texts = [peer.run(SHARE, version=version, bytes=nbytes) for version in (1, 2)]
     graph = Graph(texts[0])
     free = []
     for number in range(1, 1000):
@@ -154,9 +131,9 @@ def test_device_memory_stays_flat(exporter: Peer) -> None:
     assert free[1] >= free[0] - MIB
 
 
-def test_tensor_of_a_suspended_mapping(exporter: Peer, other: Peer) -> None:
+def test_tensor_of_a_suspended_mapping(peer: Peer, other: Peer) -> None:
     """What PyTorch shows: an illegal address, after which the process can no longer use the device."""
-    text = exporter.run(SHARE, version=1, bytes=2 * MIB)
+    text = peer.run(SHARE, version=1, bytes=2 * MIB)
     shown = other.run(
         """
         weights = dt.open(text, device="cuda:0", reserved=True, allow_read_only=True)
