@@ -6,7 +6,7 @@ use std::path::Path;
 
 use device_ipc_core::{Descriptor, ProcessIdentity};
 
-use crate::protocol::Identity;
+use crate::protocol::{Access, Identity, Open, Stage};
 
 const TOTAL: Range<usize> = 8..12;
 /// The exporter's section begins behind the envelope's first fields, and the body of each section behind its head.
@@ -75,6 +75,17 @@ impl Forged {
             pid: u32::from_le_bytes(self.bytes[PID].try_into().expect("four bytes")),
             start_time: self.long(START_TIME),
         }
+    }
+
+    /// Returns a request for a lease on the export.
+    pub fn open(&self, request: u64) -> Open {
+        let (export, token, access) = (self.export(), self.token(), Access::ReadWrite);
+        Open { request, export, token, grant: None, access, on: 0, peer: Vec::new(), like: None }
+    }
+
+    /// Returns a request for a copy of these spans, or of all bytes.
+    pub fn stage(&self, request: u64, spans: &[(u32, u64, u64)]) -> Stage {
+        Stage { request, export: self.export(), token: self.token(), grant: None, spans: spans.to_vec() }
     }
 
     /// The name of the exporter's abstract socket.
@@ -154,7 +165,6 @@ impl Forged {
     }
 }
 
-/// CRC-32 as in Ethernet and zlib.
 /// A bundle's descriptor as another process would have made it, by the layout of `docs/spec/descriptor.md`.
 pub fn bundle_of_another(descriptor: &Descriptor, exporter: &ProcessIdentity) -> Vec<u8> {
     let mut bytes = descriptor.to_bytes();
@@ -167,6 +177,7 @@ pub fn bundle_of_another(descriptor: &Descriptor, exporter: &ProcessIdentity) ->
     bytes
 }
 
+/// CRC-32 as in Ethernet and zlib.
 fn crc32(bytes: &[u8]) -> u32 {
     let step = |sum: u32, byte: &u8| {
         (0..8).fold(sum ^ u32::from(*byte), |sum, _| (sum >> 1) ^ (0xedb8_8320 & (sum & 1).wrapping_neg()))

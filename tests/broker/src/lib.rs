@@ -31,7 +31,9 @@ pub use directory::Directory;
 pub use forged::{Forged, bundle_of_another};
 pub use host::{NOBODY, can_start_through, is_root};
 pub use points::kill_points;
-pub use protocol::{Access, FromExporter, Handle, Identity, LeaseAhead, Listed, Opened, Refusal, ToExporter};
+pub use protocol::{
+    Access, FromExporter, Handle, Identity, LeaseAhead, Listed, Open, Opened, Refusal, Stage, ToExporter,
+};
 pub use raw::{Connection, FakeServer, Received, open_request};
 pub use second::second_copy_stays_loaded;
 pub use steps::{hand_over_late_bytes, hand_over_through_ring, take_timelines};

@@ -1,111 +1,59 @@
 //! The messages of `docs/spec/protocol.md`, written down a second time.
 
+#![allow(missing_docs, reason = "the specification describes the fields")]
+
 use serde::{Deserialize, Serialize};
 
 /// From an importer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToExporter {
     /// The first message.
-    Hello {
-        /// The version.
-        protocol: u16,
-        /// The importer's name.
-        program: String,
-    },
+    Hello { protocol: u16, program: String },
     /// Asks for a lease.
-    Open {
-        /// Comes back with the answer.
-        request: u64,
-        /// The export's number.
-        export: u64,
-        /// The secret.
-        token: [u8; 16],
-        /// A grant that the lease uses up.
-        grant: Option<[u8; 16]>,
-        /// The requested access.
-        access: Access,
-        /// The importer's device.
-        on: u32,
-        /// The vendor's id of the importer.
-        peer: Vec<u8>,
-        /// A lease whose memory may be the same.
-        like: Option<u64>,
-    },
+    Open(Open),
     /// Gives a lease back.
-    Release {
-        /// The lease.
-        lease: u64,
-        /// How its counters were used: awaited, signalled, seen closed; `None` while work is still submitted.
-        words: Option<(u64, u64, u64)>,
-        /// The same of leases that were released before.
-        late: Vec<(u64, (u64, u64, u64))>,
-    },
+    Release { lease: u64, words: Option<(u64, u64, u64)>, late: Vec<(u64, (u64, u64, u64))> },
     /// Asks for exports.
-    List {
-        /// Comes back with the answer.
-        request: u64,
-        /// The number before the first.
-        after: u64,
-    },
+    List { request: u64, after: u64 },
     /// Asks whether the export of a lease has not been dropped.
-    Confirm {
-        /// Comes back with the answer.
-        request: u64,
-        /// The lease.
-        lease: u64,
-    },
+    Confirm { request: u64, lease: u64 },
     /// Requests the counters of a lease.
-    Timeline {
-        /// Comes back with the answer.
-        request: u64,
-        /// The lease.
-        lease: u64,
-        /// Whether the exporter reports by a counter when the bytes are ready.
-        ready: bool,
-    },
+    Timeline { request: u64, lease: u64, ready: bool },
     /// Gives grants back that no lease has used up.
-    EndGrants {
-        /// The exports' numbers, and the secrets that open them once.
-        grants: Vec<(u64, [u8; 16])>,
-    },
+    EndGrants { grants: Vec<(u64, [u8; 16])> },
     /// Asks for a lease, to have the bytes copied through host memory.
-    Stage {
-        /// Comes back with the answer.
-        request: u64,
-        /// The export's number.
-        export: u64,
-        /// The secret.
-        token: [u8; 16],
-        /// A grant that the lease uses up.
-        grant: Option<[u8; 16]>,
-        /// Region, offset and length of the bytes to copy; none for all.
-        spans: Vec<(u32, u64, u64)>,
-    },
+    Stage(Stage),
     /// Asks for the next chunk of a copy.
-    StageNext {
-        /// Comes back with the answer.
-        request: u64,
-        /// The lease.
-        lease: u64,
-        /// The chunk's number.
-        chunk: u64,
-    },
+    StageNext { request: u64, lease: u64, chunk: u64 },
     /// States that the process exits in order.
     Exit,
     /// Reports that the state of a watched lease has changed.
-    LeaseChanged {
-        /// The lease.
-        lease: u64,
-    },
+    LeaseChanged { lease: u64 },
     /// Asks for a grant of a lease's export.
-    Grant {
-        /// Comes back with the answer.
-        request: u64,
-        /// The lease.
-        lease: u64,
-        /// Its time limit in ms.
-        limit_ms: u64,
-    },
+    Grant { request: u64, lease: u64, limit_ms: u64 },
+}
+
+/// A request for a lease.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Open {
+    pub request: u64,
+    pub export: u64,
+    pub token: [u8; 16],
+    pub grant: Option<[u8; 16]>,
+    pub access: Access,
+    pub on: u32,
+    pub peer: Vec<u8>,
+    pub like: Option<u64>,
+}
+
+/// A request for a copy. The spans are regions, offsets and lengths; none for all.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stage {
+    pub request: u64,
+    pub export: u64,
+    pub token: [u8; 16],
+    pub grant: Option<[u8; 16]>,
+    pub spans: Vec<(u32, u64, u64)>,
 }
 
 /// The access that an importer requests.
@@ -121,113 +69,41 @@ pub enum Access {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromExporter {
     /// Answers a hello.
-    Hello {
-        /// The version.
-        protocol: u16,
-        /// The identity that it claims.
-        exporter: Identity,
-    },
+    Hello { protocol: u16, exporter: Identity },
     /// A lease.
     Opened(Opened),
     /// No lease.
-    Refused {
-        /// The request's number.
-        request: u64,
-        /// Why.
-        refusal: Refusal,
-    },
+    Refused { request: u64, refusal: Refusal },
     /// An export has been dropped.
-    Dropped {
-        /// Its number.
-        export: u64,
-    },
+    Dropped { export: u64 },
     /// Recalls idle leases on an export.
-    Recall {
-        /// Its number.
-        export: u64,
-    },
+    Recall { export: u64 },
     /// Some of the exports.
-    Listing {
-        /// The request's number.
-        request: u64,
-        /// In the order of their numbers.
-        exports: Vec<Listed>,
-        /// There are more.
-        more: bool,
-    },
+    Listing { request: u64, exports: Vec<Listed>, more: bool },
     /// An export has not been dropped.
-    Confirmed {
-        /// The request's number.
-        request: u64,
-    },
+    Confirmed { request: u64 },
     /// The first of a grant's handles.
-    Handles {
-        /// The request's number.
-        request: u64,
-        /// One for each allocation.
-        handles: Vec<Handle>,
-    },
+    Handles { request: u64, handles: Vec<Handle> },
     /// The location of a lease's counters. The page is attached.
-    Timeline {
-        /// The request's number.
-        request: u64,
-        /// The page's number on this connection.
-        page: u32,
-        /// The slot in it.
-        slot: u32,
-        /// The value of its words at which the counters are 0.
-        base: u64,
-    },
+    Timeline { request: u64, page: u32, slot: u32, base: u64 },
     /// A lease for copying. The memory comes along.
-    Staging {
-        /// The request's number.
-        request: u64,
-        /// The lease.
-        lease: u64,
-        /// Bytes of a chunk.
-        chunk_bytes: u64,
-        /// Bytes of the region.
-        bytes: u64,
-    },
+    Staging { request: u64, lease: u64, chunk_bytes: u64, bytes: u64 },
     /// A chunk is there.
-    Staged {
-        /// The request's number.
-        request: u64,
-        /// The chunk's number.
-        chunk: u64,
-        /// Its bytes.
-        bytes: u64,
-    },
+    Staged { request: u64, chunk: u64, bytes: u64 },
     /// A grant.
-    Granted {
-        /// The request's number.
-        request: u64,
-        /// The secret that opens the export once.
-        token: [u8; 16],
-    },
+    Granted { request: u64, token: [u8; 16] },
     /// Leases ahead of their opens.
-    Ahead {
-        /// The number of the request for another lease.
-        request: u64,
-        /// The leases.
-        leases: Vec<LeaseAhead>,
-    },
+    Ahead { request: u64, leases: Vec<LeaseAhead> },
 }
 
 /// A lease on an export that the importer has not opened yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseAhead {
-    /// The export's number.
     pub export: u64,
-    /// The export's token.
     pub token: [u8; 16],
-    /// The lease.
     pub lease: u64,
-    /// The lease's word in the page of lease states.
     pub slot: u32,
-    /// The event's handle.
     pub ready: Option<Vec<u8>>,
-    /// The handle of the export's allocation, unless it is that of the opened export.
     pub handle: Option<Handle>,
 }
 
@@ -247,61 +123,45 @@ pub enum LeaseState {
 /// An export in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed {
-    /// Its number.
     pub export: u64,
-    /// The backend's name.
     pub backend: String,
-    /// Its bytes.
     pub bytes: u64,
-    /// Milliseconds since it was made.
     pub age_ms: u64,
-    /// How often it was opened.
     pub opened: u64,
-    /// Has it been dropped?
     pub dropped: bool,
-    /// Process id, program, milliseconds and state of each holder.
     pub holders: Vec<(u32, String, u64, LeaseState)>,
-    /// How many there are.
     pub held_by: u64,
-    /// How many of them are idle.
     pub idle: u64,
 }
 
 /// A lease and what opens the memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opened {
-    /// The request's number.
     pub request: u64,
-    /// The lease.
     pub lease: u64,
-    /// One for each allocation.
     pub handles: Vec<Handle>,
-    /// The event's handle.
     pub ready: Option<Vec<u8>>,
-    /// May it be kept unused?
     pub keep: bool,
-    /// Is to be confirmed after every open: the exporter does not own the memory.
     pub confirm: bool,
-    /// The memory is that of the lease that the importer named.
     pub like: bool,
-    /// The lease's word in the page of lease states.
     pub slot: Option<u32>,
+}
+
+impl Opened {
+    /// A lease with these handles, which the importer may keep idle.
+    pub const fn of(request: u64, lease: u64, handles: Vec<Handle>) -> Self {
+        Self { request, lease, handles, ready: None, keep: true, confirm: false, like: false, slot: None }
+    }
 }
 
 /// The handle of one allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Handle {
-    /// The allocation's number.
     pub allocation: u64,
-    /// The backend's kind.
     pub kind: u16,
-    /// The vendor's bytes.
     pub bytes: Vec<u8>,
-    /// How many of the packet's descriptors.
     pub fds: u16,
-    /// Bytes of the allocation.
     pub size: u64,
-    /// The vendor's number of it.
     pub generation: Option<u64>,
 }
 
@@ -313,41 +173,23 @@ pub enum Refusal {
     /// It is another secret.
     WrongToken,
     /// The user may not.
-    UserNotAllowed {
-        /// The user.
-        uid: u32,
-    },
+    UserNotAllowed { uid: u32 },
     /// Not for that.
-    Access {
-        /// The access that the export permits.
-        granted: Access,
-    },
+    Access { granted: Access },
     /// Other memory is there now.
-    Stale {
-        /// The reason as text.
-        detail: String,
-    },
+    Stale { detail: String },
     /// Something else.
-    Failed {
-        /// The reason as text.
-        detail: String,
-    },
+    Failed { detail: String },
 }
 
 /// The identity that an exporter claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// The machine.
     pub host: [u8; 16],
-    /// Its last start.
     pub boot: [u8; 16],
-    /// The pid namespace.
     pub pid_namespace: u64,
-    /// The network namespace.
     pub net_namespace: u64,
-    /// The process.
     pub pid: u32,
-    /// Its start.
     pub start_time: u64,
 }
 

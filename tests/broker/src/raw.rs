@@ -15,7 +15,7 @@ use rustix::net::{
 };
 
 use crate::forged::Forged;
-use crate::protocol::{Access, FromExporter, ToExporter};
+use crate::protocol::{FromExporter, ToExporter};
 
 /// As many descriptors as the kernel takes in one packet.
 const MOST_DESCRIPTORS: usize = 253;
@@ -165,17 +165,7 @@ impl Connection {
 
 /// An open of what the descriptor names.
 pub fn open_request(target: &Forged, request: u64) -> ToExporter {
-    let (export, token) = (target.export(), target.token());
-    ToExporter::Open {
-        request,
-        export,
-        token,
-        grant: None,
-        access: Access::ReadWrite,
-        on: 0,
-        peer: Vec::new(),
-        like: None,
-    }
+    ToExporter::Open(target.open(request))
 }
 
 /// Listens at a name, and is no broker.

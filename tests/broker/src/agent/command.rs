@@ -63,8 +63,6 @@ pub enum SystemCommand {
     List,
     /// Lists exporting processes with a time limit; returns the ms that it took, then their ids.
     TimedList { timeout: Duration },
-    /// Opens, uses and closes an export `rounds` times in each of `threads` threads.
-    Threads { descriptor: Descriptor, threads: usize, rounds: usize },
     /// Opens, uses and closes an export until that fails.
     OpenUntilError { descriptor: Descriptor },
     /// Opens two exports at a time, the second once the first request is sent; returns the result and the ms of each.

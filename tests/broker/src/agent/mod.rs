@@ -102,7 +102,6 @@ impl Agent {
             }
             C::List => process::list()?,
             C::TimedList { timeout } => hostile::timed_list(timeout)?,
-            C::Threads { descriptor, threads, rounds } => self.threads(&descriptor, threads, rounds)?,
             C::OpenUntilError { descriptor } => self.open_until_error(&descriptor)?,
             C::TwoOpens { one, one_timeout, other, other_timeout } => {
                 self.two_opens((&one, one_timeout), (&other, other_timeout))

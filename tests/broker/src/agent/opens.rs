@@ -22,27 +22,6 @@ fn on_threads(threads: usize, work: &(impl Fn(usize) -> Result<()> + Sync)) -> R
 }
 
 impl Agent {
-    pub(super) fn threads(
-        &mut self,
-        descriptor: &Descriptor,
-        threads: usize,
-        rounds: usize,
-    ) -> Result<Answer> {
-        let stream = self.server().stream(0)?;
-        let ipc = &self.server().ipc;
-        let work = |thread: usize| -> Result<()> {
-            for round in 0..rounds {
-                let mapping = ipc.open(descriptor).at_home()?;
-                if (round + thread).is_multiple_of(8) {
-                    touch(&mapping, &stream)?;
-                }
-                if (round + thread).is_multiple_of(3) { mapping.release(&stream)? } else { drop(mapping) }
-            }
-            Ok(())
-        };
-        on_threads(threads, &work)
-    }
-
     pub(super) fn keep_under(&mut self, export: &str, name: &str) -> Result<Answer> {
         let server = self.server();
         let export = server.exports.remove(export).expect("it is shared");

@@ -9,11 +9,11 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 /// A forked child that stays; killed, and reaped once its parent has gone. Declare it before its parent, so that it is
 /// dropped after it.
 #[derive(Default)]
-struct Stray(Option<Pid>);
+pub(crate) struct Stray(Option<Pid>);
 
 impl Stray {
     /// Has the agent fork; what its child says.
-    fn forked_by(&mut self, agent: &mut Child) -> Vec<String> {
+    pub(crate) fn forked_by(&mut self, agent: &mut Child) -> Vec<String> {
         // Its parent dies first; then it is ours to reap.
         let own = rustix::process::getpid();
         rustix::process::set_child_subreaper(Some(own)).expect("we can be a reaper");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use device_ipc_broker_tests::{
     Answer, Connection, DEADLINE, DESCRIPTORS, FakeServer, Forged, FromExporter, Handle, Identity,
-    LeaseAhead, NOBODY, Opened, PINNING, Received, Refusal, ToExporter, agent, eventually, is_root,
+    LeaseAhead, NOBODY, Open, Opened, PINNING, Received, Refusal, ToExporter, agent, eventually, is_root,
     no_more_than, settle,
 };
 use device_ipc_core::Descriptor;
@@ -82,7 +82,7 @@ fn misled(name: &str, descriptor: &Descriptor) -> (FakeServer, Forged) {
 }
 
 /// A descriptor of this process, as if it were an exporter, and the socket that it names.
-fn posing(name: &str) -> (FakeServer, Forged) {
+pub(crate) fn posing(name: &str) -> (FakeServer, Forged) {
     let descriptor = agent!(PINNING).share("x 4096");
     let (server, forged) = misled(name, &descriptor);
     let own = Identity::of_this_process(forged.exporter());
@@ -227,7 +227,7 @@ fn asked(server: &FakeServer, forged: &Forged, page: &[BorrowedFd<'_>]) -> (Conn
     connection.send_bytes(&postcard::to_stdvec(&hello).expect("it encodes"), page).expect("it reads");
     let Received::Packet(bytes, _) = connection.receive(DEADLINE) else { panic!("it asks for nothing") };
     match postcard::from_bytes(&bytes) {
-        Ok(ToExporter::Open { request, export, token, .. }) => {
+        Ok(ToExporter::Open(Open { request, export, token, .. })) => {
             assert_eq!((export, token), (forged.export(), forged.token()));
             (connection, request)
         }
@@ -261,8 +261,7 @@ fn reply_unlike_its_descriptor_fails_and_returns_the_lease() {
         let (connection, request) = asked(&server, &forged, &[]);
         // The exporter was not told of a lease with the same memory.
         let like = what == "what was never opened";
-        let (lease, slot) = (4711, Some(u32::MAX));
-        let grant = Opened { request, lease, handles, ready: None, keep: true, confirm: false, like, slot };
+        let grant = Opened { like, slot: Some(u32::MAX), ..Opened::of(request, 4711, handles) };
         let grant = postcard::to_stdvec(&FromExporter::Opened(grant)).expect("it encodes");
         connection.send_bytes(&grant, &vec![gift.as_fd(); gifts]).expect("it reads");
         // The lease comes back, or the connection is ended and the lease with it; it may ask before whether we live.
@@ -309,20 +308,9 @@ fn leases_ahead_of_a_failed_open_are_returned() {
         let (connection, request) = asked(&server, &forged, &[]);
         let ahead = FromExporter::Ahead { request, leases: leases_ahead(2) };
         connection.send(&ahead).expect("it reads");
-        let (lease, handles) = (4711, vec![handle.clone()]);
-        let opened = Opened {
-            request,
-            lease,
-            handles,
-            ready: None,
-            keep: true,
-            confirm: false,
-            like: false,
-            slot: None,
-        };
         let reply = match is_refused {
             true => FromExporter::Refused { request, refusal: Refusal::Dropped },
-            false => FromExporter::Opened(opened),
+            false => FromExporter::Opened(Opened::of(request, 4711, vec![handle.clone()])),
         };
         connection.send(&reply).expect("it reads");
         let mut expected = if is_refused { vec![1000, 1001] } else { vec![1000, 1001, 4711] };
@@ -352,16 +340,7 @@ fn address_from_another_process_is_not_used() {
     let (connection, request) = asked(&server, &forged, &[]);
     let bytes = 0x1000_u64.to_le_bytes().to_vec();
     let address = Handle { allocation: 1, kind: u16::MAX, bytes, fds: 0, size: 4096, generation: Some(1) };
-    let opened = Opened {
-        request,
-        lease: 4711,
-        handles: vec![address],
-        ready: None,
-        keep: true,
-        confirm: false,
-        like: false,
-        slot: None,
-    };
+    let opened = Opened::of(request, 4711, vec![address]);
     connection.send(&FromExporter::Opened(opened)).expect("it reads");
     let text = importer.receive_failure("the open", "Protocol");
     assert!(text.contains("an address"), "{text}");
@@ -419,7 +398,7 @@ fn counter_page_truncated_while_read_harms_no_reader() {
     // The connection is kept, and so would be what came with it.
     importer.send(&format!("open x {} timeout=5000", forged.finish()));
     let Received::Packet(bytes, _) = connection.receive(DEADLINE) else { panic!("it asks again") };
-    let Ok(ToExporter::Open { request, .. }) = postcard::from_bytes(&bytes) else {
+    let Ok(ToExporter::Open(Open { request, .. })) = postcard::from_bytes(&bytes) else {
         panic!("it says {bytes:?}")
     };
     connection.send(&FromExporter::Refused { request, refusal: Refusal::Dropped }).expect("it reads");

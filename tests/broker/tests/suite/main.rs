@@ -25,7 +25,6 @@ mod rings;
 mod security_page;
 mod slow_export;
 mod staged;
-mod staged_tensors;
 mod stale;
 mod stopped_processes;
 mod threads;

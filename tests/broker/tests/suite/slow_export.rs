@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use device_ipc_broker_tests::{Connection, Forged, FromExporter, Received, ToExporter, open_request};
+use device_ipc_broker_tests::{Connection, Forged, FromExporter, Open, Received, ToExporter};
 use device_ipc_core::backend::{
     BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceTimelines, Exported, Extent,
     HandleKind, HandleKindInfo, Opened, ReceivedHandle, TestKernels,
@@ -55,12 +55,7 @@ impl fmt::Debug for SlowExport {
 }
 
 fn open_on(forged: &Forged, request: u64, device: u32) -> ToExporter {
-    match open_request(forged, request) {
-        ToExporter::Open { request, export, token, grant, access, peer, like, .. } => {
-            ToExporter::Open { request, export, token, grant, access, on: device, peer, like }
-        }
-        other => other,
-    }
+    ToExporter::Open(Open { on: device, ..forged.open(request) })
 }
 
 /// The reply to a request, which must arrive before the deadline.

@@ -2,18 +2,7 @@
 
 use device_ipc_broker_tests::{
     Child, DESCRIPTORS, Directory, Forged, Identity, PINNING, agent, can_start_through, eventually,
-    shared_memory_objects,
 };
-
-#[test]
-fn open_after_exporter_exit_names_the_exporter() {
-    let mut exporter = agent!(PINNING);
-    let descriptor = exporter.share("x 4096");
-    exporter.kill();
-    let text = agent!(PINNING).fails(&format!("open x {descriptor}"), "ExporterGone");
-    assert!(text.contains(&format!("process {}", exporter.id())), "{text}");
-    assert_eq!(shared_memory_objects(), Vec::<String>::new());
-}
 
 #[test]
 fn dropped_export_is_gone_in_its_own_process() {

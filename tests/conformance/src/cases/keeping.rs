@@ -190,7 +190,7 @@ pub fn freeing_under_a_holder(context: &Context) -> Outcome {
         Some(Lifetime::Pins) => {
             let begun = Instant::now();
             let closed = share.close_with(SOON, HolderPolicy::FreeAnyway);
-            refused(closed, "freeing what importers pin", "Unsupported", &[])?;
+            refused(closed, "freeing what importers pin", "Unsupported", &["pin"])?;
             that(begun.elapsed() < SOON, "that refusal should come at once")?;
             same(&importer.bytes("m")?, &pattern(64), "the bytes that the importer reads after the refusal")
         }

@@ -115,7 +115,8 @@ pub fn slot_dropped_unpublished(context: &Context) -> Outcome {
     let mut reader = ipc.open_ring(ring.descriptor()).on(&stream)?;
     drop(ring.write(&stream)?);
     that(reader.try_next()?.is_pending(), "a slot that was given back should not be read")?;
-    refused(reader.next(SHORT).map(drop), "the same on the host", "Timeout", &["sequence 0"])?;
+    let phrases = ["sequence 0", &format!("process {} ", std::process::id())];
+    refused(reader.next(SHORT).map(drop), "the same on the host", "Timeout", &phrases)?;
     publish(&mut ring, &stream)?;
     equal(published(reader.next(PATIENCE)?)?.sequence(), 0, "the first sequence")
 }
@@ -281,6 +282,7 @@ pub fn closed_after_the_last(context: &Context) -> Outcome {
     let ipc = context.ipc();
     let mut reader = ipc.open_ring(ring.descriptor()).on(&stream)?;
     publish(&mut ring, &stream)?;
+    let descriptor = ring.descriptor().clone();
     drop(ring);
     let slot = published(reader.next(PATIENCE)?)?;
     let bytes = slot.view::<u8, _>(&stream)?.to_vec()?;
@@ -289,7 +291,8 @@ pub fn closed_after_the_last(context: &Context) -> Outcome {
     slot.release(&stream)?;
     that(reader.next(PATIENCE)?.is_none(), "the reader should find the ring closed")?;
     that(matches!(reader.try_next()?, Poll::Ready(None)), "the same without waiting")?;
-    refused(reader.next_ahead(&stream).map(drop), "a slot ahead", "RingClosed", &["closed the ring"])
+    refused(reader.next_ahead(&stream).map(drop), "a slot ahead", "RingClosed", &["closed the ring"])?;
+    refused(ipc.open_ring(&descriptor).on(&stream), "joining a closed ring", "ExportDropped", &["dropped"])
 }
 
 /// A slot taken ahead of its publication fails once the ring has closed without it: accesses, and the release.
@@ -431,6 +434,19 @@ pub fn reader_in_an_event_loop(context: &Context) -> Outcome {
         reader.must(&Command::RingRelease { elsewhere: false })?;
         equal(taken(&mut reader)?, "pending".to_owned(), "the next publication")?;
     }
+    // A wait that times out, and a slot that is taken without the descriptor, lose nothing.
+    that(!polled(&mut reader, SHORT)?, "it should not be readable any more")?;
+    publish(&mut ring, &stream)?;
+    publish(&mut ring, &stream)?;
+    read(&mut reader, 3)?;
+    let mut next = taken(&mut reader)?;
+    while next == "pending" {
+        that(polled(&mut reader, PATIENCE)?, "sequence 4 should make the descriptor readable")?;
+        next = taken(&mut reader)?;
+    }
+    equal(next, "4".to_owned(), "the sequence")?;
+    reader.must(&Command::RingRelease { elsewhere: false })?;
+    equal(taken(&mut reader)?, "pending".to_owned(), "the next publication")?;
     drop(ring);
     that(polled(&mut reader, PATIENCE)?, "the end should make it readable")?;
     equal(taken(&mut reader)?, "closed".to_owned(), "the end of the ring")

@@ -5,8 +5,9 @@ mod inbox;
 mod messages;
 mod raw;
 
-use device_ipc_broker_tests::{Answer, Child, PINNING, agent, is_root};
-use rustix::process::{Pid, Signal, kill_process};
+use device_ipc_broker_tests::{Answer, Child, Directory, PINNING, agent, is_root};
+
+use crate::fork::Stray;
 
 /// A name that no other test has.
 fn name(what: &str) -> String {
@@ -20,18 +21,10 @@ fn connect(survivor: &mut Child, other: &mut Child, under: &str) {
     assert!(matches!(other.receive(), Answer::Done(_)));
 }
 
-/// A forked child that stays. Dropping this kills it; the process that inherits it reaps it.
-struct Stray(Pid);
-
-impl Drop for Stray {
-    fn drop(&mut self) {
-        let _ = kill_process(self.0, Signal::KILL);
-    }
-}
-
 /// A forked child has no copies: the channel closes with its parent, and every call in the child returns an error.
 #[test]
 fn forked_child_keeps_no_channel_open() {
+    let mut stray = Stray::default();
     let mut near = agent!(PINNING);
     let mut far = agent!(PINNING);
     let under = name("fork");
@@ -41,8 +34,7 @@ fn forked_child_keeps_no_channel_open() {
     near.ok("send c 3 20000 of=x");
     assert_eq!(far.ok("receive c m 20000"), "3 1");
     far.ok("listen far");
-    let _stray = Stray(far.ok("fork").parse().ok().and_then(Pid::from_raw).expect("it is a process"));
-    let events = far.take_events();
+    let events = stray.forked_by(&mut far);
     for what in ["listen", "connect", "accept", "reply", "open-received", "send", "receive", "close-channel"]
     {
         let told = format!("child {what} Forked");
@@ -104,12 +96,10 @@ fn channel_connect_by_a_stranger_is_refused() {
 /// its listener.
 #[test]
 fn listen_over_the_file_of_a_dead_listener_succeeds() {
-    let directory = std::env::temp_dir().join(name("directory"));
-    std::fs::create_dir(&directory).expect("it is new");
-    let settings = format!("ipc directory={}", directory.display());
+    let directory = Directory::new("listen");
     let (mut first, mut second, mut client) = (agent!(PINNING), agent!(PINNING), agent!(PINNING));
     for child in [&mut first, &mut second, &mut client] {
-        child.ok(&settings);
+        child.ok(&directory.ipc());
     }
     first.ok("listen files");
     let text = second.fails("listen files", "ChannelNameInUse");
@@ -120,7 +110,6 @@ fn listen_over_the_file_of_a_dead_listener_succeeds() {
     second.ok("accept files c 20000");
     assert_eq!(client.receive(), Answer::Done(second.id().to_string()));
     second.ok("unlisten files");
-    let left: Vec<_> = std::fs::read_dir(&directory).expect("it is there").flatten().collect();
+    let left: Vec<_> = std::fs::read_dir(directory.path()).expect("it is there").flatten().collect();
     assert!(left.iter().all(|entry| !entry.file_name().to_string_lossy().contains("files")), "{left:?}");
-    std::fs::remove_dir_all(&directory).expect("it can be removed");
 }

@@ -6,23 +6,15 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use device_ipc_broker_tests::{
-    Answer, Connection, DEADLINE, FakeServer, Forged, FromExporter, Handle, Identity, PINNING, Received,
+    Answer, Connection, DEADLINE, Directory, FakeServer, Forged, FromExporter, Handle, PINNING, Received,
     ToExporter, agent, eventually, open_request, within,
 };
 
 use super::{HONEST, Scene};
+use crate::impostors::posing;
 
 /// The shortest chunk of a copy, in bytes.
 const CHUNK: u64 = 64 << 10;
-
-/// A descriptor of this process, as if it were an exporter, and the socket that it names.
-fn posing(name: &str) -> (FakeServer, Forged) {
-    let descriptor = agent!(PINNING).share("x 4096");
-    let name = format!("flooding-{}-{name}", std::process::id());
-    let forged = Forged::of(&descriptor).with_address(name.as_bytes());
-    let own = Identity::of_this_process(forged.exporter());
-    (FakeServer::at(name.as_bytes()), forged.with_exporter(own))
-}
 
 /// Ends a flood, also where the test fails: its threads are waited for.
 struct Stops<'a>(&'a AtomicBool);
@@ -78,7 +70,7 @@ fn floods_behind_a_request(
 
 #[test]
 fn open_at_a_flooding_exporter_keeps_its_deadline() {
-    let (server, forged) = posing("open");
+    let (server, forged) = posing("flood-open");
     let mut importer = agent!(PINNING);
     let (stop, given_up) = (AtomicBool::new(false), Barrier::new(2));
     let (read, is_read) = channel();
@@ -96,7 +88,7 @@ fn open_at_a_flooding_exporter_keeps_its_deadline() {
 
 #[test]
 fn flooding_exporter_does_not_delay_notices_of_others() {
-    let (server, forged) = posing("notices");
+    let (server, forged) = posing("flood-notices");
     let mut scene = Scene::new(PINNING);
     let (stop, given_up) = (AtomicBool::new(false), Barrier::new(2));
     let (read, is_read) = channel();
@@ -188,14 +180,7 @@ fn copies_of_one_importer_leave_room_for_others() {
     let hogs: Vec<_> = (0..2).map(|_| Connection::greeted(&forged)).collect();
     for hog in &hogs {
         for request in 0..40 {
-            let stage = ToExporter::Stage {
-                request,
-                export: forged.export(),
-                token: forged.token(),
-                grant: None,
-                spans: vec![],
-            };
-            hog.send(&stage).expect("it reads");
+            hog.send(&ToExporter::Stage(forged.stage(request, &[]))).expect("it reads");
         }
     }
     assert!(matches!(hogs[0].receive_message(), FromExporter::Staging { .. }));
@@ -212,27 +197,18 @@ fn copies_requested_by_one_importer_are_bounded() {
     let forged = Forged::of(&exporter.share(&format!("x {}", 4 * CHUNK)));
     let hog = Connection::greeted(&forged);
     let mut refused = 0;
+    let mut count_refusals = || {
+        while let Received::Packet(bytes, _) = hog.receive(Duration::ZERO) {
+            let answer: FromExporter = postcard::from_bytes(&bytes).expect("it reads well");
+            refused += usize::from(matches!(answer, FromExporter::Refused { .. }));
+        }
+        refused
+    };
     for request in 0..400 {
-        let stage = ToExporter::Stage {
-            request,
-            export: forged.export(),
-            token: forged.token(),
-            grant: None,
-            spans: vec![],
-        };
-        hog.send(&stage).expect("it reads");
-        while let Received::Packet(bytes, _) = hog.receive(Duration::ZERO) {
-            let answer: FromExporter = postcard::from_bytes(&bytes).expect("it reads well");
-            refused += usize::from(matches!(answer, FromExporter::Refused { .. }));
-        }
+        hog.send(&ToExporter::Stage(forged.stage(request, &[]))).expect("it reads");
+        count_refusals();
     }
-    eventually("the rest is refused", true, || {
-        while let Received::Packet(bytes, _) = hog.receive(Duration::ZERO) {
-            let answer: FromExporter = postcard::from_bytes(&bytes).expect("it reads well");
-            refused += usize::from(matches!(answer, FromExporter::Refused { .. }));
-        }
-        refused >= 300
-    });
+    eventually("the rest is refused", true, || count_refusals() >= 300);
     assert!(exporter.holders("x") <= 100);
 }
 
@@ -281,17 +257,14 @@ fn failing_accept_does_not_spin() {
 
 #[test]
 fn normal_exit_removes_the_socket_file() {
-    let directory = std::env::temp_dir().join(format!("device-ipc-exit-{}", std::process::id()));
-    std::fs::create_dir(&directory).expect("a new directory");
-    let files = || std::fs::read_dir(&directory).expect("it is there").count();
+    let directory = Directory::new("exit");
     let mut exporter = agent!(PINNING);
-    exporter.ok(&format!("ipc directory={}", directory.display()));
+    exporter.ok(&directory.ipc());
     exporter.share("x 4096");
-    assert_eq!(files(), 1);
+    assert_eq!(directory.entries(), 1);
     // A child that exits takes nothing of its parent's.
     exporter.ok("fork-and-exit");
-    assert_eq!(files(), 1);
+    assert_eq!(directory.entries(), 1);
     assert_eq!(exporter.ask("exit"), Answer::Ended(None));
-    assert_eq!(files(), 0);
-    std::fs::remove_dir(&directory).expect("it is empty");
+    assert_eq!(directory.entries(), 0);
 }

@@ -10,7 +10,7 @@ mod strangers;
 use std::time::{Duration, Instant};
 
 use device_ipc_broker_tests::{
-    Access, Census, Child, Connection, DESCRIPTORS, Forged, FromExporter, PINNING, Received, Refusal,
+    Census, Child, Connection, DESCRIPTORS, Forged, FromExporter, Open, PINNING, Received, Refusal,
     ToExporter, advance_until, agent, eventually, no_more_than, open_request, settle, within,
 };
 use device_ipc_core::Descriptor;
@@ -159,17 +159,7 @@ fn token_of_a_closed_export_opens_nothing() {
     // Neither does it open another export of the same process.
     let (own, other) = (Forged::of(&ended), scene.forged.clone());
     let connection = scene.greeted();
-    let swapped = ToExporter::Open {
-        request: 1,
-        export: other.export(),
-        token: own.token(),
-        grant: None,
-        access: Access::ReadWrite,
-        on: 0,
-        peer: Vec::new(),
-        like: None,
-    };
-    connection.send(&swapped).expect("it reads");
+    connection.send(&ToExporter::Open(Open { token: own.token(), ..other.open(1) })).expect("it reads");
     let expected = FromExporter::Refused { request: 1, refusal: Refusal::WrongToken };
     assert_eq!(connection.receive_message(), expected);
     drop(connection);
@@ -197,12 +187,7 @@ fn second_implementation_opens_and_returns_by_the_specification() {
 
 /// A request for the same export that claims a lease on its memory.
 fn open_like(forged: &Forged, request: u64, like: u64) -> ToExporter {
-    match open_request(forged, request) {
-        ToExporter::Open { request, export, token, grant, access, on, peer, .. } => {
-            ToExporter::Open { request, export, token, grant, access, on, peer, like: Some(like) }
-        }
-        other => other,
-    }
+    ToExporter::Open(Open { like: Some(like), ..forged.open(request) })
 }
 
 #[test]

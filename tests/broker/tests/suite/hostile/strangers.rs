@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Answer, Child, Connection, Forged, FromExporter, NOBODY, PINNING, Received, Refusal, ToExporter, agent,
-    eventually, is_root, open_request, within,
+    Answer, Child, Connection, Forged, FromExporter, NOBODY, Open, PINNING, Received, Refusal, ToExporter,
+    agent, eventually, is_root, open_request, within,
 };
 
 use super::{HONEST, Scene};
@@ -140,24 +140,13 @@ fn export_of_another_user_looks_like_no_export() {
     let allowed = Forged::of(&exporter.share("allowed 4096"));
     exporter.ok("ipc");
     let other = Forged::of(&exporter.share("other 4096"));
-    let unknown = match open_request(&other, 1) {
-        ToExporter::Open { request, token, grant, access, on, peer, like, .. } => {
-            ToExporter::Open { request, export: 4711, token, grant, access, on, peer, like }
-        }
-        other => other,
-    };
+    let unknown = ToExporter::Open(Open { export: 4711, ..other.open(1) });
     let packets = [
         ToExporter::Hello { protocol: 1, program: "raw".into() },
         open_request(&other, 1),
         open_request(&other.clone().with_token([7; 16]), 1),
         unknown,
-        ToExporter::Stage {
-            request: 1,
-            export: other.export(),
-            token: other.token(),
-            grant: None,
-            spans: vec![],
-        },
+        ToExporter::Stage(other.stage(1, &[])),
         ToExporter::List { request: 1, after: 0 },
         open_request(&allowed, 1),
     ];

@@ -3,29 +3,6 @@
 use device_ipc_broker_tests::{Answer, DESCRIPTORS, PINNING, REVOKING, agent, eventually};
 
 #[test]
-fn exporter_death_is_reported_once_to_each_callback() {
-    let mut exporter = agent!(PINNING);
-    let mut importer = agent!(PINNING);
-    let [x, y] = [exporter.share("x 4096"), exporter.share("y 4096")];
-    importer.ok(&format!("open x {x}"));
-    importer.ok(&format!("open y {y}"));
-    importer.ok(&format!("open gone-before {y}"));
-    for name in ["x", "y", "gone-before"] {
-        importer.ok(&format!("on-gone {name}"));
-    }
-    importer.ok("drop gone-before");
-    exporter.kill();
-    let mut told = [importer.event("gone "), importer.event("gone ")];
-    told.sort();
-    assert_eq!(told, ["gone x ExporterGone", "gone y ExporterGone"]);
-    // A callback that is registered later runs at once.
-    importer.ok("on-gone x");
-    importer.event("gone x ExporterGone");
-    importer.ok("drop x");
-    assert_eq!(importer.take_events(), Vec::<String>::new());
-}
-
-#[test]
 fn close_mappings_of_a_dead_exporter_frees_its_memory() {
     for machine in [PINNING, REVOKING, DESCRIPTORS] {
         let [mut exporter, mut other, mut importer] = [agent!(machine), agent!(machine), agent!(machine)];
@@ -125,21 +102,6 @@ fn revocable_memory_can_be_freed_while_held() {
     importer.ok("touch y");
     assert_eq!(importer.counter("requests_total"), 2);
     assert_eq!(exporter.counter("leases"), 1);
-}
-
-#[test]
-fn pinned_memory_cannot_be_freed_while_held() {
-    for machine in [PINNING, DESCRIPTORS] {
-        let mut exporter = agent!(machine);
-        let mut importer = agent!(machine);
-        let descriptor = exporter.share("x 4096");
-        importer.ok(&format!("open x {descriptor}"));
-        let text = exporter.fails("close x 20000 free-anyway=1", "Unsupported");
-        assert!(text.contains("pin"), "{text}");
-        importer.ok("touch x");
-        assert_eq!(exporter.allocated(), 4096);
-        importer.ok("drop x");
-    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod cache;
 mod forced;
 
 use device_ipc_broker_tests::{
-    Answer, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, second_copy_stays_loaded,
+    Answer, Child, PINNING, REVOKING, agent, eventually, second_copy_stays_loaded,
 };
 
 #[test]
@@ -132,28 +132,6 @@ fn sixty_four_importers_are_counted() {
     assert_eq!(exporter.counter("leases_lost_total"), 21);
     exporter.ok("close x 10000");
     assert_eq!(exporter.allocated(), 0);
-}
-
-#[test]
-fn eight_threads_that_open_and_release_leave_nothing() {
-    for (machine, cache) in
-        [(PINNING, "0 0"), (PINNING, "8 1000000"), (REVOKING, "0 0"), (DESCRIPTORS, "0 0")]
-    {
-        let mut exporter = agent!(machine);
-        let mut importer = agent!(machine);
-        let descriptor = exporter.share("x 4096");
-        importer.ok(&format!("cache {cache}"));
-        importer.ok(&format!("threads {descriptor} 8 50"));
-        importer.ok("close-unused 10000");
-        eventually("mapped", 0, || importer.counter("mapped_bytes"));
-        eventually("holders", 0, || exporter.holders("x"));
-        assert_eq!(importer.counter("opens_total"), 400, "{machine} {cache}");
-        let (opened, closed) = (importer.calls("open"), importer.calls("close"));
-        assert_eq!(opened, closed, "{machine} {cache}");
-        assert_eq!(importer.census().mock_mappings, 0, "{machine} {cache}");
-        exporter.ok("close x 10000");
-        assert_eq!(exporter.allocated(), 0, "{machine} {cache}");
-    }
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! Readers and writers that are killed at every point of the protocol.
 
-use std::time::Duration;
-
 use device_ipc_broker_tests::{
     Answer, CUDA, Census, Child, PINNING, REVOKING, eventually, hand_over_through_ring, kill_points,
     kill_rounds, no_more_than, settle,
@@ -144,28 +142,6 @@ fn ring_reader_after_writer_deaths_has_no_leftovers() {
 #[test]
 fn cuda_ring_reader_after_writer_deaths_has_no_leftovers() {
     writers_die(CUDA);
-}
-
-#[test]
-fn stream_waiting_for_a_killed_writer_resumes_and_slot_fails() {
-    for machine in [PINNING, CUDA] {
-        let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
-        let descriptor = writer.ok("ring 2");
-        reader.ok(&format!("ring-join {descriptor}"));
-        writer.ok("ring-publish 1");
-        writer.ok("sync");
-        assert_eq!([reader.ok("ring-next-ahead"), reader.ok("ring-next-ahead")], ["0", "1"]);
-        reader.send("sync");
-        reader.says_nothing_for(Duration::from_millis(50));
-        writer.kill();
-        assert_eq!(reader.receive(), Answer::Done(String::new()), "{machine}");
-        // The first had been published.
-        reader.ok("ring-check");
-        reader.ok("ring-release");
-        reader.fails("ring-check", "ExporterGone");
-        reader.fails("ring-next-ahead", "ExporterGone");
-        reader.ok("ring-leave");
-    }
 }
 
 #[test]

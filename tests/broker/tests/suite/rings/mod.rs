@@ -32,28 +32,6 @@ fn ready(machine: &str, dies_at: Option<&str>) -> Child {
 }
 
 #[test]
-fn two_ring_readers_read_every_sequence() {
-    for machine in MACHINES {
-        let mut writer = ready(machine, None);
-        let mut readers = [ready(machine, None), ready(machine, None)];
-        for slots in [1, 2, 3] {
-            let descriptor = writer.ok(&format!("ring {slots}"));
-            for reader in &mut readers {
-                assert_eq!(reader.ok(&format!("ring-join {descriptor}")), "0", "{machine}");
-            }
-            writer.ok("ring-readers 2 10000");
-            readers.iter_mut().for_each(|reader| reader.send("ring-read 30 15000"));
-            writer.ok("ring-publish 30");
-            for reader in &mut readers {
-                assert_eq!(reader.receive(), Answer::Done("30".into()), "{machine}, {slots} slots");
-                reader.ok("ring-leave");
-            }
-            writer.ok("ring-close 10000");
-        }
-    }
-}
-
-#[test]
 fn late_reader_begins_with_next_and_left_reader_blocks_nothing() {
     for machine in MACHINES {
         let mut writer = ready(machine, None);
@@ -76,43 +54,6 @@ fn late_reader_begins_with_next_and_left_reader_blocks_nothing() {
         assert_eq!(readers[0].ok("ring-read 1 10000"), "10");
         readers[0].ok("ring-leave");
         writer.ok("ring-close 10000");
-    }
-}
-
-#[test]
-fn closed_ring_yields_published_slots_then_none() {
-    for machine in MACHINES {
-        let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
-        let descriptor = writer.ok("ring 2");
-        reader.ok(&format!("ring-join {descriptor}"));
-        writer.ok("ring-publish 2 gate=soon");
-        writer.send("ring-close 15000");
-        assert_eq!(reader.ok("ring-read 2 10000"), "2", "{machine}");
-        for call in ["ring-next 10000", "ring-try-next", "ring-next 0"] {
-            assert_eq!(reader.ok(call), "closed", "{machine}: {call}");
-        }
-        let text = reader.fails("ring-next-ahead", "RingClosed");
-        assert!(text.contains(&writer.id().to_string()), "{text}");
-        reader.ok("ring-leave");
-        assert_eq!(writer.receive(), Answer::Done(String::new()), "{machine}");
-        reader.fails(&format!("ring-join {descriptor}"), "ExportDropped");
-    }
-}
-
-#[test]
-fn stream_waiting_for_a_publication_resumes_at_ring_close() {
-    for machine in [PINNING, CUDA] {
-        let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
-        let descriptor = writer.ok("ring 2");
-        reader.ok(&format!("ring-join {descriptor}"));
-        reader.ok("ring-next-ahead");
-        reader.send("sync");
-        reader.says_nothing_for(Duration::from_millis(50));
-        writer.send("ring-close 15000");
-        assert_eq!(reader.receive(), Answer::Done(String::new()), "{machine}");
-        reader.fails("ring-check", "RingClosed");
-        reader.ok("ring-leave");
-        assert_eq!(writer.receive(), Answer::Done(String::new()), "{machine}");
     }
 }
 
@@ -299,24 +240,6 @@ fn slot_dropped_unread_at_the_end_is_an_orderly_end() {
         reader.fails("ring-next-ahead", "RingClosed");
         assert_eq!(reader.ok("ring-next 10000"), "closed", "{machine}: no result was lost");
         reader.ok("ring-leave");
-    }
-}
-
-#[test]
-fn next_waits_for_publication_and_times_out() {
-    for machine in MACHINES {
-        let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
-        let descriptor = writer.ok("ring 2");
-        reader.ok(&format!("ring-join {descriptor}"));
-        let text = reader.fails("ring-next 50", "Timeout");
-        assert!(text.contains("sequence 0") && text.contains(&writer.id().to_string()), "{machine}: {text}");
-        reader.send("ring-next 10000");
-        reader.says_nothing_for(Duration::from_millis(50));
-        writer.ok("ring-publish 1");
-        assert_eq!(reader.receive(), Answer::Done("0".into()), "{machine}: the timeout has lost nothing");
-        reader.ok("ring-release");
-        reader.ok("ring-leave");
-        writer.ok("ring-close 10000");
     }
 }
 

@@ -15,48 +15,6 @@ fn ring_with_reader(machine: &str) -> (Child, Child) {
     (writer, reader)
 }
 
-/// Waits for the reader's descriptor, as a runtime does, until a call does not return "pending".
-fn next_by_polling(reader: &mut Child) -> String {
-    loop {
-        assert_eq!(reader.ok("ring-poll 10000"), "true");
-        match reader.ok("ring-try-next") {
-            taken if taken != "pending" => return taken,
-            _ => {}
-        }
-    }
-}
-
-#[test]
-fn reader_descriptor_is_readable_until_pending_and_at_each_publication() {
-    for machine in MACHINES {
-        let (mut writer, mut reader) = ring_with_reader(machine);
-        assert_eq!(reader.ok("ring-poll 0"), "true", "{machine}: a new descriptor is readable");
-        assert_eq!(reader.ok("ring-try-next"), "pending");
-        assert_eq!(reader.ok("ring-poll 50"), "false", "{machine}: nothing is published");
-        assert_eq!(reader.ok("ring-try-next"), "pending");
-        for sequence in 0..3 {
-            writer.ok("ring-publish 1");
-            assert_eq!(reader.ok("ring-poll 10000"), "true", "{machine}");
-            assert_eq!(reader.ok("ring-poll 0"), "true", "{machine}: polling does not clear it");
-            assert_eq!(next_by_polling(&mut reader), sequence.to_string(), "{machine}");
-            reader.ok("ring-release");
-            assert_eq!(reader.ok("ring-try-next"), "pending");
-        }
-        // A wait that times out, and slots that are taken without the descriptor, lose nothing.
-        assert_eq!(reader.ok("ring-poll 20"), "false", "{machine}");
-        writer.ok("ring-publish 2");
-        assert_eq!(reader.ok("ring-next 10000"), "3");
-        assert_eq!(next_by_polling(&mut reader), "4", "{machine}");
-        reader.ok("ring-release");
-        reader.ok("ring-release");
-        assert_eq!(reader.ok("ring-try-next"), "pending");
-        writer.send("ring-close 15000");
-        assert_eq!(next_by_polling(&mut reader), "closed", "{machine}");
-        reader.ok("ring-leave");
-        writer.receive();
-    }
-}
-
 #[test]
 fn reader_descriptor_becomes_readable_when_the_writer_dies() {
     for machine in MACHINES {

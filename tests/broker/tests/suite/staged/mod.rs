@@ -1,10 +1,12 @@
 //! Copies through host memory, with processes that die, are stopped, lie or release in the middle of one.
 
+mod tensors;
+
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
     ASCEND, CUDA, Census, Child, Connection, DEADLINE, Forged, FromExporter, PINNING, REVOKING, Refusal,
-    ToExporter, advance_until, agent, eventually, kill_points, settle,
+    Stage, ToExporter, advance_until, agent, eventually, kill_points, settle,
 };
 use device_ipc_core::Descriptor;
 
@@ -174,7 +176,7 @@ impl ByHand {
     fn begin(descriptor: &Descriptor) -> Self {
         let forged = Forged::of(descriptor);
         let connection = Connection::greeted(&forged);
-        connection.send(&stage(&forged)).expect("it reads");
+        connection.send(&ToExporter::Stage(forged.stage(1, &[]))).expect("it reads");
         let FromExporter::Staging { request: 1, lease, chunk_bytes: CHUNK, bytes: REGION } =
             connection.receive_message()
         else {
@@ -203,16 +205,6 @@ impl ByHand {
 
     fn release(&self) {
         self.connection.send(&ToExporter::release(self.lease)).expect("it reads");
-    }
-}
-
-fn stage(forged: &Forged) -> ToExporter {
-    ToExporter::Stage {
-        request: 1,
-        export: forged.export(),
-        token: forged.token(),
-        grant: None,
-        spans: vec![],
     }
 }
 
@@ -259,9 +251,7 @@ fn chunks_out_of_order_close_the_connection() {
         copy.ask(copy.lease, 1);
     });
     let wrong = Connection::greeted(&forged);
-    let guess =
-        ToExporter::Stage { request: 1, export: forged.export(), token: [9; 16], grant: None, spans: vec![] };
-    wrong.send(&guess).expect("it reads");
+    wrong.send(&ToExporter::Stage(Stage { token: [9; 16], ..forged.stage(1, &[]) })).expect("it reads");
     let refused = FromExporter::Refused { request: 1, refusal: Refusal::WrongToken };
     assert_eq!(wrong.receive_message(), refused);
     eventually("holders", 0, || exporter.holders("x"));
@@ -344,18 +334,24 @@ fn copy_without_device_memory_fails_and_returns_the_lease() {
 
 #[test]
 fn copy_from_a_stopped_exporter_times_out_and_is_returned() {
-    let (mut exporter, descriptor, sum) = exporter(PINNING, None);
+    let (exporter, descriptor, sum) = exporter(PINNING, None);
+    let mut importer = copies_after_a_timeout(exporter, &descriptor);
+    assert_eq!(importer.ok("checksum y"), sum);
+}
+
+/// Stops the exporter while an importer asks for a copy. Returns the importer with the next copy.
+fn copies_after_a_timeout(mut exporter: Child, descriptor: &Descriptor) -> Child {
     let mut importer = agent!(PINNING);
-    importer.ok(&copy_of(&descriptor));
+    importer.ok(&copy_of(descriptor));
     importer.ok("drop y");
     exporter.stop();
-    let text = importer.fails(&(copy_of(&descriptor) + " timeout=300"), "Timeout");
+    let text = importer.fails(&(copy_of(descriptor) + " timeout=300"), "Timeout");
     assert!(text.contains("300 ms") && text.contains("stopped"), "{text}");
     exporter.resume();
     eventually("holders", 0, || exporter.holders("x"));
     eventually("host memory", 0, || exporter.counter("staging_bytes"));
-    importer.ok(&copy_of(&descriptor));
-    assert_eq!(importer.ok("checksum y"), sum);
+    importer.ok(&copy_of(descriptor));
+    importer
 }
 
 #[test]

@@ -6,8 +6,8 @@ use device_ipc_broker_tests::{
 };
 use device_ipc_core::Descriptor;
 
-/// The shortest chunk.
-const CHUNK: u64 = 64 << 10;
+use super::{CHUNK, built, copies_after_a_timeout, copy_of};
+
 /// The length of each tensor: four chunks, the last of them short.
 const LEN: u64 = 3 * CHUNK + 5;
 /// The number of tensors, on two devices in turn. Each lies in an allocation of its own.
@@ -26,21 +26,12 @@ fn exporter(machine: &str, dies_at: Option<&str>) -> (Child, Descriptor) {
     (exporter, descriptor.parse().expect("a descriptor"))
 }
 
-fn copy_of(descriptor: &Descriptor) -> String {
-    format!("open y {descriptor} place=device:0 copying=always")
-}
-
 #[track_caller]
 fn has_all_bytes(importer: &mut Child, machine: &str) {
     for index in 0..COUNT {
         let byte = 10 + index;
         assert_eq!(importer.ok(&format!("tensor-ends y t{index}")), format!("{byte} {byte}"), "{machine}");
     }
-}
-
-/// Ascend's simulator is a library that a bundle for a machine with GPUs does not contain.
-fn built<const N: usize>(machines: [&'static str; N]) -> impl Iterator<Item = &'static str> {
-    machines.into_iter().filter(|machine| *machine != ASCEND || device_ipc_sim_ascendcl::library().is_ok())
 }
 
 #[test]
@@ -104,17 +95,8 @@ fn importer_death_during_a_copy_of_tensors_ends_its_leases() {
 
 #[test]
 fn stopped_exporter_times_out_a_copy_of_tensors() {
-    let (mut exporter, descriptor) = exporter(PINNING, None);
-    let mut importer = agent!(PINNING);
-    importer.ok(&copy_of(&descriptor));
-    importer.ok("drop y");
-    exporter.stop();
-    let text = importer.fails(&(copy_of(&descriptor) + " timeout=300"), "Timeout");
-    assert!(text.contains("300 ms") && text.contains("stopped"), "{text}");
-    exporter.resume();
-    eventually("holders", 0, || exporter.holders("x"));
-    eventually("host memory", 0, || exporter.counter("staging_bytes"));
-    importer.ok(&copy_of(&descriptor));
+    let (exporter, descriptor) = exporter(PINNING, None);
+    let mut importer = copies_after_a_timeout(exporter, &descriptor);
     has_all_bytes(&mut importer, PINNING);
 }
 
@@ -122,9 +104,7 @@ fn stopped_exporter_times_out_a_copy_of_tensors() {
 fn stage(descriptor: &Descriptor, spans: &[(u32, u64, u64)]) -> (Connection, FromExporter) {
     let forged = Forged::of(descriptor);
     let connection = Connection::greeted(&forged);
-    let (export, token) = (forged.export(), forged.token());
-    let request = ToExporter::Stage { request: 1, export, token, grant: None, spans: spans.to_vec() };
-    connection.send(&request).expect("it reads");
+    connection.send(&ToExporter::Stage(forged.stage(1, spans))).expect("it reads");
     let reply = connection.receive_message();
     (connection, reply)
 }
@@ -167,11 +147,7 @@ fn too_many_spans_close_the_connection() {
     let staged = FromExporter::Staged { request: 2, chunk: 0, bytes: 4096 };
     assert_eq!(connection.receive_message(), staged, "a chunk of thousands of spans");
     let more: Vec<_> = (0..4097).map(|index| (0, 2 * index, 1)).collect();
-    let forged = Forged::of(&descriptor);
-    let (export, token) = (forged.export(), forged.token());
-    connection
-        .send(&ToExporter::Stage { request: 3, export, token, grant: None, spans: more })
-        .expect("it reads");
+    connection.send(&ToExporter::Stage(Forged::of(&descriptor).stage(3, &more))).expect("it reads");
     connection.is_closed_within(DEADLINE);
     eventually("holders", 0, || exporter.holders("x"));
     eventually("host memory", 0, || exporter.counter("staging_bytes"));
