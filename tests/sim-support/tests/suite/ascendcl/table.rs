@@ -18,7 +18,7 @@ const FILES: &[(&str, &str)] = &[
 
 /// The files of the backend's tests that the table may name.
 const BACKEND: &[(&str, &str)] = &[
-    ("conformance::reserved", include_str!("../../../../conformance/src/cases/reserved.rs")),
+    ("conformance::reserved", include_str!("../../../../conformance/src/cases/reserved/ranges.rs")),
     ("rules::cards", include_str!("../../../../../backend-ascend/tests/rules/cards.rs")),
     ("rules::contexts", include_str!("../../../../../backend-ascend/tests/rules/contexts.rs")),
     ("rules::devices", include_str!("../../../../../backend-ascend/tests/rules/devices.rs")),
