@@ -166,19 +166,19 @@ impl Ipc {
 
     /// Opens memory of another process, or of this one: one region, or all named tensors of a descriptor.
     pub fn open<'a>(&'a self, descriptor: &'a Descriptor) -> OpenBuilder<'a> {
-        OpenBuilder::new(&self.session, descriptor, self.session.patience())
+        OpenBuilder::new(&self.session, descriptor, self.session.timeout())
     }
 
     /// Shares memory as a ring of slots that are written repeatedly, and that several processes read.
     pub fn ring<M, O: DeviceOwner<M>>(&self, owner: O) -> RingBuilder<'_, O> {
         let region = owner.region();
         let share = ShareBuilder::new(&self.session, owner, region);
-        RingBuilder::new(share, self.backend(), region, self.session.patience())
+        RingBuilder::new(share, self.backend(), region, self.session.timeout())
     }
 
     /// Opens a ring of another process, or of this one, as a reader.
     pub fn open_ring<'a>(&'a self, descriptor: &'a Descriptor) -> RingOpenBuilder<'a> {
-        RingOpenBuilder::new(&self.session, descriptor, self.session.patience())
+        RingOpenBuilder::new(&self.session, descriptor, self.session.timeout())
     }
 
     /// Listens for channels under a name; see [`Listener`](crate::Listener).
@@ -218,13 +218,13 @@ impl Ipc {
 
     /// Connects to the process that listens under a name; see [`Channel`](crate::Channel).
     pub fn connect<'a>(&'a self, name: &'a str) -> ConnectBuilder<'a> {
-        ConnectBuilder::new(&self.session, name, self.session.patience())
+        ConnectBuilder::new(&self.session, name, self.session.timeout())
     }
 
     /// Connects to the process that listens at a TCP address, `HOST:PORT`, and knows the key; see
     /// [`listen_tcp`](Self::listen_tcp).
     pub fn connect_tcp<'a>(&'a self, address: &'a str, key: &'a Key) -> ConnectBuilder<'a> {
-        ConnectBuilder::new(&self.session, address, self.session.patience()).with_key(key)
+        ConnectBuilder::new(&self.session, address, self.session.timeout()).with_key(key)
     }
 
     /// Lets other processes find an export by a name, as the given version of it; see [`Keeper`]. Accepts `Export` or

@@ -90,7 +90,7 @@ impl Session {
         })
     }
 
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn timeout(&self) -> Duration {
         self.settings.timeout
     }
 

@@ -65,7 +65,7 @@ impl Conversation {
     ) -> Result<(Self, ProcessIdentity)> {
         let pid = expected.map_or(0, |exporter| exporter.pid);
         kill_point!("importer:connected");
-        socket::let_sleep(socket.as_fd(), LONGEST_SLEEP)
+        socket::limit_receive_time(socket.as_fd(), LONGEST_SLEEP)
             .map_err(|error| Error::io("setting up the socket to the exporter", error))?;
         let server = socket::peer_credentials(&socket)
             .map_err(|error| Error::io(format!("asking who listens at {address}"), error))?;

@@ -41,7 +41,7 @@ pub struct ListedProcess {
 const MAX_ASKED: usize = 64;
 
 /// Queries every broker of this network namespace, and of the socket directory where there is one, for its exports. All brokers
-/// are queried at the same time, with one timeout, `patience`.
+/// are queried at the same time, with one timeout, `timeout`.
 ///
 /// Brokers of users that `allow` does not list are skipped, as are processes that terminate meanwhile. A broker that does
 /// not reply in time is an error in the list.
@@ -52,14 +52,14 @@ const MAX_ASKED: usize = 64;
 pub fn list_exports(
     directory: Option<&Path>,
     allow: &AllowList,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Vec<Result<ListedProcess>>> {
     let from_environment = || nonempty_variable(SOCKET_DIR_VARIABLE).map(PathBuf::from);
     let mut addresses = abstract_sockets()?;
     if let Some(directory) = directory.map(Path::to_owned).or_else(from_environment) {
         addresses.extend(sockets_in(&directory)?);
     }
-    let mut processes = ask_all(&addresses, allow, Deadline::after(patience));
+    let mut processes = ask_all(&addresses, allow, Deadline::after(timeout));
     processes.retain(|asked| !matches!(asked, Err(Error::ExporterGone { .. } | Error::NotPermitted(_))));
     processes.sort_by_key(|process| process.as_ref().map_or(0, |process| process.pid));
     Ok(processes)

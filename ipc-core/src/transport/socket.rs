@@ -329,7 +329,7 @@ fn make_room(buffer: &mut Vec<u8>) {
 }
 
 /// From now on [`take_asleep`] waits for a message, so long at most. Nothing else waits for that.
-pub(crate) fn let_sleep(socket: BorrowedFd<'_>, longest: Duration) -> rustix::io::Result<()> {
+pub(crate) fn limit_receive_time(socket: BorrowedFd<'_>, longest: Duration) -> rustix::io::Result<()> {
     set_socket_timeout(socket, Timeout::Recv, Some(longest))?;
     rustix::io::ioctl_fionbio(socket, false)
 }

@@ -3,17 +3,19 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::connection::{Connection, Slot};
+use super::connection::Connection;
+use super::counters::Slot;
 use crate::backend::stream::BorrowedStream;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::Result;
 use crate::os::kill::kill_point;
+use crate::os::wait_for_words;
 use crate::sharing::import::UnusedGrant;
 use crate::transport::Deadline;
 
 /// The devices on which memory may be opened.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Place {
+pub(super) enum OpenDevice {
     /// Any device: there is no map, or the memory belongs to this process.
     Anywhere,
     /// The device that the map names.
@@ -22,7 +24,7 @@ pub(super) enum Place {
     Nowhere,
 }
 
-impl Place {
+impl OpenDevice {
     /// Returns the device that the map names.
     pub(super) const fn device(self) -> Option<DeviceOrdinal> {
         match self {
@@ -67,18 +69,34 @@ impl Arrival {
 
     /// Waits on the host until the bytes are ready.
     pub(super) fn wait_ready(&self, deadline: Deadline) -> Result<()> {
-        self.connection.wait_ready(self.ready, deadline)
+        let late = || {
+            let pid = self.connection.peer.pid();
+            let detail = format!("; the stream of process {pid} has not reached its signal yet");
+            deadline.passed("the completion of the work on the message's tensors", &detail)
+        };
+        wait_for_words(deadline.left(), || self.connection.is_ready(self.ready), late)
     }
 
-    /// Makes the stream wait until the bytes are ready.
+    /// Makes the stream wait until the bytes are ready; the host waits if the device has no timelines.
     pub(super) fn wait_ready_on(&self, stream: BorrowedStream<'_>, deadline: Deadline) -> Result<()> {
-        self.connection.wait_ready_on(self.ready, stream, deadline)
+        let connection = &*self.connection;
+        if connection.is_ready(self.ready)? {
+            return Ok(());
+        }
+        if !connection.signals.are_supported_by(stream) {
+            return self.wait_ready(deadline);
+        }
+        match connection.signals.wait_on_stream(self.ready, stream) {
+            // The counter may have reached the value, or the peer may have terminated, meanwhile.
+            Err(error) if !connection.is_ready(self.ready)? => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Counts the export as settled: a lease keeps the memory, or the grants have ended.
     fn settle(&self) {
         if self.connection.runtime.is_here() && !self.settled.swap(true, Ordering::AcqRel) {
-            self.connection.own_word(Slot::Settled).fetch_add(1, Ordering::AcqRel);
+            self.connection.link.counters.own(Slot::Settled).fetch_add(1, Ordering::AcqRel);
             if let Some(relay) = &self.connection.relay {
                 relay.wake();
             }

@@ -10,12 +10,12 @@ use rustix::io::Errno;
 use super::builder::{ChannelBuilder, LocalEnd};
 use super::connection::{Agreement, Connection};
 use super::handshake::{Greeting, check_identity};
+use super::link::{ChannelLink, PeerFiles};
 use super::{Channel, name, tcp};
 use crate::model::error::{Error, Remedy, Result};
 use crate::os::kill::kill_point;
 use crate::os::{Backoff, clock};
 use crate::sharing::Session;
-use crate::sharing::timeline::{Side, WordPage};
 use crate::sharing::{Runtime, RuntimeRef};
 use crate::transport::socket::{Packet, PeerSocket, peer_credentials};
 use crate::transport::{Deadline, PeerCredentials, UserName, socket};
@@ -277,28 +277,17 @@ impl Connecting {
         let maps = self.own.hello.agree_with(&peer)?;
         let sent = packet.fds.len();
         let fds: Result<[OwnedFd; 2], _> = packet.fds.take().try_into();
-        let Ok([page, control]) = fds else {
+        let Ok([page, wakes]) = fds else {
             return Err(Error::Protocol(format!(
                 "its hello contained {sent} file descriptors instead of 2; this process may have reached its limit of open files \
                  (ulimit -n)"
             )));
         };
-        let control = PeerSocket::new(control, true);
-        socket::check_seqpacket(control.fd())?;
-        let page = WordPage::open(page)?;
+        let link = ChannelLink::open(self.socket, PeerFiles { page, wakes })?;
         kill_point!("connector:channel-welcomed");
-        let agreement = Agreement {
-            own: self.own,
-            peer,
-            maps,
-            page,
-            side: Side::Importer,
-            control,
-            relay: None,
-            allotment: None,
-        };
-        let connection = Connection::begin(self.socket, self.listener.pid, agreement)?;
-        Ok(Channel::new(connection))
+        let (own, pid) = (self.own, self.listener.pid);
+        let agreement = Agreement { own, peer, pid, maps, link, relay: None, allotment: None };
+        Connection::begin(agreement).map(Channel::new)
     }
 }
 

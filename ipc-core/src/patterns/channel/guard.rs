@@ -2,10 +2,10 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::connection::{BOTH, Connection, Direction};
+use super::connection::Connection;
+use super::counters::{BOTH, Direction};
 use super::message::{Message, TrySendError};
 use super::received::Received;
 use crate::model::error::{Error, Result};
@@ -220,7 +220,7 @@ impl<const SENDS: bool> Channel<SENDS, true> {
     /// It spins for 50 µs, or for 200 µs if the peer must wake up first, and rarely if spinning is not successful. Without
     /// spinning, the kernel wakes the thread, which receives the message later but leaves the processor to other threads.
     pub fn set_spinning(&self, spins: bool) {
-        self.connection().may_spin.store(spins, Ordering::Relaxed);
+        self.connection().spinning.permit(spins);
     }
 }
 
@@ -260,7 +260,7 @@ impl<const SENDS: bool, const RECEIVES: bool> Channel<SENDS, RECEIVES> {
 
     /// Returns the peer's program name, as the peer states it; of another host, with the address: `trainer on 10.0.0.2`.
     pub fn program(&self) -> &str {
-        &self.connection().peer.program
+        self.connection().peer.program()
     }
 
     /// Returns the maximum size of a message in bytes, the smaller limit of the two ends.

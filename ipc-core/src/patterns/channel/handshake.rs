@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::maps::{Endpoint, Maps, check_own};
+use super::maps::{EndDevices, Maps, check_own};
 use crate::model::device::DeviceIdentity;
 use crate::model::error::{Error, Result};
 use crate::model::placement::{DeviceMap, DeviceName};
@@ -57,7 +57,7 @@ impl Hello {
     /// Describes this process, whose devices its map has to name.
     pub(super) fn own(ipc: &Session, process: ProcessIdentity, map: &DeviceMap, limit: u64) -> Result<Self> {
         let devices: Vec<_> = ipc.devices()?.iter().map(|device| device.identity).collect();
-        check_own(Endpoint { devices: &devices, map })?;
+        check_own(EndDevices { devices: &devices, map })?;
         Ok(Self::new(ipc.backend().info().name, process, devices, map, limit))
     }
 
@@ -100,8 +100,8 @@ impl Hello {
             });
         }
         let (own_map, peer_map) = (self.map(), peer.map());
-        let own = Endpoint { devices: &self.devices, map: &own_map };
-        Maps::resolve(own, Endpoint { devices: &peer.devices, map: &peer_map })
+        let own = EndDevices { devices: &self.devices, map: &own_map };
+        Maps::resolve(own, EndDevices { devices: &peer.devices, map: &peer_map })
     }
 }
 

@@ -20,9 +20,10 @@ impl Limits {
         Self { messages: DEFAULT_MESSAGES_IN_FLIGHT, bytes: DEFAULT_BYTES_IN_FLIGHT };
 }
 
-/// The messages in flight.
-#[derive(Debug, Default)]
-pub(super) struct InFlight {
+/// The messages in flight, within limits.
+#[derive(Debug)]
+pub(super) struct MessagesInFlight {
+    limits: Limits,
     /// The number of messages that were received.
     received: u64,
     /// The bytes of each later message, in the order of sending.
@@ -30,7 +31,15 @@ pub(super) struct InFlight {
     bytes: u64,
 }
 
-impl InFlight {
+impl MessagesInFlight {
+    pub(super) const fn new(limits: Limits) -> Self {
+        Self { limits, received: 0, sizes: VecDeque::new(), bytes: 0 }
+    }
+
+    pub(super) const fn limits(&self) -> Limits {
+        self.limits
+    }
+
     /// Adds a message that was sent.
     pub(super) fn push(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
@@ -52,7 +61,8 @@ impl InFlight {
     /// Returns the number of received messages at which a message of `bytes` bytes may be sent. `None` if it may be sent now.
     ///
     /// A message that exceeds the limit of bytes may be sent when no other message is in flight.
-    pub(super) fn room_at(&self, bytes: u64, limits: Limits) -> Option<u64> {
+    pub(super) fn room_at(&self, bytes: u64) -> Option<u64> {
+        let limits = self.limits;
         let excess = (self.messages() + 1).saturating_sub(limits.messages.max(1)).min(self.messages());
         let mut left = self.bytes;
         let mut needed = 0;

@@ -9,7 +9,7 @@ const OWN: &str = "this process's";
 
 /// The devices of one end, indexed by ordinal, and the map of memory that it sends.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Endpoint<'a> {
+pub(super) struct EndDevices<'a> {
     pub(super) devices: &'a [DeviceIdentity],
     pub(super) map: &'a DeviceMap,
 }
@@ -44,8 +44,8 @@ pub(super) struct Maps {
 
 impl Maps {
     /// Resolves the maps of both ends. An end without a map sends by the inverse of the other end's map.
-    pub(super) fn resolve(own: Endpoint<'_>, peer: Endpoint<'_>) -> Result<Self> {
-        let resolve = |from: Endpoint<'_>, to: Endpoint<'_>, whose: &'static str| {
+    pub(super) fn resolve(own: EndDevices<'_>, peer: EndDevices<'_>) -> Result<Self> {
+        let resolve = |from: EndDevices<'_>, to: EndDevices<'_>, whose: &'static str| {
             (!from.map.pairs().is_empty()).then(|| resolve(from, to.devices, whose)).transpose()
         };
         let own_map = resolve(own, peer, OWN)?;
@@ -57,7 +57,7 @@ impl Maps {
     }
 }
 
-fn resolve(from: Endpoint<'_>, to: &[DeviceIdentity], whose: &str) -> Result<ResolvedMap> {
+fn resolve(from: EndDevices<'_>, to: &[DeviceIdentity], whose: &str) -> Result<ResolvedMap> {
     let mut resolved: Vec<(DeviceIdentity, DeviceIdentity)> = Vec::new();
     for (one, other) in from.map.pairs() {
         let find = |name, devices, side| {
@@ -76,7 +76,7 @@ fn resolve(from: Endpoint<'_>, to: &[DeviceIdentity], whose: &str) -> Result<Res
 }
 
 /// Checks that this process has the devices that its own map sends from.
-pub(super) fn check_own(own: Endpoint<'_>) -> Result<()> {
+pub(super) fn check_own(own: EndDevices<'_>) -> Result<()> {
     for (one, other) in own.map.pairs() {
         find(one, own.devices).ok_or_else(|| unknown((one, other), one, own.devices, OWN, "sender"))?;
     }

@@ -8,12 +8,14 @@
 //! | file | contents |
 //! |---|---|
 //! | `guard` | the guards of one end |
-//! | `builder`, `listen`, `connect`, `name`, `handshake` | connection setup |
-//! | `connection` | the state of one end |
+//! | `builder`, `listen`, `local`, `connect`, `name`, `handshake` | connection setup |
+//! | `connection`, `close` | the state of one end |
+//! | `link`, `counters` | the sockets and the counter page that both ends share |
+//! | `signals` | the counter that streams signal when tensors are ready |
 //! | `message`, `send`, `limits` | sending |
 //! | `inbox` | the shared-memory path of small messages |
 //! | `room` | the wake-up of a sender at a limit |
-//! | `receive`, `received`, `arrival` | receiving and opening |
+//! | `receive`, `receive_wait`, `received`, `arrival` | receiving and opening |
 //! | `readiness` | descriptors for event loops |
 //! | `maps` | device maps |
 //! | `tcp`, `relay` | channels between hosts: connection setup, and the two threads that act as the peer |
@@ -22,15 +24,19 @@
 
 mod arrival;
 mod builder;
+mod close;
 mod connect;
 mod connection;
+mod counters;
 mod guard;
 mod handshake;
 mod inbox;
 #[cfg(all(loom, test))]
 mod inbox_loom;
 mod limits;
+mod link;
 mod listen;
+mod local;
 mod maps;
 mod message;
 mod name;
@@ -38,10 +44,12 @@ mod name;
 mod properties;
 mod readiness;
 mod receive;
+mod receive_wait;
 mod received;
 mod relay;
 mod room;
 mod send;
+mod signals;
 mod tcp;
 
 pub use builder::ChannelBuilder;

@@ -3,22 +3,21 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::Shutdown;
 
-use super::arrival::{Arrival, Place};
-use super::connection::{Connection, Direction, LONGEST_RECEIVE, Slot};
+use super::arrival::{Arrival, OpenDevice};
+use super::connection::Connection;
+use super::counters::Direction;
 use super::maps::{ResolvedMap, position};
 use super::received::{Received, ReceivedExport};
 use crate::model::device::DeviceIdentity;
 use crate::model::error::{Error, Result};
+use crate::os::Pace;
 use crate::os::kill::kill_point;
 use crate::os::process::ProcessIdentity;
-use crate::os::{Pace, SPIN, clock};
 use crate::sharing::Runtime;
 use crate::sharing::import::{GrantReturn, UnusedGrant};
 use crate::sharing::timeline::TIMELINE_END;
@@ -28,51 +27,37 @@ use crate::wire::Token;
 use crate::wire::channel::{Head, Incoming, Item, Payload, read, read_message};
 use crate::wire::descriptor::{Descriptor, NamedExport};
 
-/// The duration of a spin if the peer was asleep when the last message was sent: it must wake up before it can answer.
-const SPIN_AFTER_WAKE: Duration = Duration::from_micros(200);
-
 /// Maximum time for which a call that does not wait waits for another thread's call.
 const MAX_CONTENTION: Duration = Duration::from_millis(10);
 
 /// Maximum number of wake-up packets read after the deadline: a few may precede a message.
 const MAX_WAKE_PACKETS: u32 = 64;
 
-/// Maximum time for which a dropped channel discards unreceived messages.
-const DISCARD_TIMEOUT: Duration = Duration::from_millis(500);
-
 /// Maximum number of listening sockets that one channel keeps for listeners of this process.
 const MAX_SOCKETS: usize = 2;
-
-/// The number of polls of a spinning receiver between two reads of the clock.
-const POLLS_PER_CLOCK_READ: u32 = 16;
 
 /// The state of the receiving thread.
 #[derive(Debug, Default)]
 pub(super) struct ReceiveState {
-    buffer: Vec<u8>,
+    pub(super) buffer: Vec<u8>,
     /// The number of taken messages, including lost and invalid ones.
-    taken: u64,
+    pub(super) taken: u64,
     /// The last value of the peer's `WantsRoom` that a wake-up was sent for.
     woken_for: u64,
     /// The number of messages that arrived by the socket.
-    by_socket: u64,
+    pub(super) by_socket: u64,
     /// A packet that arrived while the previous message was in the inbox, or while this end slept.
-    early: Option<Packet>,
-    pace: Pace,
+    pub(super) early: Option<Packet>,
+    pub(super) pace: Pace,
     /// Whether the kernel has reported a packet.
-    polled: bool,
+    pub(super) polled: bool,
     /// Whether the peer or its socket has reported the end of messages.
-    ended: bool,
+    pub(super) ended: bool,
     /// The listening sockets that the peer has handed over and no listener has taken.
     sockets: VecDeque<ReceivedFds>,
 }
 
 impl ReceiveState {
-    /// Returns the number of taken messages.
-    pub(super) const fn taken(&self) -> u64 {
-        self.taken
-    }
-
     /// Returns whether a receive call has a result without reading the socket.
     pub(super) const fn has_packet(&self) -> bool {
         self.early.is_some() || self.ended
@@ -142,12 +127,12 @@ impl Connection {
     /// if `polls`.
     fn receive_now(self: &Arc<Self>, receiving: &mut ReceiveState, polls: bool) -> Result<ReceiveNow> {
         for _ in 0..=MAX_WAKE_PACKETS {
-            if self.is_closed(Direction::Receiving) {
+            if self.link.counters.is_closed(Direction::Receiving) {
                 receiving.ended = true;
                 return Err(self.close_reason(Direction::Receiving));
             }
             // Loaded before the queue: the peer stores it after its last message.
-            let has_finished = self.peer_has_finished();
+            let has_finished = self.link.counters.peer_has_finished();
             let taken = receiving.taken;
             receiving.polled |= polls;
             let next = self.next(receiving, has_finished);
@@ -194,7 +179,7 @@ impl Connection {
                     .take_first()
                     .ok_or_else(|| Error::io("receiving a listening socket (ulimit -n)", Errno::MFILE));
             }
-            let has_finished = self.peer_has_finished();
+            let has_finished = self.link.counters.peer_has_finished();
             match self.next(&mut receiving, true)? {
                 Some(Incoming::Socket(socket)) => self.keep_socket(&mut receiving, socket)?,
                 Some(Incoming::Look) => {}
@@ -206,7 +191,7 @@ impl Connection {
                     return Err(self.close_reason(Direction::Receiving));
                 }
                 None => {
-                    let waited = socket::wait_until(self.socket.fd(), PollFlags::IN, deadline.at);
+                    let waited = socket::wait_until(self.link.messages.fd(), PollFlags::IN, deadline.at);
                     if !waited.map_err(|error| Error::io("waiting for the peer of the channel", error))? {
                         return Err(self.timed_out(deadline));
                     }
@@ -217,112 +202,18 @@ impl Connection {
 
     /// Reports to the peer how many messages this end has received, and wakes the peer if it waits for that. Never blocks.
     fn acknowledge(&self, receiving: &mut ReceiveState) {
-        if let Some(wanted) = self.peers_room().acknowledge(receiving.taken)
+        if let Some(wanted) = self.link.counters.peers_room().acknowledge(receiving.taken)
             && wanted != receiving.woken_for
         {
             receiving.woken_for = wanted;
-            self.wake_peers_sender();
+            self.link.wake_peers_sender();
         }
-    }
-
-    /// Wakes the peer's threads and event loops that wait to send. If the socket is full, the peer has wake-ups to read.
-    fn wake_peers_sender(&self) {
-        let _ = socket::send(self.control.fd(), &[0], &[]);
-    }
-
-    /// Receives no further messages, and discards the ones that have arrived. Wakes the receive calls of this process and the
-    /// send calls of the peer.
-    pub(super) fn finish_receiving(self: &Arc<Self>) {
-        let _ = rustix::net::shutdown(self.socket.fd(), Shutdown::Read);
-        self.wake_peers_sender();
-        self.discard_unread();
-        self.report_readiness();
-    }
-
-    /// Returns whether the shared words show an untaken message, or the channel has ended.
-    ///
-    /// The words are claims of the peer; [`sleep`](Self::sleep) queries the kernel.
-    fn has_sent(&self, receiving: &ReceiveState) -> bool {
-        self.inbox().has(receiving.taken + 1)
-            || self.peers_word(Slot::Sent).load(Ordering::Acquire) != receiving.by_socket
-            || receiving.ended
-            || self.has_gone()
-            || self.is_violated()
-            || self.is_closed(Direction::Receiving)
-    }
-
-    /// Waits until a message is available or the connection has ended.
-    fn wait_for_message(&self, receiving: &mut ReceiveState, deadline: Deadline) -> Result<()> {
-        // If the peer claims a message that has not arrived, spinning would not help.
-        let spins =
-            self.may_spin.load(Ordering::Relaxed) && receiving.pace.spins() && !self.has_sent(receiving);
-        if !spins {
-            receiving.pace.slept();
-            return self.sleep(receiving, deadline);
-        }
-        let limit = if self.has_woken.swap(false, Ordering::Relaxed) { SPIN_AFTER_WAKE } else { SPIN };
-        let arrived = self.spin(receiving, limit, deadline);
-        receiving.pace.spun(arrived);
-        if arrived { Ok(()) } else { self.sleep(receiving, deadline) }
-    }
-
-    /// Spins for at most `limit` and returns whether a message arrived. Reads the clock only after the first polls.
-    fn spin(&self, receiving: &ReceiveState, limit: Duration, deadline: Deadline) -> bool {
-        let mut until = None;
-        loop {
-            for _ in 0..POLLS_PER_CLOCK_READ {
-                if self.has_sent(receiving) || self.peer_has_finished() {
-                    return true;
-                }
-                std::hint::spin_loop();
-            }
-            let now = clock::now();
-            if now >= *until.get_or_insert_with(|| deadline.at.min(now + limit)) {
-                return false;
-            }
-        }
-    }
-
-    /// Sleeps at the socket. Every later message wakes this end.
-    fn sleep(&self, receiving: &mut ReceiveState, deadline: Deadline) -> Result<()> {
-        kill_point!("receiver:channel-sleeping");
-        let inbox = self.inbox();
-        if !inbox.fall_asleep(receiving.taken + 1) {
-            return Ok(());
-        }
-        let slept = self.wait_at_socket(receiving, deadline);
-        self.wake_up();
-        slept
-    }
-
-    fn wait_at_socket(&self, receiving: &mut ReceiveState, deadline: Deadline) -> Result<()> {
-        if receiving.early.is_none() && deadline.left() > LONGEST_RECEIVE {
-            match socket::receive_asleep(self.socket.fd(), &mut receiving.buffer) {
-                Ok(Some(packet)) => receiving.early = Some(packet),
-                Err(Errno::MSGSIZE) => return Err(self.too_large()),
-                // Any other result occurs again at the next receive.
-                Ok(None) | Err(_) => receiving.polled = true,
-            }
-            return Ok(());
-        }
-        let waited = socket::wait_until(self.socket.fd(), PollFlags::IN, deadline.at);
-        if !waited.map_err(|error| Error::io("waiting for the peer of the channel", error))? {
-            return Err(self.timed_out(deadline));
-        }
-        // The peer stores the word after it sends the packet, or never.
-        receiving.polled = true;
-        Ok(())
-    }
-
-    fn timed_out(&self, deadline: Deadline) -> Error {
-        let detail = format!("; process {} ({}) is still connected", self.peer.pid, self.peer.program);
-        deadline.passed("the receipt of a message", &detail)
     }
 
     /// Returns the next message or control packet, if there is one, from the inbox or the socket.
     ///
     /// It polls the socket, which is a system call, only if there is a reason to.
-    fn next(&self, receiving: &mut ReceiveState, closed: bool) -> Result<Option<Incoming>> {
+    pub(super) fn next(&self, receiving: &mut ReceiveState, closed: bool) -> Result<Option<Incoming>> {
         if self.is_violated() {
             return Err(self.close_reason(Direction::Receiving));
         }
@@ -351,7 +242,7 @@ impl Connection {
 
     /// Takes the next message from the inbox, if it is there.
     fn take_from_inbox(&self, receiving: &mut ReceiveState) -> Result<Option<Incoming>> {
-        let inbox = self.inbox();
+        let inbox = self.link.counters.inbox();
         if !inbox.has(receiving.taken + 1) {
             return Ok(None);
         }
@@ -378,7 +269,7 @@ impl Connection {
             return Ok(None);
         }
         loop {
-            match socket::receive(self.socket.fd(), &mut receiving.buffer) {
+            match socket::receive(self.link.messages.fd(), &mut receiving.buffer) {
                 Ok(Some(packet)) => return Ok(Some(packet)),
                 // The peer has closed its socket with unread packets. Its own packets can still be received.
                 Err(Errno::CONNRESET) => {}
@@ -393,11 +284,11 @@ impl Connection {
         }
     }
 
-    fn too_large(&self) -> Error {
+    pub(super) fn too_large(&self) -> Error {
         self.reject_peer("its packet exceeds the maximum size".into())
     }
 
-    fn take(self: &Arc<Self>, head: Head<'_>, bytes: Payload) -> Result<Received> {
+    pub(super) fn take(self: &Arc<Self>, head: Head<'_>, bytes: Payload) -> Result<Received> {
         let runtime = self.runtime.check()?;
         // Between hosts there is no counter that a stream could wait for.
         if head.ready >= TIMELINE_END || (self.relay.is_some() && head.ready > 0) {
@@ -446,38 +337,23 @@ impl Connection {
 
     fn held(&self, named: &NamedExport<'_>, token: Token) -> UnusedGrant {
         let returns = self.relay.clone().map(|relay| relay as Arc<dyn GrantReturn>);
-        let bearer = Some((self.id, self.runtime));
+        let bearer = Some((self.id(), self.runtime));
         UnusedGrant::new(named, token, bearer, self.ipc.allow_list().clone()).returned_by(returns)
     }
 
-    fn place(&self, context: &OpenContext<'_>, exporter: &ProcessIdentity, home: DeviceIdentity) -> Place {
+    fn place(
+        &self,
+        context: &OpenContext<'_>,
+        exporter: &ProcessIdentity,
+        home: DeviceIdentity,
+    ) -> OpenDevice {
         match context.map {
-            None => Place::Anywhere,
+            None => OpenDevice::Anywhere,
             // Memory of this process opens on its home device.
-            Some(_) if *exporter == context.runtime.identity => Place::Anywhere,
+            Some(_) if *exporter == context.runtime.identity => OpenDevice::Anywhere,
             Some(map) => {
                 let device = map.get(home).and_then(|device| position(&self.devices, device));
-                device.map_or(Place::Nowhere, Place::On)
-            }
-        }
-    }
-
-    /// Discards unreceived messages, so that their grants end now and not when the connection ends.
-    ///
-    /// The time is limited, because the peer may continue to send.
-    fn discard_unread(self: &Arc<Self>) {
-        // A receive call of another thread returns when the direction is closed.
-        let Some(mut receiving) = self.receiving.lock(Deadline::after(DISCARD_TIMEOUT)) else { return };
-        let until = clock::now() + DISCARD_TIMEOUT;
-        while let Ok(Some(incoming)) = self.next(&mut receiving, true) {
-            match incoming {
-                Incoming::Message { head, bytes } => drop(self.take(head, bytes)),
-                Incoming::Look => {}
-                Incoming::Socket(socket) => drop(socket.into_iter().collect::<ReceivedFds>()),
-                Incoming::End => break,
-            }
-            if clock::now() >= until {
-                return;
+                device.map_or(OpenDevice::Nowhere, OpenDevice::On)
             }
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::arrival::{Arrival, Place};
+use super::arrival::{Arrival, OpenDevice};
 use super::connection::Connection;
 use super::message::{Message, TrySendError};
 use crate::backend::stream::BorrowedStream;
@@ -111,7 +111,7 @@ pub struct ReceivedExport {
     /// One for each home device, or none.
     grants: OneOrMany<UnusedGrant>,
     /// One for each home device.
-    places: OneOrMany<Place>,
+    places: OneOrMany<OpenDevice>,
 }
 
 impl ReceivedExport {
@@ -119,7 +119,7 @@ impl ReceivedExport {
         arrival: Arrival,
         descriptor: Descriptor,
         grants: OneOrMany<UnusedGrant>,
-        places: OneOrMany<Place>,
+        places: OneOrMany<OpenDevice>,
     ) -> Self {
         Self { arrival, descriptor, grants, places }
     }
@@ -144,18 +144,18 @@ impl ReceivedExport {
     /// channel has no map, or the memory belongs to this process. See
     /// [`OpenBuilder::on_mapped_devices`](crate::OpenBuilder::on_mapped_devices).
     pub fn device_map(&self) -> DeviceMap {
-        let pair = |(place, home): (Place, _)| Some((DeviceName::from(home), place.device()?.into()));
+        let pair = |(place, home): (OpenDevice, _)| Some((DeviceName::from(home), place.device()?.into()));
         DeviceMap::of_pairs(self.homes().filter_map(pair).collect())
     }
 
     /// Opens the export, also after the sender has dropped it.
     pub fn open(&self) -> OpenBuilder<'_> {
         let ipc = &self.arrival.connection.ipc;
-        OpenBuilder::new(ipc, &self.descriptor, ipc.patience()).by_grants(&self.grants).delivered_by(self)
+        OpenBuilder::new(ipc, &self.descriptor, ipc.timeout()).by_grants(&self.grants).delivered_by(self)
     }
 
     /// Where the memory of each home may be opened.
-    fn homes(&self) -> impl Iterator<Item = (Place, DeviceIdentity)> {
+    fn homes(&self) -> impl Iterator<Item = (OpenDevice, DeviceIdentity)> {
         self.places.iter().copied().zip(self.descriptor.homes())
     }
 }
@@ -169,18 +169,18 @@ impl Delivery for ReceivedExport {
     ) -> Result<()> {
         let place = self.homes().find(|(_, known)| *known == home).map(|(place, _)| place);
         match (place, stream) {
-            (Some(Place::On(expected)), Some(stream)) if expected != device => {
+            (Some(OpenDevice::On(expected)), Some(stream)) if expected != device => {
                 let (stream, what) = (stream.device(), "the channel's device map");
                 Err(Error::WrongStream { stream, what, expected })
             }
-            (Some(Place::On(expected)), _) if expected != device => Err(Error::InvalidDeviceMap(format!(
-                "the channel's map opens this memory on device {expected}, not on device {device}; open it by \
+            (Some(OpenDevice::On(expected)), _) if expected != device => {
+                Err(Error::InvalidDeviceMap(format!(
+                    "the channel's map opens this memory on device {expected}, not on device {device}; open it by \
                  on_mapped_devices(&export.device_map()), or remove the pair from the map"
-            ))),
-            (Some(Place::Nowhere), _) => {
-                let peer = &self.arrival.connection.peer;
-                let peer = Some(format!("process {} ({})", peer.pid, peer.program));
-                Err(Error::NotInDeviceMap { home, peer })
+                )))
+            }
+            (Some(OpenDevice::Nowhere), _) => {
+                Err(Error::NotInDeviceMap { home, peer: Some(self.arrival.connection.peer.to_string()) })
             }
             _ => Ok(()),
         }

@@ -24,13 +24,13 @@ use std::time::Duration;
 use device_ipc_tcp::AuthenticatedConnection;
 use rustix::net::sockopt;
 
-use super::connection::{Connection, Direction, Slot};
+use super::connection::Connection;
+use super::counters::Direction;
 use super::limits::Limits;
+use super::link::ChannelLink;
 use crate::model::error::{Error, Result};
 use crate::os::{ClosedByFork, Condvar, Readiness, clock, spawn_without_signals};
 use crate::sharing::import::GrantReturn;
-use crate::sharing::timeline::{Word, WordPage};
-use crate::transport::socket::{self, PeerSocket};
 use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
 use receiver::Receiver;
@@ -124,33 +124,10 @@ impl fmt::Debug for Relay {
     }
 }
 
-/// The sockets and the page of a connection, from the view of the peer. The connection is the exporter's side of the page.
-pub(super) struct PeerEnds {
-    pub(super) socket: PeerSocket,
-    pub(super) control: PeerSocket,
-    pub(super) page: Arc<WordPage>,
-}
-
-impl PeerEnds {
-    /// Returns a word that this process's end writes.
-    fn local(&self, slot: Slot) -> &AtomicU64 {
-        self.page.word(slot as u32, Word::FromExporter)
-    }
-
-    /// Returns a word that the peer writes.
-    fn peers(&self, slot: Slot) -> &AtomicU64 {
-        self.page.word(slot as u32, Word::FromImporter)
-    }
-
-    /// Wakes the threads and event loops of this process that wait to send. If the socket is full, they have wake-ups to read.
-    fn wake_senders(&self) {
-        let _ = socket::send(self.control.fd(), &[0], &[]);
-    }
-}
-
 /// The state of both threads.
-struct Shared {
-    ends: PeerEnds,
+struct RelayShared {
+    /// The link of the connection from the view of the peer, which the threads act as.
+    link: ChannelLink,
     relay: Arc<Relay>,
     /// The messages that the receiver has taken from TCP.
     arrived: AtomicU64,
@@ -164,7 +141,7 @@ struct Shared {
     has_finished: AtomicBool,
 }
 
-impl Shared {
+impl RelayShared {
     /// Returns the number of messages that this process has received or discarded.
     fn taken(&self, closed: u64, received: u64) -> u64 {
         if closed & Direction::Receiving as u64 == 0 {
@@ -179,14 +156,14 @@ impl Shared {
 pub(super) fn start(
     connection: &Arc<Connection>,
     relay: Arc<Relay>,
-    ends: PeerEnds,
+    link: ChannelLink,
     tcp: AuthenticatedConnection,
 ) -> Result<()> {
     prepare(tcp.socket()).map_err(|error| Error::io("preparing the TCP connection of a channel", error))?;
     let closed_by_fork = ClosedByFork::new(tcp.socket().as_fd());
     let (tcp_sender, tcp_receiver) = tcp.split();
-    let shared = Arc::new(Shared {
-        ends,
+    let shared = Arc::new(RelayShared {
+        link,
         relay,
         arrived: AtomicU64::new(0),
         taken_by_peer: AtomicU64::new(0),

@@ -2,27 +2,25 @@
 
 use std::borrow::Cow;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::connection::{BOTH, Connection, Direction, Slot};
+use super::connection::Connection;
+use super::counters::{Direction, Slot};
 use super::inbox::PutResult;
-use super::limits::InFlight;
+use super::limits::{Limits, MessagesInFlight};
 use super::message::{Message, Part, TrySendError};
-use super::relay;
 use crate::backend::stream::BorrowedStream;
 use crate::model::error::{Error, Result};
 use crate::model::one_or_many::OneOrMany;
 use crate::os::kill::kill_point;
-use crate::os::{SPIN, clock, wait_for_words};
+use crate::os::{SPIN, clock};
 use crate::sharing::Runtime;
 use crate::sharing::export::{Bearer, check_backend};
-use crate::sharing::timeline::timelines_of;
-use crate::transport::{Deadline, check_may_wait, socket};
+use crate::transport::{Deadline, socket};
 use crate::wire::Token;
 use crate::wire::channel::MAX_MESSAGE_TENSORS;
 use crate::wire::channel::{DescriptorBytes, Grants, Head, Item, Outgoing};
@@ -38,23 +36,39 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 const MAX_WAKES_READ: u32 = 256;
 
 /// The state of the sending thread.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct SendState {
-    messages: u64,
+    pub(super) messages: u64,
     /// The number of messages sent by the socket.
     by_socket: u64,
     /// The number of the last message put into the peer's inbox.
     last_put: u64,
-    tensors: u64,
+    pub(super) tensors: u64,
     /// The last value of this end's counter that was submitted to a stream.
     signalled: u64,
-    in_flight: InFlight,
+    in_flight: MessagesInFlight,
     /// Whether the socket had no room for the last packet.
     is_socket_full: bool,
     /// The buffer of the last packet, for reuse.
     buffer: Vec<u8>,
     /// The buffer for wake-ups.
     wakes: Vec<u8>,
+}
+
+impl SendState {
+    pub(super) const fn new(limits: Limits) -> Self {
+        Self {
+            messages: 0,
+            by_socket: 0,
+            last_put: 0,
+            tensors: 0,
+            signalled: 0,
+            in_flight: MessagesInFlight::new(limits),
+            is_socket_full: false,
+            buffer: Vec::new(),
+            wakes: Vec::new(),
+        }
+    }
 }
 
 /// The result of a send that does not wait.
@@ -103,7 +117,7 @@ impl Drop for PendingGrants<'_> {
         for (export, token) in self.grants.drain(..) {
             self.runtime.exports.end_grant(export, token);
         }
-        let (peer, channel) = (&self.connection.peer.process, self.connection.id);
+        let (peer, channel) = (&self.connection.peer.process, self.connection.id());
         self.runtime.imports.put_back_ended(peer, channel, std::mem::take(&mut self.ended));
     }
 }
@@ -145,23 +159,23 @@ impl Connection {
         kill_point!("sender:channel-granted");
         let ready = self.signal_ready(message, &mut sending)?;
         kill_point!("sender:channel-signalled");
-        pending.ended = runtime.imports.take_ended(&self.peer.process, self.id);
+        pending.ended = runtime.imports.take_ended(&self.peer.process, self.id());
         let ended = pending.ended.iter().take(crate::wire::channel::MAX_ENDED_GRANTS).copied().collect();
         // A later message reports the remaining few.
         let later = pending.ended.split_off(pending.ended.len().min(crate::wire::channel::MAX_ENDED_GRANTS));
-        runtime.imports.put_back_ended(&self.peer.process, self.id, later);
+        runtime.imports.put_back_ended(&self.peer.process, self.id(), later);
         let tensors = items.len() as u64;
         let (head, buffer) = (Head { reply, ready, ended, items }, std::mem::take(&mut sending.buffer));
         let outgoing = Outgoing::of(&head, message.payload(), self.limit, buffer)?;
         // A closed peer takes no messages, although its inbox may be empty.
         self.check()?;
         if !self.put(&outgoing, &mut sending) {
-            self.has_woken.store(!self.outbox().has_awake_receiver(), Ordering::Relaxed);
+            self.spinning.note_sent(self.link.counters.outbox().has_awake_receiver());
             if !self.send_packet(&outgoing, &mut sending)? {
                 return Ok(SendNow::Full);
             }
             sending.by_socket += 1;
-            self.own_word(Slot::Sent).store(sending.by_socket, Ordering::Release);
+            self.link.counters.own(Slot::Sent).store(sending.by_socket, Ordering::Release);
         }
         pending.commit();
         sending.messages += 1;
@@ -181,12 +195,12 @@ impl Connection {
 
     /// Returns the number of received messages at which a message may be sent. `None` if it may be sent now.
     fn room_at(&self, sending: &mut SendState, bytes: u64) -> Option<u64> {
-        sending.in_flight.acknowledge(self.room().received());
-        let needed = sending.in_flight.room_at(bytes, self.limits);
+        sending.in_flight.acknowledge(self.link.counters.room().received());
+        let needed = sending.in_flight.room_at(bytes);
         if needed.is_some() || !sending.is_socket_full {
             return needed;
         }
-        let writable = socket::wait_until(self.socket.fd(), PollFlags::OUT, clock::now());
+        let writable = socket::wait_until(self.link.messages.fd(), PollFlags::OUT, clock::now());
         sending.is_socket_full = !writable.unwrap_or(true);
         sending.is_socket_full.then(|| sending.in_flight.received() + 1)
     }
@@ -194,12 +208,12 @@ impl Connection {
     /// Asks the peer for a wake-up when it has received this number of messages.
     fn ask_for_room(&self, sending: &mut SendState, needed: u64) {
         for _ in 0..MAX_WAKES_READ {
-            if !matches!(socket::receive(self.control.fd(), &mut sending.wakes), Ok(Some(_))) {
+            if !matches!(socket::receive(self.link.wakes.fd(), &mut sending.wakes), Ok(Some(_))) {
                 break;
             }
         }
         // Another thread may wait for fewer messages.
-        let (room, received) = (self.room(), sending.in_flight.received());
+        let (room, received) = (self.link.counters.room(), sending.in_flight.received());
         let asked = room.wanted();
         room.ask(if asked > received { asked.min(needed) } else { needed });
         if let Some(relay) = self.relay.as_ref().filter(|_| sending.is_socket_full) {
@@ -210,9 +224,9 @@ impl Connection {
 
     /// Waits until the peer may have received enough messages, or the channel has ended.
     fn wait_for_room(&self, deadline: Deadline) -> Result<()> {
-        let (room, begin) = (self.room(), clock::now());
+        let (room, begin) = (self.link.counters.room(), clock::now());
         let wanted = room.wanted();
-        while self.may_spin.load(Ordering::Relaxed) && clock::elapsed(begin) < SPIN {
+        while self.spinning.is_permitted() && clock::elapsed(begin) < SPIN {
             if room.received() >= wanted {
                 return Ok(());
             }
@@ -227,7 +241,7 @@ impl Connection {
     fn put(&self, outgoing: &Outgoing, sending: &mut SendState) -> bool {
         let Some(message) = outgoing.message() else { return false };
         let numbers = (sending.last_put, sending.messages + 1);
-        let put = self.outbox().put(numbers, message);
+        let put = self.link.counters.outbox().put(numbers, message);
         if put == PutResult::Refused {
             return false;
         }
@@ -236,7 +250,7 @@ impl Connection {
         if put == PutResult::Unnoticed
             && let Ok(look) = Outgoing::look()
         {
-            let _ = socket::send(self.socket.fd(), &look.packet, &[]);
+            let _ = socket::send(self.link.messages.fd(), &look.packet, &[]);
         }
         true
     }
@@ -248,7 +262,7 @@ impl Connection {
         loop {
             // A closed peer reads no packets, although its socket may still be open.
             self.check()?;
-            match socket::send(self.socket.fd(), &outgoing.packet, file.as_slice()) {
+            match socket::send(self.link.messages.fd(), &outgoing.packet, file.as_slice()) {
                 Ok(()) => {
                     sending.is_socket_full = false;
                     return Ok(true);
@@ -277,24 +291,24 @@ impl Connection {
         if self.relay.is_some() {
             return Err(failed(Errno::OPNOTSUPP));
         }
-        socket::send(self.socket.fd(), &Outgoing::socket()?.packet, &[socket]).map_err(failed)
+        socket::send(self.link.messages.fd(), &Outgoing::socket()?.packet, &[socket]).map_err(failed)
     }
 
     fn not_received(&self, deadline: Deadline) -> Error {
         let state = match self.sending.try_lock() {
-            Some(sending) => format!(
-                " {} messages with {} B, which are in flight (limits: {} messages, {} B)",
-                sending.in_flight.messages(),
-                sending.in_flight.bytes(),
-                self.limits.messages,
-                self.limits.bytes
-            ),
+            Some(sending) => {
+                let (in_flight, limits) = (&sending.in_flight, sending.in_flight.limits());
+                format!(
+                    " {} messages with {} B, which are in flight (limits: {} messages, {} B)",
+                    in_flight.messages(),
+                    in_flight.bytes(),
+                    limits.messages,
+                    limits.bytes
+                )
+            }
             None => " the messages in flight".into(),
         };
-        let detail = format!(
-            "; process {} ({}) has not received{state}. Nothing of the message has been sent",
-            self.peer.pid, self.peer.program
-        );
+        let detail = format!("; {} has not received{state}. Nothing of the message has been sent", self.peer);
         deadline.passed("the sending of a message", &detail)
     }
 
@@ -309,8 +323,7 @@ impl Connection {
                 continue;
             }
             if let Some(home) = descriptor.homes().find(|home| map.get(*home).is_none()) {
-                let peer = format!("process {} ({})", self.peer.pid, self.peer.program);
-                return Err(Error::NotInDeviceMap { home, peer: Some(peer) });
+                return Err(Error::NotInDeviceMap { home, peer: Some(self.peer.to_string()) });
             }
         }
         Ok(())
@@ -323,7 +336,7 @@ impl Connection {
             return Err(Error::MessageTooLarge { of: "tensors", size, limit });
         }
         let items =
-            message.parts.iter().map(|part| pending.item(part, &self.bearer)).collect::<Result<_>>()?;
+            message.parts.iter().map(|part| pending.item(part, &self.peer.bearer)).collect::<Result<_>>()?;
         // If the peer has terminated meanwhile, its grants have ended already, and the new ones would stay.
         self.check()?;
         Ok(items)
@@ -341,100 +354,12 @@ impl Connection {
     fn signal_ready_on(&self, stream: BorrowedStream<'_>, sending: &mut SendState) -> Result<()> {
         let backend = self.ipc.backend();
         check_backend("the stream", stream.backend(), backend.info().name)?;
-        if self.relay.is_some() || timelines_of(&**backend, stream.device()).is_err() {
+        if self.relay.is_some() || !self.signals.are_supported_by(stream) {
             return backend.memory().synchronize(stream);
         }
-        let order = self.order()?;
-        let signalled = self.words().signal_in_turn(sending.signalled + 1, stream, order);
+        let signalled = self.signals.signal(sending.signalled + 1, stream);
         signalled.map_err(|error| self.check().err().unwrap_or(error))?;
         sending.signalled += 1;
         Ok(())
-    }
-
-    /// Waits until the peer has received every message, and opened or discarded every tensor in them.
-    pub(super) fn wait_settled(&self, deadline: Deadline) -> Result<()> {
-        let runtime = self.runtime.check()?;
-        let sending = self.sending.lock(deadline);
-        let sending = sending.ok_or_else(|| deadline.passed("the send call of another thread", ""))?;
-        let taken = || {
-            let [received, settled] = [Slot::Received, Slot::Settled].map(|slot| self.peers_word(slot));
-            (received.load(Ordering::Acquire), settled.load(Ordering::Acquire))
-        };
-        let holds = || {
-            let state = self.check();
-            let (received, settled) = taken();
-            // A peer that has closed its end may still open received memory while its process lives.
-            let may_settle =
-                received >= sending.messages && matches!(state, Err(Error::ChannelClosed { .. }));
-            match state {
-                _ if received >= sending.messages && settled >= sending.tensors => Ok(true),
-                Err(error) if !may_settle || self.has_gone() => Err(error),
-                _ => Ok(false),
-            }
-        };
-        wait_for_words(deadline.left(), holds, || {
-            let (received, settled) = taken();
-            let detail = format!(
-                "; process {} ({}) has received {received} of {} messages, and opened or discarded {settled} of {} tensors",
-                self.peer.pid, self.peer.program, sending.messages, sending.tensors
-            );
-            deadline.passed("the receipt of the sent messages", &detail)
-        })?;
-        // Each grant is a lease or has ended by now.
-        runtime.exports.end_grants_of(self.id);
-        Ok(())
-    }
-
-    /// Closes both directions after the peer has received every message, or after the timeout.
-    pub(super) fn close_after(self: &Arc<Self>, timeout: Duration) -> Result<()> {
-        check_may_wait("closing a channel", timeout)?;
-        self.runtime.check()?;
-        if self.is_closed_both_ways() {
-            return Ok(());
-        }
-        let deadline = Deadline::after(timeout);
-        let settled = self.wait_settled(deadline);
-        self.close_directions(BOTH, deadline.left().min(relay::CLOSING));
-        settled
-    }
-
-    /// Closes directions.
-    pub(super) fn close(self: &Arc<Self>, directions: u64) {
-        self.close_directions(directions, relay::CLOSING);
-    }
-
-    /// Closes directions. Waits for at most `wait` until a process of another host knows it, so that this process may exit.
-    fn close_directions(self: &Arc<Self>, directions: u64, wait: Duration) {
-        let Some(runtime) = self.runtime.here() else { return };
-        let closed = self.mark_closed(directions);
-        if closed & Direction::Receiving as u64 != 0 {
-            kill_point!("closer:channel-ending");
-            self.finish_receiving();
-        }
-        if closed & Direction::Sending as u64 != 0 {
-            self.finish_sending(runtime);
-        }
-        if closed != 0
-            && let Some(relay) = &self.relay
-        {
-            relay.wake();
-            relay.wait_seen(closed, wait);
-        }
-    }
-
-    /// Notifies the peer that this end sends no further messages. Wakes the send calls of this process.
-    fn finish_sending(self: &Arc<Self>, runtime: &Runtime) {
-        self.wake_senders();
-        // Wakes a waiting peer. If the socket is full, the peer has packets to read, and polls the word before it waits.
-        if let Ok(end) = Outgoing::end() {
-            let _ = socket::send(self.socket.fd(), &end.packet, &[]);
-        }
-        kill_point!("closer:channel-ended");
-        if let Some(order) = self.order.get().filter(|order| !order.has_arrived()) {
-            runtime.poller.keep_until_arrived(Arc::clone(order), Arc::clone(self) as _);
-        }
-        if !self.has_gone() {
-            runtime.exports.keep_while_granted(self.id, Arc::clone(self) as _);
-        }
     }
 }

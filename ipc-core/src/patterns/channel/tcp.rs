@@ -11,19 +11,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use device_ipc_tcp::{AuthenticatedConnection, Key, MAX_MESSAGE_BYTES, TcpError};
+use rustix::event::PollFlags;
 
 use super::Channel;
 use super::builder::LocalEnd;
 use super::connect::RETRY;
 use super::connection::{Agreement, Connection};
 use super::handshake::{Greeting, Hello};
-use super::relay::{self, PeerEnds, Relay};
+use super::link::ChannelLink;
+use super::listen::refused;
+use super::relay::{self, Relay};
 use crate::model::error::{Error, Remedy, Result};
 use crate::os::log::{self, Throttle};
 use crate::os::{ClosedByFork, Readiness, clock};
-use crate::sharing::timeline::{Side, WordPage};
-use crate::transport::socket::{self, PeerSocket};
-use crate::transport::{Admission, Deadline, MAX_REQUEST_BYTES, TcpServer, greediest};
+use crate::transport::{Admission, Deadline, MAX_REQUEST_BYTES, TcpServer, greediest, socket};
 
 /// The id of the key of a channel, which distinguishes it from keys of other uses.
 const KEY_ID: u64 = 1;
@@ -41,11 +42,11 @@ const MAX_WAITING: usize = 64;
 #[derive(Debug)]
 pub(super) struct TcpListening {
     server: TcpServer,
-    waiting: Arc<Waiting>,
+    waiting: Arc<GreetedQueue>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct GreetedQueue {
     connections: Mutex<VecDeque<Greeted>>,
     /// Readable while there are connections.
     readiness: Readiness,
@@ -53,7 +54,7 @@ struct Waiting {
 
 /// A connection whose client knows the key and has sent its greeting.
 #[derive(Debug)]
-pub(super) struct Greeted {
+struct Greeted {
     _closed_by_fork: ClosedByFork,
     connection: AuthenticatedConnection,
     greeting: Vec<u8>,
@@ -65,7 +66,7 @@ impl TcpListening {
         let resolved =
             resolve(address).map_err(|error| Error::io(format!("listening at {address:?}"), error))?;
         let readiness = Readiness::new().map_err(|error| Error::io("creating an eventfd", error))?;
-        let waiting = Arc::new(Waiting { connections: Mutex::default(), readiness });
+        let waiting = Arc::new(GreetedQueue { connections: Mutex::default(), readiness });
         let served = Arc::clone(&waiting);
         let server = TcpServer::start(resolved[0], move |_, permit, stream, peer| {
             match greet(stream, &key, || permit.mark_in_use(KEY_ID)) {
@@ -85,8 +86,33 @@ impl TcpListening {
         self.server.address()
     }
 
+    /// Accepts the next process. `None` after the deadline.
+    pub(super) fn accept(&self, end: &LocalEnd, deadline: Deadline) -> Result<Option<Channel>> {
+        loop {
+            let accepted = self.try_accept(end)?;
+            if accepted.is_some() || deadline.left().is_zero() {
+                return Ok(accepted);
+            }
+            let waited = socket::wait_until(self.as_fd(), PollFlags::IN, deadline.at);
+            waited.map_err(|error| Error::io("waiting for a channel", error))?;
+        }
+    }
+
+    /// Accepts the next process if one has sent its greeting.
+    pub(super) fn try_accept(&self, end: &LocalEnd) -> Result<Option<Channel>> {
+        while let Some(greeted) = self.take() {
+            let peer = greeted.address();
+            match accept(greeted, end) {
+                Ok(Some(channel)) => return Ok(Some(channel)),
+                Ok(None) => {}
+                Err(error) => refused(error, format_args!("the process at {peer}"))?,
+            }
+        }
+        Ok(None)
+    }
+
     /// Returns the next connection that waits to be accepted.
-    pub(super) fn take(&self) -> Option<Greeted> {
+    fn take(&self) -> Option<Greeted> {
         let mut connections = self.waiting.lock();
         let next = connections.pop_front();
         if connections.is_empty() {
@@ -102,7 +128,7 @@ impl AsFd for TcpListening {
     }
 }
 
-impl Waiting {
+impl GreetedQueue {
     fn lock(&self) -> MutexGuard<'_, VecDeque<Greeted>> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -123,7 +149,7 @@ impl Waiting {
 
 impl Greeted {
     /// Returns the peer's address, for messages.
-    pub(super) fn address(&self) -> String {
+    fn address(&self) -> String {
         self.connection
             .socket()
             .peer_addr()
@@ -160,7 +186,7 @@ fn greet(stream: Arc<TcpStream>, key: &Key, proved: impl FnOnce() -> Admission) 
 }
 
 /// Answers the greeting of a connection, and begins the channel. `None` if the process has closed the connection.
-pub(super) fn accept(greeted: Greeted, own: &LocalEnd) -> Result<Option<Channel>> {
+fn accept(greeted: Greeted, own: &LocalEnd) -> Result<Option<Channel>> {
     let Greeted { _closed_by_fork, mut connection, greeting } = greeted;
     // A peer of another protocol version learns this version from the answer.
     let answer = Greeting::Hello(own.hello.clone()).encode()?;
@@ -248,25 +274,18 @@ fn begin(own: &LocalEnd, mut peer: Hello, tcp: AuthenticatedConnection) -> Resul
     if let Ok(address) = tcp.socket().peer_addr() {
         peer.program = format!("{} on {}", peer.program, address.ip());
     }
-    let pair = || socket::pair().map_err(|error| Error::io("creating a pair of sockets", error));
-    let ((socket, peers), (control, peers_control)) = (pair()?, pair()?);
-    let (page, _) = WordPage::create()?;
-    let [socket, control, peers, peers_control] =
-        [socket, control, peers, peers_control].map(|socket| PeerSocket::new(socket, true));
-    let ends = PeerEnds { socket: peers, control: peers_control, page: Arc::clone(&page) };
+    let [link, relays] = ChannelLink::within_process()?;
     let relay = Relay::new()?;
-    let agreement = Agreement {
+    let connection = Connection::begin(Agreement {
         own: own.clone(),
         peer,
+        // The peer's process id is one of its host.
+        pid: 0,
         maps,
-        page,
-        side: Side::Exporter,
-        control,
+        link,
         relay: Some(Arc::clone(&relay)),
         allotment: None,
-    };
-    // The peer's process id is one of its host.
-    let connection = Connection::begin(socket, 0, agreement)?;
-    relay::start(&connection, relay, ends, tcp)?;
+    })?;
+    relay::start(&connection, relay, relays, tcp)?;
     Ok(Channel::new(connection))
 }

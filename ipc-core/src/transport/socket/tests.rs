@@ -99,13 +99,13 @@ fn peer_that_does_not_read_does_not_block_the_sender() {
 fn receiver_sleeps_until_message_end_or_timeout() {
     let (near, far) = pair();
     let mut buffer = Vec::new();
-    let_sleep(far.as_fd(), Duration::from_millis(20)).unwrap();
+    limit_receive_time(far.as_fd(), Duration::from_millis(20)).unwrap();
     let begin = Instant::now();
     assert_eq!(take_asleep(far.as_fd(), &mut buffer).unwrap_err(), Errno::AGAIN);
     // The kernel counts in ticks.
     assert!(begin.elapsed() >= Duration::from_millis(10));
     assert_eq!(take(far.as_fd(), &mut buffer).unwrap_err(), Errno::AGAIN, "this one never sleeps");
-    let_sleep(far.as_fd(), Duration::from_secs(60)).unwrap();
+    limit_receive_time(far.as_fd(), Duration::from_secs(60)).unwrap();
     let length = || take_asleep(far.as_fd(), &mut Vec::new()).unwrap().map(|taken| taken.len);
     std::thread::scope(|scope| {
         let asleep = scope.spawn(length);

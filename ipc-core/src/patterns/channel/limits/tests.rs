@@ -1,7 +1,11 @@
 use super::*;
 
-fn in_flight(sizes: &[u64]) -> InFlight {
-    let mut in_flight = InFlight::default();
+fn in_flight(sizes: &[u64]) -> MessagesInFlight {
+    within(LIMITS, sizes)
+}
+
+fn within(limits: Limits, sizes: &[u64]) -> MessagesInFlight {
+    let mut in_flight = MessagesInFlight::new(limits);
     sizes.iter().for_each(|size| in_flight.push(*size));
     in_flight
 }
@@ -10,25 +14,25 @@ const LIMITS: Limits = Limits { messages: 3, bytes: 100 };
 
 #[test]
 fn room_is_stated_by_the_message_whose_receipt_makes_it() {
-    assert_eq!(in_flight(&[]).room_at(0, LIMITS), None);
-    assert_eq!(in_flight(&[10, 10]).room_at(80, LIMITS), None);
-    assert_eq!(in_flight(&[10, 10]).room_at(81, LIMITS), Some(1));
-    assert_eq!(in_flight(&[10, 10, 0]).room_at(0, LIMITS), Some(1));
-    assert_eq!(in_flight(&[1, 99]).room_at(50, LIMITS), Some(2));
+    assert_eq!(in_flight(&[]).room_at(0), None);
+    assert_eq!(in_flight(&[10, 10]).room_at(80), None);
+    assert_eq!(in_flight(&[10, 10]).room_at(81), Some(1));
+    assert_eq!(in_flight(&[10, 10, 0]).room_at(0), Some(1));
+    assert_eq!(in_flight(&[1, 99]).room_at(50), Some(2));
     let mut later = in_flight(&[50, 50]);
     later.acknowledge(1);
     later.push(50);
-    assert_eq!(later.room_at(1, LIMITS), Some(2));
+    assert_eq!(later.room_at(1), Some(2));
 }
 
 #[test]
 fn message_above_the_byte_limit_is_sent_alone() {
-    assert_eq!(in_flight(&[]).room_at(1000, LIMITS), None);
-    assert_eq!(in_flight(&[1]).room_at(1000, LIMITS), Some(1));
-    assert_eq!(in_flight(&[1000]).room_at(0, LIMITS), Some(1));
+    assert_eq!(in_flight(&[]).room_at(1000), None);
+    assert_eq!(in_flight(&[1]).room_at(1000), Some(1));
+    assert_eq!(in_flight(&[1000]).room_at(0), Some(1));
     let nothing = Limits { messages: 0, bytes: 0 };
-    assert_eq!(in_flight(&[]).room_at(1, nothing), None);
-    assert_eq!(in_flight(&[0]).room_at(0, nothing), Some(1));
+    assert_eq!(within(nothing, &[]).room_at(1), None);
+    assert_eq!(within(nothing, &[0]).room_at(0), Some(1));
 }
 
 #[test]

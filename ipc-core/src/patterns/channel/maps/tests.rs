@@ -9,7 +9,7 @@ fn map(pairs: &[(DeviceName, DeviceName)]) -> DeviceMap {
 }
 
 fn maps(own: (&[DeviceIdentity], &DeviceMap), peer: (&[DeviceIdentity], &DeviceMap)) -> Result<Maps> {
-    let end = |(devices, map)| Endpoint { devices, map };
+    let end = |(devices, map)| EndDevices { devices, map };
     Maps::resolve(end(own), end(peer))
 }
 
@@ -54,7 +54,8 @@ fn unknown_device_error_names_pair_and_side() {
 
 #[test]
 fn own_map_is_checked_before_a_peer_is_known() {
-    let check = |pairs: &[(DeviceName, DeviceName)]| check_own(Endpoint { devices: &[A], map: &map(pairs) });
+    let check =
+        |pairs: &[(DeviceName, DeviceName)]| check_own(EndDevices { devices: &[A], map: &map(pairs) });
     let text = check(&[(2.into(), 0.into())]).unwrap_err().to_string();
     assert!(text.contains("device 2 to 0 of this process's map: the sender sees no device 2"), "{text}");
     assert!(check(&[(B.into(), 0.into())]).is_err());

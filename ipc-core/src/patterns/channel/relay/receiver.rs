@@ -10,9 +10,10 @@ use device_ipc_tcp::{AuthenticatedReceiver, TcpError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
-use super::super::connection::{Connection, Direction, Slot};
-use super::super::limits::InFlight;
-use super::{MAX_WHOLE_BYTES, Shared, TICK, WINDOW};
+use super::super::connection::Connection;
+use super::super::counters::{Direction, Slot};
+use super::super::limits::MessagesInFlight;
+use super::{MAX_WHOLE_BYTES, RelayShared, TICK, WINDOW};
 use crate::model::error::Result;
 use crate::os::{clock, log};
 use crate::sharing::RuntimeRef;
@@ -29,7 +30,7 @@ const LINGER: Duration = Duration::from_secs(10);
 
 /// The thread that receives by TCP.
 pub(super) struct Receiver {
-    shared: Arc<Shared>,
+    shared: Arc<RelayShared>,
     tcp: AuthenticatedReceiver,
     connection: Weak<Connection>,
     runtime: RuntimeRef,
@@ -37,7 +38,7 @@ pub(super) struct Receiver {
     limit: u64,
     /// The parts of a message that have arrived.
     partial: Vec<u8>,
-    on_the_way: InFlight,
+    on_the_way: MessagesInFlight,
     /// The messages that are in the socket, or were.
     delivered: u64,
     /// The last value of `WantsRoom` that a wake-up was sent for.
@@ -45,7 +46,11 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    pub(super) fn new(shared: Arc<Shared>, tcp: AuthenticatedReceiver, connection: &Arc<Connection>) -> Self {
+    pub(super) fn new(
+        shared: Arc<RelayShared>,
+        tcp: AuthenticatedReceiver,
+        connection: &Arc<Connection>,
+    ) -> Self {
         Self {
             shared,
             tcp,
@@ -53,7 +58,7 @@ impl Receiver {
             runtime: connection.runtime,
             limit: connection.limit,
             partial: Vec::new(),
-            on_the_way: InFlight::default(),
+            on_the_way: MessagesInFlight::new(WINDOW),
             delivered: 0,
             woken_for: 0,
         }
@@ -67,9 +72,7 @@ impl Receiver {
         };
         tracing::debug!(target: log::CHANNEL, why, "a channel of another host receives no more");
         let _ = self.tcp.socket().shutdown(Shutdown::Both);
-        for socket in [&self.shared.ends.socket, &self.shared.ends.control] {
-            let _ = rustix::net::shutdown(socket.fd(), rustix::net::Shutdown::Both);
-        }
+        self.shared.link.shut_down();
         let relay = &self.shared.relay;
         relay.lock().is_over = true;
         relay.changed.notify_all();
@@ -96,7 +99,7 @@ impl Receiver {
             // Reports only that the end of this process has gone.
             let is_open = since.is_none() && !self.shared.has_finished.load(Ordering::Acquire);
             if is_open {
-                files.push(PollFd::from_borrowed_fd(self.shared.ends.socket.fd(), PollFlags::empty()));
+                files.push(PollFd::from_borrowed_fd(self.shared.link.messages.fd(), PollFlags::empty()));
             }
             let until = (!is_open).then(|| clock::now() + TICK);
             if clock::poll(&mut files, until).is_err() || !files[0].revents().is_empty() {
@@ -164,11 +167,11 @@ impl Receiver {
             return Err(format!("its message has more than {} B, the agreed limit", self.limit));
         }
         if self.partial.is_empty() {
-            let ends = &self.shared.ends;
+            let link = &self.shared.link;
             let [closed, received] =
-                [Slot::Closed, Slot::Received].map(|slot| ends.local(slot).load(Ordering::Acquire));
+                [Slot::Closed, Slot::Received].map(|slot| link.counters.peers(slot).load(Ordering::Acquire));
             self.on_the_way.acknowledge(self.shared.taken(closed, received));
-            if self.on_the_way.room_at(1, WINDOW).is_some() {
+            if self.on_the_way.room_at(1).is_some() {
                 return Err("it sends more messages than this process has room for".into());
             }
         }
@@ -182,16 +185,17 @@ impl Receiver {
         let outgoing = Outgoing::relayed(message, MAX_WHOLE_BYTES).map_err(|error| error.to_string())?;
         let file = outgoing.file.as_ref().map(AsFd::as_fd);
         loop {
-            match socket::send(shared.ends.socket.fd(), &outgoing.packet, file.as_slice()) {
+            match socket::send(shared.link.messages.fd(), &outgoing.packet, file.as_slice()) {
                 Ok(()) => {
                     self.delivered += 1;
-                    shared.ends.peers(Slot::Sent).store(self.delivered, Ordering::Release);
+                    shared.link.counters.own(Slot::Sent).store(self.delivered, Ordering::Release);
                     shared.arrived.fetch_add(1, Ordering::AcqRel);
                     return Ok(());
                 }
                 // The system's buffers are smaller than usual.
                 Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => {
-                    let _ = socket::wait_until(shared.ends.socket.fd(), PollFlags::OUT, clock::now() + TICK);
+                    let _ =
+                        socket::wait_until(shared.link.messages.fd(), PollFlags::OUT, clock::now() + TICK);
                 }
                 // This process receives no further messages.
                 Err(_) => {
@@ -220,28 +224,27 @@ impl Receiver {
     /// Stores the counters of the peer, and wakes the threads of this process that wait for them.
     fn apply(&mut self, state: RelayedState) {
         let shared = &self.shared;
-        let (ends, relay) = (&shared.ends, &shared.relay);
-        ends.peers(Slot::Settled).store(state.settled, Ordering::Release);
-        ends.peers(Slot::Received).store(state.received, Ordering::Release);
-        fence(Ordering::SeqCst);
-        let wanted = ends.local(Slot::WantsRoom).load(Ordering::Relaxed);
-        if (1..=state.received).contains(&wanted) && wanted != self.woken_for {
+        let (link, relay) = (&shared.link, &shared.relay);
+        link.counters.own(Slot::Settled).store(state.settled, Ordering::Release);
+        if let Some(wanted) = link.counters.peers_room().acknowledge(state.received)
+            && wanted != self.woken_for
+        {
             self.woken_for = wanted;
-            ends.wake_senders();
+            link.wake_peers_sender();
         }
         let taken = state.received.saturating_add(state.discarded);
         shared.taken_by_peer.store(taken, Ordering::Release);
         fence(Ordering::SeqCst);
         let closed = u64::from(state.closed);
-        let newly = closed & !ends.peers(Slot::Closed).fetch_or(closed, Ordering::AcqRel);
+        let newly = link.counters.mark_closed(closed);
         if newly & Direction::Sending as u64 != 0
             && let Ok(end) = Outgoing::end()
         {
             // If the socket is full, this process has packets to read, and looks at the word before it waits.
-            let _ = socket::send(ends.socket.fd(), &end.packet, &[]);
+            let _ = socket::send(link.messages.fd(), &end.packet, &[]);
         }
         if newly & Direction::Receiving as u64 != 0 {
-            ends.wake_senders();
+            link.wake_peers_sender();
         }
         shared.closed_by_peer.fetch_or(closed, Ordering::AcqRel);
         if newly != 0 || shared.is_blocked.load(Ordering::Relaxed) {

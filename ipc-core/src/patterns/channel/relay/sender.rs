@@ -9,9 +9,9 @@ use device_ipc_tcp::{AuthenticatedSender, TcpError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
-use super::super::connection::{Direction, Slot};
-use super::super::limits::InFlight;
-use super::{Shared, WINDOW};
+use super::super::counters::{Direction, Slot};
+use super::super::limits::MessagesInFlight;
+use super::{RelayShared, WINDOW};
 use crate::model::error::{Error, Result};
 use crate::os::{clock, log};
 use crate::transport::socket::{self, Packet};
@@ -21,9 +21,9 @@ use crate::wire::relay::{MAX_PART_BYTES, Relayed, RelayedState};
 
 /// The thread that sends by TCP.
 pub(super) struct Sender {
-    shared: Arc<Shared>,
+    shared: Arc<RelayShared>,
     tcp: AuthenticatedSender,
-    on_the_way: InFlight,
+    on_the_way: MessagesInFlight,
     /// The last state that was sent.
     sent: RelayedState,
     buffer: Vec<u8>,
@@ -51,11 +51,11 @@ impl From<Error> for Ended {
 }
 
 impl Sender {
-    pub(super) fn new(shared: Arc<Shared>, tcp: AuthenticatedSender) -> Self {
+    pub(super) fn new(shared: Arc<RelayShared>, tcp: AuthenticatedSender) -> Self {
         Self {
             shared,
             tcp,
-            on_the_way: InFlight::default(),
+            on_the_way: MessagesInFlight::new(WINDOW),
             sent: RelayedState::default(),
             buffer: Vec::new(),
             is_control_closed: false,
@@ -86,17 +86,17 @@ impl Sender {
     /// Sends one message of the channel, and the state if it has changed; waits if there was neither.
     fn step(&mut self) -> Result<(), Ended> {
         let shared = Arc::clone(&self.shared);
-        let (ends, relay) = (&shared.ends, &shared.relay);
+        let (link, relay) = (&shared.link, &shared.relay);
         // Cleared before anything is looked at, so that every later change wakes this thread.
         relay.wake.clear();
         self.read_wakes();
         self.send_ended()?;
         // Loaded before the socket is read: this process stores it after its last message.
-        let closed = ends.local(Slot::Closed).load(Ordering::Acquire);
+        let closed = link.counters.peers(Slot::Closed).load(Ordering::Acquire);
         let may_send = self.has_room();
         let (mut is_drained, mut is_over, mut has_sent) = (false, false, false);
         if may_send {
-            match socket::receive(ends.socket.fd(), &mut self.buffer) {
+            match socket::receive(link.messages.fd(), &mut self.buffer) {
                 Ok(Some(packet)) => {
                     self.forward(packet)?;
                     has_sent = true;
@@ -125,7 +125,7 @@ impl Sender {
         self.shared.is_blocked.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.on_the_way.acknowledge(self.shared.taken_by_peer.load(Ordering::Acquire));
-        let has_room = self.on_the_way.room_at(1, WINDOW).is_none();
+        let has_room = self.on_the_way.room_at(1).is_none();
         self.shared.is_blocked.store(!has_room, Ordering::Relaxed);
         has_room
     }
@@ -133,7 +133,7 @@ impl Sender {
     /// Reads the wake-ups of this process, which has received messages.
     fn read_wakes(&mut self) {
         while !self.is_control_closed {
-            match socket::receive(self.shared.ends.control.fd(), &mut self.buffer) {
+            match socket::receive(self.shared.link.wakes.fd(), &mut self.buffer) {
                 Ok(Some(_)) => {}
                 Err(Errno::AGAIN) => return,
                 Ok(None) | Err(_) => self.is_control_closed = true,
@@ -168,7 +168,7 @@ impl Sender {
         };
         self.on_the_way.push(size);
         if self.shared.relay.wants_socket.swap(false, Ordering::SeqCst) {
-            self.shared.ends.wake_senders();
+            self.shared.link.wake_peers_sender();
         }
         Ok(())
     }
@@ -190,13 +190,13 @@ impl Sender {
 
     /// Sends the state if it has changed. The peer learns after the last message that there are no further ones.
     fn send_state(&mut self, closed: u64, is_drained: bool) -> Result<bool, Ended> {
-        let ends = &self.shared.ends;
+        let link = &self.shared.link;
         // Asks for a wake-up at the next message that this process receives.
+        let room = link.counters.room();
         let received = loop {
-            let received = ends.local(Slot::Received).load(Ordering::Acquire);
-            ends.peers(Slot::WantsRoom).store(received + 1, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            if ends.local(Slot::Received).load(Ordering::Acquire) == received {
+            let received = room.received();
+            room.ask(received + 1);
+            if room.received() == received {
                 break received;
             }
         };
@@ -207,7 +207,7 @@ impl Sender {
         let state = RelayedState {
             received,
             discarded: self.shared.taken(closed, received) - received,
-            settled: ends.local(Slot::Settled).load(Ordering::Acquire),
+            settled: link.counters.peers(Slot::Settled).load(Ordering::Acquire),
             closed: self.sent.closed | reported as u8,
             seen: self.shared.closed_by_peer.load(Ordering::Acquire) as u8,
         };
@@ -221,13 +221,13 @@ impl Sender {
 
     /// Waits until there may be something to send.
     fn wait(&self, may_send: bool) {
-        let ends = &self.shared.ends;
+        let link = &self.shared.link;
         let mut files = vec![PollFd::new(&self.shared.relay.wake, PollFlags::IN)];
         if !self.is_control_closed {
-            files.push(PollFd::from_borrowed_fd(ends.control.fd(), PollFlags::IN));
+            files.push(PollFd::from_borrowed_fd(link.wakes.fd(), PollFlags::IN));
         }
         if may_send {
-            files.push(PollFd::from_borrowed_fd(ends.socket.fd(), PollFlags::IN));
+            files.push(PollFd::from_borrowed_fd(link.messages.fd(), PollFlags::IN));
         }
         let _ = clock::poll(&mut files, None);
     }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::transport::socket;
 use crate::wire::channel::Outgoing;
 
 #[test]
