@@ -26,7 +26,7 @@ use crate::wire::descriptor::{
 };
 use crate::wire::examples::plain_descriptor;
 use crate::wire::protocol::{
-    AllocationId, Opened, PROTOCOL_VERSION, PageId, Reply, Request, WireHandle, decode, encode,
+    AllocationId, OpenedExport, PROTOCOL_VERSION, PageId, Reply, Request, WireHandle, decode, encode,
 };
 use crate::wire::ring::RingSlots;
 use crate::wire::{BrokerAddress, Token};
@@ -262,7 +262,7 @@ impl Served {
                     size: self.handle.size,
                     generation: (self.handle.generation != 0).then_some(Generation(self.handle.generation)),
                 };
-                let grant = Opened {
+                let grant = OpenedExport {
                     request,
                     lease: LeaseId(self.leases),
                     handles: vec![handle],

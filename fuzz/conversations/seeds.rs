@@ -11,8 +11,8 @@ use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
 use crate::wire::examples::SOMEBODY;
 use crate::wire::protocol::{
-    AllocationId, ListedExport, ListedHolder, Opened, PROTOCOL_VERSION, PageId, Refusal, Reply, Request,
-    RequestId, Span, WireHandle, encode,
+    AllocationId, ListedExport, ListedHolder, OpenedExport, PROTOCOL_VERSION, PageId, Refusal, Reply,
+    Request, RequestId, Span, WireHandle, encode,
 };
 
 fn hello(protocol: u16) -> Vec<u8> {
@@ -206,7 +206,7 @@ fn handles(request: u64, fds: u16) -> Vec<u8> {
 fn grant(request: u64, fds: u16) -> Vec<u8> {
     let handles = vec![handle(1, fds), handle(2, fds)];
     let (request, lease) = (RequestId(request), LeaseId(8));
-    reply(&Reply::Opened(Opened {
+    reply(&Reply::Opened(OpenedExport {
         request,
         lease,
         handles,

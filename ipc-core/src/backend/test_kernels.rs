@@ -93,7 +93,7 @@ impl Gate {
             test_kernels(&**backend)?.host_function(Box::new(wait), stream)?;
             return Ok(Self(Barrier::HostFunction(barrier)));
         };
-        let (word, address) = Page::next_word(backend, timelines, stream.device())?;
+        let (word, address) = KernelPage::next_word(backend, timelines, stream.device())?;
         // SAFETY: an aligned word of a registered page.
         unsafe { timelines.wait_value(address, 1, stream) }?;
         Ok(Self(Barrier::Word(word)))
@@ -131,7 +131,7 @@ pub(super) fn test_kernels(backend: &dyn DeviceIpc) -> Result<&dyn TestKernels> 
 }
 
 /// A page of words of gates. Each word serves one gate, and the page is never unmapped: the stream may reach a gate after its drop.
-struct Page {
+struct KernelPage {
     backend: Arc<dyn DeviceIpc>,
     device: DeviceOrdinal,
     words: &'static [AtomicU64],
@@ -139,16 +139,16 @@ struct Page {
     used: usize,
 }
 
-impl Page {
+impl KernelPage {
     /// Returns a word that has not been used, and its address on the device.
     fn next_word(
         backend: &Arc<dyn DeviceIpc>,
         timelines: &dyn DeviceTimelines,
         device: DeviceOrdinal,
     ) -> Result<(&'static AtomicU64, DevicePtr)> {
-        static PAGES: Mutex<Vec<Page>> = Mutex::new(Vec::new());
+        static PAGES: Mutex<Vec<KernelPage>> = Mutex::new(Vec::new());
         let mut pages = PAGES.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_word = |page: &Page| {
+        let has_word = |page: &KernelPage| {
             Arc::ptr_eq(&page.backend, backend) && page.device == device && page.used < page.words.len()
         };
         let index = match pages.iter().position(has_word) {

@@ -32,7 +32,7 @@ pub(crate) struct HostPages {
     file: Option<OwnedFd>,
     /// `None` once the worker has been asked to unmap them.
     mapped: Option<Mapped>,
-    registered: Mutex<Vec<Registered>>,
+    registered: Mutex<Vec<RegisteredPages>>,
     owner: Owner,
 }
 
@@ -52,7 +52,7 @@ struct Mapped {
     len: usize,
 }
 
-struct Registered {
+struct RegisteredPages {
     backend: Arc<dyn DeviceIpc>,
     device: DeviceOrdinal,
     used_for: Use,
@@ -118,7 +118,7 @@ impl HostPages {
         used_for: Use,
     ) -> Result<DevicePtr> {
         let mut registered = lock(&self.registered);
-        let is_it = |one: &&Registered| {
+        let is_it = |one: &&RegisteredPages| {
             one.device == device && one.used_for == used_for && Arc::ptr_eq(&one.backend, backend)
         };
         if let Some(known) = registered.iter().find(is_it) {
@@ -136,7 +136,7 @@ impl HostPages {
                 }
             }
         };
-        registered.push(Registered { backend: Arc::clone(backend), device, used_for, address });
+        registered.push(RegisteredPages { backend: Arc::clone(backend), device, used_for, address });
         Ok(address)
     }
 }
@@ -160,7 +160,7 @@ impl Drop for HostPages {
 }
 
 /// Pages that are not used any longer, and that are still registered with devices.
-static RETIRED: Mutex<Vec<(Mapped, Vec<Registered>)>> = Mutex::new(Vec::new());
+static RETIRED: Mutex<Vec<(Mapped, Vec<RegisteredPages>)>> = Mutex::new(Vec::new());
 
 /// Number of timelines of this process that have not ended.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
@@ -232,10 +232,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn take_down(mapped: Mapped, registered: Vec<Registered>) {
+fn take_down(mapped: Mapped, registered: Vec<RegisteredPages>) {
     let base = ptr::with_exposed_provenance_mut::<u8>(mapped.address);
     let Some(pages) = NonNull::new(base) else { return };
-    for Registered { backend, device, used_for, .. } in registered {
+    for RegisteredPages { backend, device, used_for, .. } in registered {
         let synchronized = backend.synchronize_device(device);
         // SAFETY: nobody has the pages any longer, and what was submitted with them has finished.
         let forgotten = unsafe {

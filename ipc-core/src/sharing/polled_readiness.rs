@@ -19,10 +19,10 @@ const POLL: Backoff =
 
 /// A descriptor that is readable until a call has found a condition false, and again once the condition is true.
 #[derive(Debug, Default)]
-pub(crate) struct PolledReadiness(OnceLock<Arc<Descriptor>>);
+pub(crate) struct PolledReadiness(OnceLock<Arc<PolledDescriptor>>);
 
 #[derive(Debug)]
-struct Descriptor {
+struct PolledDescriptor {
     readiness: Readiness,
     /// Whether the poller evaluates a condition.
     is_watched: AtomicBool,
@@ -30,7 +30,7 @@ struct Descriptor {
 
 /// A condition that the poller evaluates until it is true, or until the descriptor's object has been dropped.
 pub(crate) struct Watch {
-    descriptor: Arc<Descriptor>,
+    descriptor: Arc<PolledDescriptor>,
     condition: Box<dyn Fn() -> bool + Send>,
     since: Instant,
 }
@@ -48,7 +48,7 @@ impl PolledReadiness {
                 let readiness = Readiness::new().map_err(|error| Error::io("creating an eventfd", error))?;
                 readiness.set();
                 let is_watched = AtomicBool::new(false);
-                self.0.get_or_init(|| Arc::new(Descriptor { readiness, is_watched }))
+                self.0.get_or_init(|| Arc::new(PolledDescriptor { readiness, is_watched }))
             }
         };
         Ok(created.readiness.as_fd())

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::async_requests::{AsyncReply, AsyncRequests};
-use super::conversation::{Conversation, Deadline, Inbox, not_permitted, user_not_allowed};
+use super::conversation::{Conversation, Deadline, ReceiveBuffer, not_permitted, user_not_allowed};
 use super::poller::{CLIENT_BIT, Epoll, WatchedClient};
 use super::socket::ReceivedFds;
 use super::timed_mutex::{TimedGuard, TimedMutex};
@@ -59,7 +59,7 @@ pub(crate) struct Client<S> {
 #[derive(Default)]
 struct Calls {
     next: u64,
-    inbox: Inbox,
+    inbox: ReceiveBuffer,
     /// Requests whose callers have timed out. A grant that arrives for one of them is given back.
     abandoned: HashSet<u64>,
 }

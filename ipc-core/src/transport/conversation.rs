@@ -24,7 +24,7 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
 /// The state of a receiver between two messages.
 #[derive(Debug, Default)]
-pub(super) struct Inbox {
+pub(super) struct ReceiveBuffer {
     pub(super) buffer: Vec<u8>,
     pace: Pace,
 }
@@ -94,7 +94,7 @@ impl Conversation {
             Ok(()) | Err(Error::ExporterGone { .. }) => {}
             Err(error) => return Err(error),
         }
-        let (reply, fds) = self.receive(&mut Inbox::default(), deadline)?;
+        let (reply, fds) = self.receive(&mut ReceiveBuffer::default(), deadline)?;
         self.epoch = fds.first().and_then(EpochView::open);
         self.lease_page = fds.take_second();
         match reply {
@@ -126,8 +126,12 @@ impl Conversation {
 
     /// Receives a message, and waits for one: mostly a reply that has not arrived yet. Where replies arrive quickly it polls before
     /// it sleeps.
-    pub(super) fn receive(&self, inbox: &mut Inbox, deadline: Deadline) -> Result<(Reply, ReceivedFds)> {
-        let Inbox { buffer, pace } = inbox;
+    pub(super) fn receive(
+        &self,
+        inbox: &mut ReceiveBuffer,
+        deadline: Deadline,
+    ) -> Result<(Reply, ReceivedFds)> {
+        let ReceiveBuffer { buffer, pace } = inbox;
         pace.wait(Some(deadline.at), |look| match look {
             PollMode::Now => self.try_receive(buffer),
             PollMode::Sleep => self.receive_asleep(buffer, deadline),

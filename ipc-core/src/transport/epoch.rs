@@ -24,7 +24,7 @@ const ALIVE: usize = 8;
 /// The exporter's page.
 #[derive(Debug)]
 pub(crate) struct Epoch {
-    page: Page,
+    page: EpochPage,
     file: OwnedFd,
 }
 
@@ -33,7 +33,7 @@ impl Epoch {
     pub(crate) fn create() -> rustix::io::Result<Self> {
         let file = memfd_create("device-ipc-epoch", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, BYTES as u64)?;
-        let page = Page::map(file.as_fd(), ProtFlags::READ | ProtFlags::WRITE)?;
+        let page = EpochPage::map(file.as_fd(), ProtFlags::READ | ProtFlags::WRITE)?;
         // Importers cannot write, and no process can cut the file short.
         fcntl_add_seals(
             &file,
@@ -62,14 +62,14 @@ impl Epoch {
 /// An importer's view of an exporter's page.
 #[derive(Debug)]
 pub(crate) struct EpochView {
-    page: Page,
+    page: EpochPage,
 }
 
 impl EpochView {
     /// Maps the file of an exporter. `None` for a file whose use could fail later: one that is too short, or that can be cut short.
     pub(super) fn open(file: &OwnedFd) -> Option<Self> {
         received_file::check(file, SealFlags::empty(), BYTES as u64, "the page of the exporter").ok()?;
-        Some(Self { page: Page::map(file.as_fd(), ProtFlags::READ).ok()? })
+        Some(Self { page: EpochPage::map(file.as_fd(), ProtFlags::READ).ok()? })
     }
 
     /// Returns the count.
@@ -88,14 +88,14 @@ impl EpochView {
 
 /// A mapped page.
 #[derive(Debug)]
-struct Page(ptr::NonNull<AtomicU64>);
+struct EpochPage(ptr::NonNull<AtomicU64>);
 
 // SAFETY: the page is only touched through an atomic number, and unmapped by drop alone.
-unsafe impl Send for Page {}
+unsafe impl Send for EpochPage {}
 // SAFETY: as above.
-unsafe impl Sync for Page {}
+unsafe impl Sync for EpochPage {}
 
-impl Page {
+impl EpochPage {
     fn map(file: BorrowedFd<'_>, protection: ProtFlags) -> rustix::io::Result<Self> {
         // SAFETY: a new mapping wherever the kernel puts it.
         let address = unsafe { mmap(ptr::null_mut(), BYTES, protection, MapFlags::SHARED, file, 0)? };
@@ -115,7 +115,7 @@ impl Page {
     }
 }
 
-impl Drop for Page {
+impl Drop for EpochPage {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this size, and nothing refers to it any longer.
         let _ = unsafe { munmap(self.0.as_ptr().cast(), BYTES) };

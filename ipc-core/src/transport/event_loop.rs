@@ -13,7 +13,7 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
 
 use super::connection::Served;
-use super::poller::{CLIENT_BIT, Command, Queue, SOCKET_BIT, WAKE, WatchedClient, WatchedSocket};
+use super::poller::{CLIENT_BIT, PollerCommand, Queue, SOCKET_BIT, WAKE, WatchedClient, WatchedSocket};
 use super::service::{ConnectionId, Next, Service, Session};
 use super::socket_file::SocketFile;
 use super::{Metrics, Worker};
@@ -26,7 +26,7 @@ const SPIN: Duration = Duration::from_micros(100);
 
 /// A descriptor that the loop waits on, beside those of clients and watched sockets.
 enum Source<S: Service> {
-    Listener(Listener),
+    Listener(ListeningSource),
     Served(Box<Served<S::Session>>),
     /// The process of a connection's peer.
     ServedProcess(u64, #[allow(dead_code, reason = "keeps the descriptor open")] OwnedFd),
@@ -36,7 +36,7 @@ enum Source<S: Service> {
     SocketProcess(u64, #[allow(dead_code, reason = "keeps the descriptor open")] OwnedFd),
 }
 
-struct Listener {
+struct ListeningSource {
     _closed_by_fork: ClosedByFork,
     socket: OwnedFd,
     /// The kernel refuses descriptors that peers send to it.
@@ -44,7 +44,7 @@ struct Listener {
     file: Option<SocketFile>,
 }
 
-impl Drop for Listener {
+impl Drop for ListeningSource {
     fn drop(&mut self) {
         if let Some(file) = &self.file {
             file.remove();
@@ -189,10 +189,10 @@ impl<S: Service> EventLoop<S> {
             #[cfg(feature = "kill-points")]
             self.idle.note_command();
             match command {
-                Command::Listen { listener, refuses_fds, file } => {
+                PollerCommand::Listen { listener, refuses_fds, file } => {
                     let id = self.take_id();
                     if self.add(listener.as_fd(), id, EventFlags::IN) {
-                        let listener = Listener {
+                        let listener = ListeningSource {
                             _closed_by_fork: ClosedByFork::new(listener.as_fd()),
                             socket: listener,
                             refuses_fds,
@@ -201,30 +201,30 @@ impl<S: Service> EventLoop<S> {
                         self.sources.insert(id, Source::Listener(listener));
                     }
                 }
-                Command::Watch(client, process) => self.watch(client, process),
-                Command::Unwatch(id) => {
+                PollerCommand::Watch(client, process) => self.watch(client, process),
+                PollerCommand::Unwatch(id) => {
                     if let Some((client, process)) = self.clients.remove(&id) {
                         self.queue.epoll.remove(client.socket());
                         process.map(|process| self.sources.remove(&process));
                     }
                 }
-                Command::WatchSocket(id, socket, process) => self.watch_socket(id, socket, process),
-                Command::UnwatchSocket(id) => {
+                PollerCommand::WatchSocket(id, socket, process) => self.watch_socket(id, socket, process),
+                PollerCommand::UnwatchSocket(id) => {
                     if let Some((_, Some(process))) = self.sockets.remove(&id) {
                         self.sources.remove(&process);
                     }
                 }
-                Command::Send(connections, message) => {
+                PollerCommand::Send(connections, message) => {
                     for ConnectionId(id) in connections {
                         self.step(id, |served| served.connection.send(&message, &[]));
                     }
                 }
-                Command::Event(ConnectionId(id), event) => {
+                PollerCommand::Event(ConnectionId(id), event) => {
                     self.step(id, |served| served.session.handle(event, &mut served.connection));
                 }
-                Command::Service(command) => self.service.run(command),
+                PollerCommand::Service(command) => self.service.run(command),
                 #[cfg(feature = "kill-points")]
-                Command::WhenIdle(answer) => self.idle.await_by(answer),
+                PollerCommand::WhenIdle(answer) => self.idle.await_by(answer),
             }
         }
     }
@@ -337,7 +337,7 @@ impl<S: Service> EventLoop<S> {
                     self.close(id);
                 }
                 (Timer::Resume, Some(Source::Served(_))) => self.after(id, Next::Keep),
-                (Timer::Listen, Some(Source::Listener(Listener { socket, .. }))) => {
+                (Timer::Listen, Some(Source::Listener(ListeningSource { socket, .. }))) => {
                     self.modify(socket.as_fd(), id, EventFlags::IN);
                 }
                 _ => {}

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::AllowList;
-use super::conversation::{CONNECT_RETRY, Conversation, Deadline, Inbox, queue_is_full, try_connect};
+use super::conversation::{CONNECT_RETRY, Conversation, Deadline, ReceiveBuffer, queue_is_full, try_connect};
 use super::socket_file::SocketName;
 use crate::model::error::{Error, Result};
 use crate::os::clock;
@@ -156,7 +156,7 @@ fn ask(
     deadline: Deadline,
 ) -> Result<ListedProcess> {
     let (conversation, process) = Conversation::over(socket, address, None, allow, deadline)?;
-    let (mut exports, mut inbox) = (Vec::new(), Inbox::default());
+    let (mut exports, mut inbox) = (Vec::new(), ReceiveBuffer::default());
     let mut after = ExportId(0);
     loop {
         conversation.send(&Request::List { request: RequestId(0), after }, deadline)?;

@@ -42,7 +42,7 @@ struct Started<S: Service> {
 pub(super) struct Queue<S: Service> {
     pub(super) epoll: Arc<Epoll>,
     wake: OwnedFd,
-    commands: Mutex<Vec<Command<S>>>,
+    commands: Mutex<Vec<PollerCommand<S>>>,
     _closed_by_fork: ClosedByFork,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Epoll {
     _closed_by_fork: ClosedByFork,
 }
 
-pub(super) enum Command<S: Service> {
+pub(super) enum PollerCommand<S: Service> {
     Listen {
         listener: OwnedFd,
         refuses_fds: bool,
@@ -107,7 +107,7 @@ impl<S: Service> Poller<S> {
             return Ok(address.clone());
         }
         let (listener, refuses_fds, address, file) = listen(directory.as_ref())?;
-        started.queue.push(Command::Listen { listener, refuses_fds, file });
+        started.queue.push(PollerCommand::Listen { listener, refuses_fds, file });
         started.listening.insert(directory, address.clone());
         Ok(address)
     }
@@ -124,13 +124,13 @@ impl<S: Service> Poller<S> {
         let pid = client.server_pid().and_then(|pid| Pid::from_raw(pid as i32));
         let process = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         client.set_watched(&started.queue.epoll);
-        started.queue.push(Command::Watch(Arc::clone(client) as Arc<dyn WatchedClient>, process));
+        started.queue.push(PollerCommand::Watch(Arc::clone(client) as Arc<dyn WatchedClient>, process));
         Ok(())
     }
 
     /// Stops watching a client.
     pub(crate) fn unwatch<T: Subscriber>(&self, client: &Client<T>) {
-        self.push(|| Command::Unwatch(client.watch_id()));
+        self.push(|| PollerCommand::Unwatch(client.watch_id()));
     }
 
     /// Watches a socket for the hang-up of its peer, by a number that is never given twice; and the peer's process, where it has
@@ -139,7 +139,7 @@ impl<S: Service> Poller<S> {
         let mut started = self.start()?;
         let started = started.as_mut().expect("start() has filled it");
         let process = Pid::from_raw(pid as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        started.queue.push(Command::WatchSocket(number | SOCKET_BIT, socket, process));
+        started.queue.push(PollerCommand::WatchSocket(number | SOCKET_BIT, socket, process));
         Ok(())
     }
 
@@ -147,25 +147,25 @@ impl<S: Service> Poller<S> {
     pub(crate) fn unwatch_socket(&self, number: u64, socket: BorrowedFd<'_>) {
         if let Some(started) = self.lock().as_ref() {
             started.queue.epoll.remove(socket);
-            started.queue.push(Command::UnwatchSocket(number | SOCKET_BIT));
+            started.queue.push(PollerCommand::UnwatchSocket(number | SOCKET_BIT));
         }
     }
 
     /// Sends a notification over connections.
     pub(crate) fn notify(&self, connections: Vec<ConnectionId>, message: Reply) {
         if !connections.is_empty() {
-            self.push(|| Command::Send(connections, message));
+            self.push(|| PollerCommand::Send(connections, message));
         }
     }
 
     /// Hands an event to the session of a connection.
     pub(crate) fn send_event(&self, connection: ConnectionId, event: <S::Session as Session>::Event) {
-        self.push(|| Command::Event(connection, event));
+        self.push(|| PollerCommand::Event(connection, event));
     }
 
     /// Hands a command to the service.
     pub(crate) fn send_command(&self, command: S::Command) {
-        self.push(|| Command::Service(command));
+        self.push(|| PollerCommand::Service(command));
     }
 
     /// Waits until the thread has handled every event and every command, and returns the number of these since its start; `None`
@@ -174,14 +174,14 @@ impl<S: Service> Poller<S> {
     pub(crate) fn wait_until_idle(&self, timeout: std::time::Duration) -> Option<u64> {
         let (idle, answer) = std::sync::mpsc::channel();
         match self.lock().as_ref() {
-            Some(started) => started.queue.push(Command::WhenIdle(idle)),
+            Some(started) => started.queue.push(PollerCommand::WhenIdle(idle)),
             None => return Some(0),
         }
         crate::os::clock::receive(&answer, timeout).ok()
     }
 
     /// Queues a command, where the thread runs.
-    fn push(&self, command: impl FnOnce() -> Command<S>) {
+    fn push(&self, command: impl FnOnce() -> PollerCommand<S>) {
         if let Some(started) = self.lock().as_ref() {
             started.queue.push(command());
         }
@@ -227,12 +227,12 @@ impl<S: Service> fmt::Debug for Poller<S> {
 
 impl<S: Service> Queue<S> {
     /// Takes the commands that have been queued since the last call.
-    pub(super) fn take_commands(&self) -> Vec<Command<S>> {
+    pub(super) fn take_commands(&self) -> Vec<PollerCommand<S>> {
         let _ = rustix::io::read(&self.wake, &mut [0_u8; 8]);
         std::mem::take(&mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn push(&self, command: Command<S>) {
+    fn push(&self, command: PollerCommand<S>) {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
         // The counter cannot overflow: the poller reads it to zero at every turn.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());

@@ -46,18 +46,18 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(crate) struct TcpServer {
     id: ServerId,
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
+struct ServerState {
+    state: Mutex<ServedConnections>,
     /// Set when the server is dropped, a connection has ended, or one of the maximum number of connections has become idle.
     changed: Readiness,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ServedConnections {
     is_closed: bool,
     /// The number of connections that are being served.
     connections: usize,
@@ -86,7 +86,7 @@ pub(crate) struct ServerId(u64);
 /// The permit of a connection, which counts until this is dropped. The server may shut the connection down for another one before
 /// it is [in use](Self::mark_in_use), and while it is [idle](Self::mark_idle).
 pub(crate) struct ConnectionPermit {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     number: u64,
     host: IpAddr,
     stream: Arc<TcpStream>,
@@ -110,7 +110,7 @@ impl TcpServer {
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let changed = Readiness::new().map_err(|error| Error::io("creating an eventfd", error))?;
-        let shared = Arc::new(Shared { state: Mutex::default(), changed });
+        let shared = Arc::new(ServerState { state: Mutex::default(), changed });
         let id = ServerId(LAST.fetch_add(1, Ordering::Relaxed));
         let server = Self { id, address, shared: Arc::clone(&shared) };
         let serve: Arc<Serve> = Arc::new(move |permit, stream, peer| serve(id, permit, stream, peer));
@@ -137,13 +137,13 @@ impl Drop for TcpServer {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl ServerState {
+    fn state(&self) -> MutexGuard<'_, ServedConnections> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl ServedConnections {
     /// Removes a connection that may be closed for another one. Returns whether there was one of this number.
     fn remove(&mut self, number: u64) -> bool {
         let before = self.idle.len() + self.unproved.len();
@@ -169,7 +169,7 @@ impl State {
 
 type Serve = dyn Fn(ConnectionPermit, Arc<TcpStream>, SocketAddr) + Send + Sync;
 
-fn accept_all(listener: &TcpListener, shared: &Arc<Shared>, serve: &Arc<Serve>) {
+fn accept_all(listener: &TcpListener, shared: &Arc<ServerState>, serve: &Arc<Serve>) {
     let _closed_by_fork = ClosedByFork::new(listener.as_fd());
     let mut last = 0;
     loop {
@@ -214,7 +214,7 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>, serve: &Arc<Serve>) 
 
 /// Shuts down the connection that has been idle for the longest time, or else one whose client has not proved itself, and
 /// waits until its thread has ended, or for a pause.
-fn close_oldest(shared: &Shared) {
+fn close_oldest(shared: &ServerState) {
     let oldest = {
         let mut state = shared.state();
         state.idle.pop_front().map(|(_, stream)| stream).or_else(|| state.take_unproved())
@@ -235,7 +235,7 @@ fn is_transient(error: &std::io::Error) -> bool {
     matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted)
 }
 
-fn spawn(shared: &Arc<Shared>, serve: &Arc<Serve>, number: u64, stream: TcpStream, peer: SocketAddr) {
+fn spawn(shared: &Arc<ServerState>, serve: &Arc<Serve>, number: u64, stream: TcpStream, peer: SocketAddr) {
     let stream = Arc::new(stream);
     let permit = ConnectionPermit::new(shared, number, peer.ip(), &stream);
     let serve = Arc::clone(serve);
@@ -246,7 +246,7 @@ fn spawn(shared: &Arc<Shared>, serve: &Arc<Serve>, number: u64, stream: TcpStrea
 }
 
 impl ConnectionPermit {
-    fn new(shared: &Arc<Shared>, number: u64, host: IpAddr, stream: &Arc<TcpStream>) -> Self {
+    fn new(shared: &Arc<ServerState>, number: u64, host: IpAddr, stream: &Arc<TcpStream>) -> Self {
         let mut state = shared.state();
         state.connections += 1;
         if state.unproved.len() >= MAX_UNPROVED
@@ -316,7 +316,7 @@ mod tests {
             (MAX_OF_EITHER, |index| (0, index.into())),
             (MAX_OF_EITHER, |index| (index, 0)),
         ] {
-            let mut state = State::default();
+            let mut state = ServedConnections::default();
             for index in 0..share as u32 {
                 let (of_host, key) = of(index);
                 assert!(state.has_share(host(of_host), key));

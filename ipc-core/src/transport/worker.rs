@@ -84,11 +84,11 @@ pub(crate) fn check_may_wait(call: &'static str, timeout: Duration) -> Result<()
 
 enum Task {
     Now(Job),
-    When(Waiting),
+    When(WaitingJob),
     At(Instant, Job),
 }
 
-struct Waiting {
+struct WaitingJob {
     /// `None`: waits for all jobs that were submitted before.
     reached: Option<Box<dyn FnMut() -> Result<bool> + Send>>,
     job: Job,
@@ -138,7 +138,7 @@ impl Worker {
     ) {
         let (reached, job): (Box<dyn FnMut() -> Result<bool> + Send>, Job) =
             (Box::new(reached), Box::new(job));
-        self.send(Task::When(Waiting { reached: Some(reached), job, since: clock::now(), warned: false }));
+        self.send(Task::When(WaitingJob { reached: Some(reached), job, since: clock::now(), warned: false }));
     }
 
     /// Submits a job that runs at this time, or later if the worker is busy. No other job waits for it.
@@ -175,7 +175,7 @@ impl Worker {
             // The receiver is dropped after the timeout.
             let _ = done.send(());
         });
-        self.send(Task::When(Waiting { reached: None, job, since: clock::now(), warned: false }));
+        self.send(Task::When(WaitingJob { reached: None, job, since: clock::now(), warned: false }));
         clock::receive(&finished, timeout).is_ok()
     }
 
@@ -222,7 +222,7 @@ impl Worker {
     }
 }
 
-impl Waiting {
+impl WaitingJob {
     /// Returns whether the event has been reached, or cannot be polled.
     fn is_over(&mut self) -> bool {
         let Some(reached) = &mut self.reached else { return false };
@@ -251,7 +251,7 @@ impl Waiting {
 /// The worker's thread.
 fn work(tasks: &Receiver<Task>, backlog: &Backlog) {
     IS_WORKER.set(true);
-    let mut waiting: Vec<Waiting> = Vec::new();
+    let mut waiting: Vec<WaitingJob> = Vec::new();
     let mut timed: Timers<Job> = Timers::default();
     let mut last_submitted = clock::now();
     let mut polled = last_submitted;
@@ -285,7 +285,7 @@ fn work(tasks: &Receiver<Task>, backlog: &Backlog) {
         }
         // Not after every job: a poll of many events takes longer than a job.
         if is_due {
-            for over in waiting.extract_if(.., Waiting::is_over) {
+            for over in waiting.extract_if(.., WaitingJob::is_over) {
                 over.finish();
             }
             polled = clock::now();

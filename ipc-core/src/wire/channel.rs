@@ -164,14 +164,14 @@ fn unwritten(error: postcard::Error) -> Error {
 
 /// An encoded message: a packet, and the memory file that accompanies it.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct OutgoingPacket {
     pub(crate) packet: Vec<u8>,
     pub(crate) file: Option<OwnedFd>,
     /// The offset of the message in the packet, unless it is in the file.
     start: usize,
 }
 
-impl Outgoing {
+impl OutgoingPacket {
     /// Encodes the end of the channel.
     pub(crate) fn end() -> Result<Self> {
         Self::alone(Frame::End)
@@ -218,7 +218,7 @@ impl Outgoing {
     }
 }
 
-impl Outgoing {
+impl OutgoingPacket {
     /// Encodes a message of a relay, whose header and bytes these are. A message above `most` bytes is sent in a memory file.
     pub(crate) fn relayed(message: &[u8], most: usize) -> Result<Self> {
         if message.len() > most {
@@ -284,7 +284,7 @@ fn file_of(fds: impl PacketFiles) -> Result<OwnedFd> {
 
 /// A decoded packet.
 #[derive(Debug)]
-pub(crate) enum Incoming {
+pub(crate) enum IncomingPacket {
     Message {
         head: Head<'static>,
         bytes: Payload,
@@ -314,7 +314,7 @@ impl Payload {
 ///
 /// [`Error::Protocol`] for an invalid message; [`Error::Io`] if the file was not received because this process has no file
 /// descriptors left.
-pub(crate) fn read(packet: Vec<u8>, fds: impl PacketFiles, limit: u64) -> Result<Incoming> {
+pub(crate) fn read(packet: Vec<u8>, fds: impl PacketFiles, limit: u64) -> Result<IncomingPacket> {
     let garbage = |error: postcard::Error| Error::Protocol(format!("its packet cannot be decoded: {error}"));
     let misfit = |why: &str| Err(Error::Protocol(why.to_owned()));
     let (frame, rest) = postcard::take_from_bytes::<Frame>(&packet).map_err(garbage)?;
@@ -325,12 +325,12 @@ pub(crate) fn read(packet: Vec<u8>, fds: impl PacketFiles, limit: u64) -> Result
         Frame::Socket if !rest.is_empty() || fds.len() > 1 => {
             misfit("its packet contains more than a socket")
         }
-        Frame::Socket => Ok(Incoming::Socket(fds.take_first())),
+        Frame::Socket => Ok(IncomingPacket::Socket(fds.take_first())),
         Frame::Whole | Frame::End | Frame::Look if fds.len() > 0 => {
             misfit("it sent file descriptors that its packet does not mention")
         }
-        Frame::End => Ok(Incoming::End),
-        Frame::Look => Ok(Incoming::Look),
+        Frame::End => Ok(IncomingPacket::End),
+        Frame::Look => Ok(IncomingPacket::Look),
         Frame::Whole if packet.len() > MAX_PACKET_BYTES => misfit("its packet exceeds the maximum size"),
         Frame::Whole => parse(packet, start),
         Frame::InFile { .. } if !rest.is_empty() => misfit("bytes follow the size of its memory file"),
@@ -360,14 +360,14 @@ fn read_file(fds: impl PacketFiles, bytes: u64) -> Result<Vec<u8>> {
 }
 
 /// Decodes a message of the inbox.
-pub(crate) fn read_message(message: Vec<u8>) -> Result<Incoming> {
+pub(crate) fn read_message(message: Vec<u8>) -> Result<IncomingPacket> {
     parse(message, 0)
 }
 
-fn parse(received: Vec<u8>, start: usize) -> Result<Incoming> {
+fn parse(received: Vec<u8>, start: usize) -> Result<IncomingPacket> {
     let read = postcard::take_from_bytes::<Head<'_>>(&received[start..]);
     let (head, rest) =
         read.map_err(|error| Error::Protocol(format!("the head of its message cannot be decoded: {error}")))?;
     let start = received.len() - rest.len();
-    Ok(Incoming::Message { head, bytes: Payload { received, start } })
+    Ok(IncomingPacket::Message { head, bytes: Payload { received, start } })
 }

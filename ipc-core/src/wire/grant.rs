@@ -23,7 +23,7 @@ const CHECKSUM_BYTES: usize = 4;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct Preamble {
+struct GrantPreamble {
     magic: [u8; 4],
     version: u8,
     parts: u8,
@@ -44,7 +44,7 @@ struct PartBytes {
 const FORM: TextForm = TextForm {
     prefix: "dipcg1:",
     name: "grant",
-    max_bytes: size_of::<Preamble>() + MAX_REGIONS_SECTIONS * size_of::<PartBytes>() + CHECKSUM_BYTES,
+    max_bytes: size_of::<GrantPreamble>() + MAX_REGIONS_SECTIONS * size_of::<PartBytes>() + CHECKSUM_BYTES,
 };
 
 /// A right to open an export once, as one line of text or as bytes, which travel beside the descriptor over any transport.
@@ -111,7 +111,7 @@ impl Grant {
     /// Returns the bytes: 56 for an export of one home device, and 24 more for each further one.
     pub fn to_bytes(&self) -> Vec<u8> {
         let GrantExporter { pid, start_time, pid_namespace } = self.exporter;
-        let preamble = Preamble {
+        let preamble = GrantPreamble {
             magic: MAGIC,
             version: VERSION,
             parts: self.parts.len() as u8,
@@ -120,7 +120,7 @@ impl Grant {
             start_time: U64::new(start_time),
             pid_namespace: U64::new(pid_namespace),
         };
-        let size = size_of::<Preamble>() + self.parts.len() * size_of::<PartBytes>() + CHECKSUM_BYTES;
+        let size = size_of::<GrantPreamble>() + self.parts.len() * size_of::<PartBytes>() + CHECKSUM_BYTES;
         let mut bytes = Vec::with_capacity(size);
         bytes.extend_from_slice(preamble.as_bytes());
         for (export, token) in self.parts.iter() {
@@ -152,7 +152,7 @@ fn parse(bytes: &[u8]) -> Result<Grant, DescriptorError> {
     if crc32fast::hash(covered).to_le_bytes() != *checksum {
         return Err(damaged());
     }
-    let (preamble, parts) = Preamble::ref_from_prefix(covered).map_err(|_| damaged())?;
+    let (preamble, parts) = GrantPreamble::ref_from_prefix(covered).map_err(|_| damaged())?;
     if preamble.version != VERSION {
         return Err(bad("it has a format of another version of this library"));
     }

@@ -23,7 +23,7 @@ pub use grant::Grant;
 pub(crate) use grant::GrantExporter;
 pub(crate) use protocol::{
     AllocationId, LISTED_EXPORTS, LISTED_HOLDERS, LeaseAhead, MAX_HANDLES, MAX_LEASES_AHEAD, MAX_SPANS,
-    Opened, Refusal, Reply, Request, RequestId, Returned, Span, WireHandle, short_name,
+    OpenedExport, Refusal, Reply, Request, RequestId, Returned, Span, WireHandle, short_name,
 };
 pub use protocol::{ListedExport, ListedHolder};
 pub(crate) use token::{Token, random_bytes};

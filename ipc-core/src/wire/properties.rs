@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::Token;
 use super::protocol::{
-    AllocationId, ListedExport, ListedHolder, Opened, PageId, Refusal, Reply, Request, RequestId, Span,
+    AllocationId, ListedExport, ListedHolder, OpenedExport, PageId, Refusal, Reply, Request, RequestId, Span,
     WireHandle, decode, encode,
 };
 use crate::backend::{Access, HandleBytes, HandleKind};
@@ -153,7 +153,7 @@ fn reply() -> impl Strategy<Value = Reply> {
     let ready = option::of(vec(any::<u8>(), 0..70));
     let grant = (any::<(u64, u64, bool, bool)>(), vec(handle(), 0..4), ready).prop_map(
         |((request, lease, keep, like), handles, ready)| {
-            Reply::Opened(Opened {
+            Reply::Opened(OpenedExport {
                 request: RequestId(request),
                 lease: LeaseId(lease),
                 handles,
@@ -282,7 +282,7 @@ proptest! {
 
     #[test]
     fn debug_of_a_grant_does_not_show_its_handles(bytes in vec(any::<u8>(), 0..80)) {
-        let grant = |bytes: Vec<u8>| Opened {
+        let grant = |bytes: Vec<u8>| OpenedExport {
             request: RequestId(1),
             lease: LeaseId(2),
             handles: vec![WireHandle {

@@ -118,7 +118,7 @@ pub(crate) enum Reply {
     /// the states of this connection's leases.
     Hello { protocol: u16, exporter: ProcessIdentity },
     /// Answers [`Request::Open`]: the lease has begun.
-    Opened(Opened),
+    Opened(OpenedExport),
     /// Answers [`Request::Open`]: there is no lease.
     Refused { request: RequestId, refusal: Refusal },
     /// The exporter has dropped an export that this importer holds a lease on.
@@ -214,7 +214,7 @@ pub(crate) struct PageId(pub(crate) u32);
 
 /// A lease and the handles of its memory.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Opened {
+pub(crate) struct OpenedExport {
     pub(crate) request: RequestId,
     pub(crate) lease: LeaseId,
     /// In the order of the addresses. The packet's descriptors belong to the handles in order.

@@ -38,8 +38,8 @@ fn failed_load_reports_names_first_reason_and_hint() {
 fn cause_of_error_is_its_source() {
     #[derive(Debug, thiserror::Error)]
     #[error("dlopen failed")]
-    struct Outer(#[source] io::Error);
-    assert_eq!(cause_of(&Outer(io::Error::other("invalid ELF header"))), "invalid ELF header");
+    struct OuterError(#[source] io::Error);
+    assert_eq!(cause_of(&OuterError(io::Error::other("invalid ELF header"))), "invalid ELF header");
     assert_eq!(cause_of(&io::Error::other("alone")), "alone");
 }
 

@@ -8,7 +8,7 @@ const PERIOD: Duration = Duration::from_millis(50);
 
 /// The state of a thread.
 #[derive(Clone, Copy)]
-enum State {
+enum Interruption {
     /// In no interruptible call.
     Plain,
     /// In a call that was checked at this time.
@@ -20,7 +20,7 @@ type Check = Box<dyn Fn() -> bool>;
 
 thread_local! {
     /// Without a destructor: waits take place until the end of a thread.
-    static STATE: Cell<State> = const { Cell::new(State::Plain) };
+    static STATE: Cell<Interruption> = const { Cell::new(Interruption::Plain) };
     static CHECK: RefCell<Option<Check>> = const { RefCell::new(None) };
 }
 
@@ -37,7 +37,7 @@ thread_local! {
 /// ```
 pub fn interruptible<T>(check: impl Fn() -> bool + 'static, call: impl FnOnce() -> T) -> T {
     /// Restores the call around this one, also after a panic.
-    struct Outer(State, Option<Check>);
+    struct Outer(Interruption, Option<Check>);
     impl Drop for Outer {
         fn drop(&mut self) {
             STATE.set(self.0);
@@ -45,33 +45,37 @@ pub fn interruptible<T>(check: impl Fn() -> bool + 'static, call: impl FnOnce() 
         }
     }
     let check = CHECK.replace(Some(Box::new(check)));
-    let _outer = Outer(STATE.replace(State::Interruptible(Instant::now())), check);
+    let _outer = Outer(STATE.replace(Interruption::Interruptible(Instant::now())), check);
     call()
 }
 
 pub(super) fn is_interruptible() -> bool {
-    !matches!(STATE.get(), State::Plain)
+    !matches!(STATE.get(), Interruption::Plain)
 }
 
 pub(super) fn is_interrupted() -> bool {
-    matches!(STATE.get(), State::Interrupted)
+    matches!(STATE.get(), Interruption::Interrupted)
 }
 
 /// Checks, if that is due. Returns the time for which the thread may wait before the next check.
 pub(super) fn slice(left: Duration) -> Duration {
-    if let State::Interruptible(checked) = STATE.get()
+    if let Interruption::Interruptible(checked) = STATE.get()
         && checked.elapsed() >= PERIOD
     {
         // Taken out: the check may call this crate.
-        STATE.set(State::Plain);
+        STATE.set(Interruption::Plain);
         let check = CHECK.take();
         let is_interrupted = check.as_ref().is_some_and(|check| check());
         CHECK.set(check);
-        STATE.set(if is_interrupted { State::Interrupted } else { State::Interruptible(Instant::now()) });
+        STATE.set(if is_interrupted {
+            Interruption::Interrupted
+        } else {
+            Interruption::Interruptible(Instant::now())
+        });
     }
     match STATE.get() {
-        State::Plain => left,
-        State::Interruptible(_) => left.min(PERIOD),
-        State::Interrupted => Duration::ZERO,
+        Interruption::Plain => left,
+        Interruption::Interruptible(_) => left.min(PERIOD),
+        Interruption::Interrupted => Duration::ZERO,
     }
 }

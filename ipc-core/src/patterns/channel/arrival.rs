@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::connection::Connection;
+use super::connection::ChannelConnection;
 use super::counters::Slot;
 use crate::backend::stream::BorrowedStream;
 use crate::model::device::DeviceOrdinal;
@@ -36,7 +36,7 @@ impl OpenDevice {
 
 /// An export of a message, until it has been opened or discarded.
 pub(super) struct Arrival {
-    pub(super) connection: Arc<Connection>,
+    pub(super) connection: Arc<ChannelConnection>,
     /// The value of the sender's counter at which the bytes are ready.
     ready: u64,
     /// Held by the thread that opens the export, so that a grant is presented once.
@@ -45,7 +45,7 @@ pub(super) struct Arrival {
 }
 
 impl Arrival {
-    pub(super) fn new(connection: &Arc<Connection>, ready: u64) -> Self {
+    pub(super) fn new(connection: &Arc<ChannelConnection>, ready: u64) -> Self {
         let (opening, settled) = (Mutex::new(()), AtomicBool::new(false));
         Self { connection: Arc::clone(connection), ready, opening, settled }
     }

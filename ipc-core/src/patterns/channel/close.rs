@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::net::Shutdown;
 
-use super::connection::Connection;
+use super::connection::ChannelConnection;
 use super::counters::{BOTH, Direction, Slot};
 use super::relay;
 use crate::model::error::{Error, Result};
@@ -15,12 +15,12 @@ use crate::os::{clock, wait_for_words};
 use crate::sharing::Runtime;
 use crate::transport::socket::{self, ReceivedFds};
 use crate::transport::{Deadline, check_may_wait};
-use crate::wire::channel::{Incoming, Outgoing};
+use crate::wire::channel::{IncomingPacket, OutgoingPacket};
 
 /// Maximum time for which a dropped channel discards unreceived messages.
 const DISCARD_TIMEOUT: Duration = Duration::from_millis(500);
 
-impl Connection {
+impl ChannelConnection {
     /// Waits until the peer has received every message, and opened or discarded every tensor in them.
     fn wait_settled(&self, deadline: Deadline) -> Result<()> {
         let runtime = self.runtime.check()?;
@@ -97,7 +97,7 @@ impl Connection {
     fn finish_sending(self: &Arc<Self>, runtime: &Runtime) {
         self.descriptors.wake_senders();
         // Wakes a waiting peer. If the socket is full, the peer has packets to read, and polls the word before it waits.
-        if let Ok(end) = Outgoing::end() {
+        if let Ok(end) = OutgoingPacket::end() {
             let _ = socket::send(self.link.messages.fd(), &end.packet, &[]);
         }
         kill_point!("closer:channel-ended");
@@ -127,10 +127,10 @@ impl Connection {
         let until = clock::now() + DISCARD_TIMEOUT;
         while let Ok(Some(incoming)) = self.next(&mut receiving, true) {
             match incoming {
-                Incoming::Message { head, bytes } => drop(self.take(head, bytes)),
-                Incoming::Look => {}
-                Incoming::Socket(socket) => drop(socket.into_iter().collect::<ReceivedFds>()),
-                Incoming::End => break,
+                IncomingPacket::Message { head, bytes } => drop(self.take(head, bytes)),
+                IncomingPacket::Look => {}
+                IncomingPacket::Socket(socket) => drop(socket.into_iter().collect::<ReceivedFds>()),
+                IncomingPacket::End => break,
             }
             if clock::now() >= until {
                 return;

@@ -8,7 +8,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::builder::{ChannelBuilder, LocalEnd};
-use super::connection::{Agreement, Connection};
+use super::connection::{Agreement, ChannelConnection};
 use super::handshake::{Greeting, check_identity};
 use super::link::{ChannelLink, PeerFiles};
 use super::{Channel, name, tcp};
@@ -287,7 +287,7 @@ impl Connecting {
         kill_point!("connector:channel-welcomed");
         let (own, pid) = (self.own, self.listener.pid);
         let agreement = Agreement { own, peer, pid, maps, link, relay: None, allotment: None };
-        Connection::begin(agreement).map(Channel::new)
+        ChannelConnection::begin(agreement).map(Channel::new)
     }
 }
 

@@ -77,7 +77,7 @@ pub(super) struct Agreement {
 }
 
 /// One end of a channel. The guard and unopened received memory keep it alive.
-pub(super) struct Connection {
+pub(super) struct ChannelConnection {
     pub(super) ipc: Session,
     pub(super) runtime: RuntimeRef,
     pub(super) peer: Peer,
@@ -100,7 +100,7 @@ pub(super) struct Connection {
     _allotment: Option<Allotment>,
 }
 
-impl Connection {
+impl ChannelConnection {
     /// Creates the connection after the handshake.
     pub(super) fn begin(agreement: Agreement) -> Result<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -235,7 +235,7 @@ impl Connection {
     }
 }
 
-impl WatchedSocket for Connection {
+impl WatchedSocket for ChannelConnection {
     fn socket(&self) -> BorrowedFd<'_> {
         self.link.wakes.fd()
     }
@@ -255,7 +255,7 @@ impl WatchedSocket for Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for ChannelConnection {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.here() {
             runtime.poller.unwatch_socket(self.id().0, self.link.wakes.fd());
@@ -264,9 +264,9 @@ impl Drop for Connection {
     }
 }
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for ChannelConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("peer", &self.peer).finish_non_exhaustive()
+        f.debug_struct("ChannelConnection").field("peer", &self.peer).finish_non_exhaustive()
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::inbox::{self, Inbox};
 use super::room::Room;
-use crate::sharing::timeline::{Place, Side, Word, WordPage};
+use crate::sharing::timeline::{Side, TimelineSlot, Word, WordPage};
 
 /// The slots of the counter page. Each contains one word for either end.
 #[derive(Clone, Copy, Debug)]
@@ -68,8 +68,8 @@ impl SharedCounters {
     }
 
     /// Returns the place of the counter that streams signal.
-    pub(super) fn ready_place(&self) -> Place {
-        Place::first(Arc::clone(&self.page), Slot::Ready as u32)
+    pub(super) fn ready_place(&self) -> TimelineSlot {
+        TimelineSlot::first(Arc::clone(&self.page), Slot::Ready as u32)
     }
 
     /// Returns the word of a slot that this end writes.

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::connection::Connection;
+use super::connection::ChannelConnection;
 use super::counters::{BOTH, Direction};
 use super::message::{Message, TrySendError};
 use super::received::Received;
@@ -130,7 +130,7 @@ pub type ChannelReceiver = Channel<false, true>;
 /// Closes directions of a connection when it is dropped.
 #[derive(Debug)]
 struct CloseGuard {
-    connection: Arc<Connection>,
+    connection: Arc<ChannelConnection>,
     directions: u64,
 }
 
@@ -141,7 +141,7 @@ impl Drop for CloseGuard {
 }
 
 impl Channel {
-    pub(super) fn new(connection: Arc<Connection>) -> Self {
+    pub(super) fn new(connection: Arc<ChannelConnection>) -> Self {
         Self { guard: Arc::new(CloseGuard { connection, directions: BOTH }) }
     }
 
@@ -225,7 +225,7 @@ impl<const SENDS: bool> Channel<SENDS, true> {
 }
 
 impl<const SENDS: bool, const RECEIVES: bool> Channel<SENDS, RECEIVES> {
-    pub(super) fn connection(&self) -> &Arc<Connection> {
+    pub(super) fn connection(&self) -> &Arc<ChannelConnection> {
         &self.guard.connection
     }
 

@@ -54,7 +54,7 @@ impl Model {
         Inbox { taken: &self.taken, awake: &self.awake, words: &self.words }
     }
 
-    /// Sends as `Connection::send` does.
+    /// Sends as `ChannelConnection::send` does.
     fn send(&self, number: u64, last: &mut u64) {
         let put = self.inbox().put((*last, number), &[number as u8]);
         if put != PutResult::Refused {
@@ -69,7 +69,7 @@ impl Model {
         self.arrived.notify_one();
     }
 
-    /// Receives as `Connection::receive` does: from the inbox, or from a packet after which it polls the inbox once more.
+    /// Receives as `ChannelConnection::receive` does: from the inbox, or from a packet after which it polls the inbox once more.
     fn receive(&self, next: u64, early: &mut Option<Packet>) {
         loop {
             let inbox = self.inbox();
@@ -121,14 +121,14 @@ fn messages_arrive_in_order_and_wake_the_receiver() {
 /// A sender waits for the receipt of two messages, one after the other. It sleeps in the control socket only if a wake-up comes.
 #[test]
 fn sender_that_waits_for_room_is_woken() {
-    struct Control {
+    struct WakeSocket {
         received: AtomicU64,
         wanted: AtomicU64,
         wakes: Mutex<u64>,
         arrived: Condvar,
     }
     loom::model(|| {
-        let control = Arc::new(Control {
+        let control = Arc::new(WakeSocket {
             received: AtomicU64::new(0),
             wanted: AtomicU64::new(0),
             wakes: Mutex::new(0),
@@ -140,7 +140,7 @@ fn sender_that_waits_for_room_is_woken() {
                 let room = Room { received: &control.received, wanted: &control.wanted };
                 let mut woken_for = 0;
                 for count in 1..=2 {
-                    // As `Connection::acknowledge` does.
+                    // As `ChannelConnection::acknowledge` does.
                     if let Some(wanted) = room.acknowledge(count)
                         && wanted != woken_for
                     {
@@ -153,7 +153,7 @@ fn sender_that_waits_for_room_is_woken() {
         });
         let room = Room { received: &control.received, wanted: &control.wanted };
         for needed in 1..=2 {
-            // As `Connection::has_room` and `wait_for_room` do.
+            // As `ChannelConnection::has_room` and `wait_for_room` do.
             while room.received() < needed {
                 *control.wakes.lock().unwrap() = 0;
                 room.ask(needed);

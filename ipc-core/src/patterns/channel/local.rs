@@ -10,7 +10,7 @@ use rustix::net::SocketFlags;
 
 use super::Channel;
 use super::builder::LocalEnd;
-use super::connection::{Agreement, Connection};
+use super::connection::{Agreement, ChannelConnection};
 use super::handshake::{Greeting, check_identity};
 use super::link::ChannelLink;
 use super::listen::refused;
@@ -269,7 +269,7 @@ impl PendingConnection {
         kill_point!("acceptor:channel-welcomed");
         let (pid, allotment) = (self.credentials.pid, Some(self.allotment));
         let agreement = Agreement { own: end.clone(), peer, pid, maps, link, relay: None, allotment };
-        Connection::begin(agreement).map(Channel::new).map(Some)
+        ChannelConnection::begin(agreement).map(Channel::new).map(Some)
     }
 }
 

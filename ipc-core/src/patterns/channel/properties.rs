@@ -13,8 +13,8 @@ use crate::model::placement::DeviceMap;
 use crate::transport::socket::ReceivedFds;
 use crate::wire::Token;
 use crate::wire::channel::{
-    DescriptorBytes, Grants, Head, Incoming, Item, MAX_ENDED_GRANTS, MAX_MESSAGE_TENSORS, MAX_PACKET_BYTES,
-    Outgoing, read, read_message,
+    DescriptorBytes, Grants, Head, IncomingPacket, Item, MAX_ENDED_GRANTS, MAX_MESSAGE_TENSORS,
+    MAX_PACKET_BYTES, OutgoingPacket, read, read_message,
 };
 use crate::wire::descriptor::{DescribedRegion, ExportId, MAX_REGIONS_SECTIONS, Memory};
 use crate::wire::examples::{SOMEBODY, plain_descriptor, plain_tensors};
@@ -26,30 +26,32 @@ const LIMIT: u64 = 1 << 20;
 fn packet(bytes: &[u8]) {
     message(bytes.to_vec(), ReceivedFds::default());
     let _ = read_message(bytes.to_vec());
-    if let Ok(Outgoing { packet, file: Some(file), .. }) = Outgoing::raw_file(bytes) {
+    if let Ok(OutgoingPacket { packet, file: Some(file), .. }) = OutgoingPacket::raw_file(bytes) {
         message(packet, [file].into_iter().collect());
     }
 }
 
 /// Checks that a valid message round-trips.
 fn message(packet: Vec<u8>, fds: ReceivedFds) {
-    let Ok(Incoming::Message { head, bytes }) = read(packet, fds, LIMIT) else { return };
+    let Ok(IncomingPacket::Message { head, bytes }) = read(packet, fds, LIMIT) else { return };
     assert!(
         head.items.len() <= crate::wire::channel::MAX_MESSAGE_TENSORS && bytes.bytes().len() as u64 <= LIMIT
     );
-    let Ok(outgoing) = Outgoing::of(&head, bytes.bytes(), LIMIT, Vec::new()) else {
+    let Ok(outgoing) = OutgoingPacket::of(&head, bytes.bytes(), LIMIT, Vec::new()) else {
         panic!("a message that was read exceeds the limit");
     };
     assert!(outgoing.packet.len() <= MAX_PACKET_BYTES);
     let standalone = outgoing
         .message()
         .map(|message| read_message(message.to_vec()).expect("the message was just written"));
-    let Outgoing { packet, file, .. } = outgoing;
+    let OutgoingPacket { packet, file, .. } = outgoing;
     let again = read(packet, file.into_iter().collect::<ReceivedFds>(), LIMIT).expect("it was just written");
-    let Incoming::Message { head: again, bytes: again_bytes } = again else { panic!("it was a message") };
+    let IncomingPacket::Message { head: again, bytes: again_bytes } = again else {
+        panic!("it was a message")
+    };
     assert_eq!(again_bytes.bytes(), bytes.bytes());
     assert_eq!(written(&again), written(&head));
-    if let Some(Incoming::Message { head: standalone, bytes }) = standalone {
+    if let Some(IncomingPacket::Message { head: standalone, bytes }) = standalone {
         assert_eq!((written(&standalone), bytes.bytes()), (written(&head), again_bytes.bytes()));
     }
 }
@@ -133,12 +135,12 @@ proptest! {
         head in heads(),
         bytes in prop_oneof![vec(any::<u8>(), 0..200), vec(any::<u8>(), 60_000..80_000)],
     ) {
-        let outgoing = Outgoing::of(&head, &bytes, 1 << 20, Vec::new()).unwrap();
+        let outgoing = OutgoingPacket::of(&head, &bytes, 1 << 20, Vec::new()).unwrap();
         prop_assert!(outgoing.packet.len() <= MAX_PACKET_BYTES);
         let whole = encoded(&head).len() + bytes.len() < MAX_PACKET_BYTES;
         prop_assert_eq!(outgoing.file.is_none(), whole);
         let read = read(outgoing.packet, outgoing.file.into_iter().collect::<ReceivedFds>(), 1 << 20).unwrap();
-        let Incoming::Message { head: again, bytes: read } = read else { panic!("it is a message") };
+        let IncomingPacket::Message { head: again, bytes: read } = read else { panic!("it is a message") };
         prop_assert_eq!(encoded(&again), encoded(&head));
         prop_assert_eq!(read.bytes(), bytes.as_slice());
     }
@@ -154,11 +156,11 @@ proptest! {
         head in heads(),
         damage in vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
     ) {
-        let in_file = Outgoing::of(&head, &[5; 70_000], LIMIT, Vec::new()).unwrap().packet;
-        let message = Outgoing::of(&head, b"bytes", LIMIT, Vec::new()).unwrap().packet;
+        let in_file = OutgoingPacket::of(&head, &[5; 70_000], LIMIT, Vec::new()).unwrap().packet;
+        let message = OutgoingPacket::of(&head, b"bytes", LIMIT, Vec::new()).unwrap().packet;
         let hello = Greeting::Hello(hello()).encode().unwrap();
         let refusal = Greeting::NotAllowed { uid: 1000 }.encode().unwrap();
-        let [end, look] = [Outgoing::end(), Outgoing::look()].map(|outgoing| outgoing.unwrap().packet);
+        let [end, look] = [OutgoingPacket::end(), OutgoingPacket::look()].map(|outgoing| outgoing.unwrap().packet);
         for mut bytes in [in_file, message, hello, refusal, end, look] {
             for (at, byte) in &damage {
                 let at = at.index(bytes.len());
@@ -188,8 +190,8 @@ fn too_long_lists_are_rejected() {
 #[test]
 fn message_limit_counts_head_and_bytes() {
     let size = encoded(&head(1, true)).len() as u64 + 5;
-    assert!(Outgoing::of(&head(1, true), b"bytes", size, Vec::new()).is_ok());
-    let refused = Outgoing::of(&head(1, true), b"bytes", size - 1, Vec::new());
+    assert!(OutgoingPacket::of(&head(1, true), b"bytes", size, Vec::new()).is_ok());
+    let refused = OutgoingPacket::of(&head(1, true), b"bytes", size - 1, Vec::new());
     assert!(matches!(refused, Err(Error::MessageTooLarge { of: "bytes", size: found, .. }) if found == size));
 }
 

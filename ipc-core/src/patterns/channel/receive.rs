@@ -9,7 +9,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::arrival::{Arrival, OpenDevice};
-use super::connection::Connection;
+use super::connection::ChannelConnection;
 use super::counters::Direction;
 use super::maps::{ResolvedMap, position};
 use super::received::{Received, ReceivedExport};
@@ -24,7 +24,7 @@ use crate::sharing::timeline::TIMELINE_END;
 use crate::transport::Deadline;
 use crate::transport::socket::{self, Packet, ReceivedFds};
 use crate::wire::Token;
-use crate::wire::channel::{Head, Incoming, Item, Payload, read, read_message};
+use crate::wire::channel::{Head, IncomingPacket, Item, Payload, read, read_message};
 use crate::wire::descriptor::{Descriptor, NamedExport};
 
 /// Maximum time for which a call that does not wait waits for another thread's call.
@@ -79,7 +79,7 @@ struct OpenContext<'a> {
     ready: u64,
 }
 
-impl Connection {
+impl ChannelConnection {
     /// Waits for the next message and returns it.
     pub(super) fn receive(self: &Arc<Self>, deadline: Deadline) -> Result<Received> {
         let received = self.receive_until(deadline);
@@ -141,10 +141,10 @@ impl Connection {
                 self.acknowledge(receiving);
             }
             match next? {
-                Some(Incoming::End) => receiving.ended = true,
-                Some(Incoming::Look) => {}
-                Some(Incoming::Socket(socket)) => self.keep_socket(receiving, socket)?,
-                Some(Incoming::Message { head, bytes }) => {
+                Some(IncomingPacket::End) => receiving.ended = true,
+                Some(IncomingPacket::Look) => {}
+                Some(IncomingPacket::Socket(socket)) => self.keep_socket(receiving, socket)?,
+                Some(IncomingPacket::Message { head, bytes }) => {
                     let received = self.take(head, bytes)?;
                     self.acknowledge(receiving);
                     kill_point!("receiver:channel-received");
@@ -181,10 +181,10 @@ impl Connection {
             }
             let has_finished = self.link.counters.peer_has_finished();
             match self.next(&mut receiving, true)? {
-                Some(Incoming::Socket(socket)) => self.keep_socket(&mut receiving, socket)?,
-                Some(Incoming::Look) => {}
-                Some(Incoming::End) => receiving.ended = true,
-                Some(Incoming::Message { .. }) => {
+                Some(IncomingPacket::Socket(socket)) => self.keep_socket(&mut receiving, socket)?,
+                Some(IncomingPacket::Look) => {}
+                Some(IncomingPacket::End) => receiving.ended = true,
+                Some(IncomingPacket::Message { .. }) => {
                     return Err(self.reject_peer("it sent a message instead of a listening socket".into()));
                 }
                 None if has_finished || receiving.ended => {
@@ -213,7 +213,7 @@ impl Connection {
     /// Returns the next message or control packet, if there is one, from the inbox or the socket.
     ///
     /// It polls the socket, which is a system call, only if there is a reason to.
-    pub(super) fn next(&self, receiving: &mut ReceiveState, closed: bool) -> Result<Option<Incoming>> {
+    pub(super) fn next(&self, receiving: &mut ReceiveState, closed: bool) -> Result<Option<IncomingPacket>> {
         if self.is_violated() {
             return Err(self.close_reason(Direction::Receiving));
         }
@@ -233,7 +233,7 @@ impl Connection {
         }
         let Some(packet) = packet else { return Ok(None) };
         let read = read(packet.bytes, packet.fds, self.limit);
-        if !matches!(read, Ok(Incoming::End | Incoming::Look | Incoming::Socket(_))) {
+        if !matches!(read, Ok(IncomingPacket::End | IncomingPacket::Look | IncomingPacket::Socket(_))) {
             receiving.by_socket += 1;
             receiving.taken += 1;
         }
@@ -241,7 +241,7 @@ impl Connection {
     }
 
     /// Takes the next message from the inbox, if it is there.
-    fn take_from_inbox(&self, receiving: &mut ReceiveState) -> Result<Option<Incoming>> {
+    fn take_from_inbox(&self, receiving: &mut ReceiveState) -> Result<Option<IncomingPacket>> {
         let inbox = self.link.counters.inbox();
         if !inbox.has(receiving.taken + 1) {
             return Ok(None);
@@ -253,7 +253,7 @@ impl Connection {
     }
 
     /// Ends the channel if a message is invalid.
-    fn check_read(&self, read: Result<Incoming>) -> Result<Incoming> {
+    fn check_read(&self, read: Result<IncomingPacket>) -> Result<IncomingPacket> {
         match read {
             Err(Error::Protocol(how)) => Err(self.reject_peer(how)),
             read => read,

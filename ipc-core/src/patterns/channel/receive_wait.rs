@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::connection::{Connection, LONGEST_RECEIVE};
+use super::connection::{ChannelConnection, LONGEST_RECEIVE};
 use super::counters::{Direction, Slot};
 use super::receive::ReceiveState;
 use crate::model::error::{Error, Result};
@@ -54,7 +54,7 @@ impl Spinning {
     }
 }
 
-impl Connection {
+impl ChannelConnection {
     /// Returns the descriptor that is readable when a receive call has a result.
     pub(super) fn receiver_descriptor(&self) -> Result<BorrowedFd<'_>> {
         let descriptor = self.descriptors.receiver(self.link.messages.fd())?;

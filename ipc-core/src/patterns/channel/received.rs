@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::arrival::{Arrival, OpenDevice};
-use super::connection::Connection;
+use super::connection::ChannelConnection;
 use super::message::{Message, TrySendError};
 use crate::backend::stream::BorrowedStream;
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
@@ -42,11 +42,11 @@ pub struct Received {
     bytes: Payload,
     pub(crate) exports: Vec<ReceivedExport>,
     ready: u64,
-    connection: Arc<Connection>,
+    connection: Arc<ChannelConnection>,
 }
 
 impl Received {
-    pub(super) const fn new(connection: Arc<Connection>, bytes: Payload, ready: u64) -> Self {
+    pub(super) const fn new(connection: Arc<ChannelConnection>, bytes: Payload, ready: u64) -> Self {
         Self { bytes, exports: Vec::new(), ready, connection }
     }
 

@@ -1,6 +1,6 @@
 //! The relay of a channel to another host: two threads of this process that act as the peer.
 //!
-//! The end of this process is an ordinary [`Connection`] whose sockets and page belong to this process alone. One thread, the
+//! The end of this process is an ordinary [`ChannelConnection`] whose sockets and page belong to this process alone. One thread, the
 //! *sender*, takes packets out of the socket and sends their messages by TCP, and the counters that the process has changed. The
 //! other one, the *receiver*, puts the messages of the other host into the socket, and the counters of the other process into
 //! the page. So limits, descriptors for event loops, closing and errors are those of a channel within one host.
@@ -24,7 +24,7 @@ use std::time::Duration;
 use device_ipc_tcp::AuthenticatedConnection;
 use rustix::net::sockopt;
 
-use super::connection::Connection;
+use super::connection::ChannelConnection;
 use super::counters::Direction;
 use super::limits::Limits;
 use super::link::ChannelLink;
@@ -154,7 +154,7 @@ impl RelayShared {
 
 /// Starts the relay of a connection. It ends with the connection, or with the TCP connection.
 pub(super) fn start(
-    connection: &Arc<Connection>,
+    connection: &Arc<ChannelConnection>,
     relay: Arc<Relay>,
     link: ChannelLink,
     tcp: AuthenticatedConnection,

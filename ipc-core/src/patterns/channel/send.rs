@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::connection::Connection;
+use super::connection::ChannelConnection;
 use super::counters::{Direction, Slot};
 use super::inbox::PutResult;
 use super::limits::{Limits, MessagesInFlight};
@@ -23,7 +23,7 @@ use crate::sharing::export::{Bearer, check_backend};
 use crate::transport::{Deadline, socket};
 use crate::wire::Token;
 use crate::wire::channel::MAX_MESSAGE_TENSORS;
-use crate::wire::channel::{DescriptorBytes, Grants, Head, Item, Outgoing};
+use crate::wire::channel::{DescriptorBytes, Grants, Head, Item, OutgoingPacket};
 use crate::wire::descriptor::ExportId;
 
 /// Maximum time for which a call that does not wait waits for another thread's call.
@@ -81,7 +81,7 @@ enum SendNow {
 /// Grants and ended grants of a message, reverted on drop unless the message was sent.
 struct PendingGrants<'a> {
     runtime: &'static Runtime,
-    connection: &'a Connection,
+    connection: &'a ChannelConnection,
     grants: Vec<(ExportId, Token)>,
     ended: Vec<(ExportId, Token)>,
 }
@@ -122,7 +122,7 @@ impl Drop for PendingGrants<'_> {
     }
 }
 
-impl Connection {
+impl ChannelConnection {
     /// Sends a message. Waits until the messages in flight leave room for it.
     pub(super) fn send(&self, message: &Message<'_>, reply: bool, deadline: Deadline) -> Result<()> {
         loop {
@@ -166,7 +166,7 @@ impl Connection {
         runtime.imports.put_back_ended(&self.peer.process, self.id(), later);
         let tensors = items.len() as u64;
         let (head, buffer) = (Head { reply, ready, ended, items }, std::mem::take(&mut sending.buffer));
-        let outgoing = Outgoing::of(&head, message.payload(), self.limit, buffer)?;
+        let outgoing = OutgoingPacket::of(&head, message.payload(), self.limit, buffer)?;
         // A closed peer takes no messages, although its inbox may be empty.
         self.check()?;
         if !self.put(&outgoing, &mut sending) {
@@ -238,7 +238,7 @@ impl Connection {
     }
 
     /// Puts the message into the peer's inbox. Returns `false` if it must be sent by the socket.
-    fn put(&self, outgoing: &Outgoing, sending: &mut SendState) -> bool {
+    fn put(&self, outgoing: &OutgoingPacket, sending: &mut SendState) -> bool {
         let Some(message) = outgoing.message() else { return false };
         let numbers = (sending.last_put, sending.messages + 1);
         let put = self.link.counters.outbox().put(numbers, message);
@@ -248,7 +248,7 @@ impl Connection {
         sending.last_put = numbers.1;
         // If the socket is full, its packets wake the receiver.
         if put == PutResult::Unnoticed
-            && let Ok(look) = Outgoing::look()
+            && let Ok(look) = OutgoingPacket::look()
         {
             let _ = socket::send(self.link.messages.fd(), &look.packet, &[]);
         }
@@ -256,7 +256,7 @@ impl Connection {
     }
 
     /// Sends the packet. Returns `false` if the socket is full.
-    fn send_packet(&self, outgoing: &Outgoing, sending: &mut SendState) -> Result<bool> {
+    fn send_packet(&self, outgoing: &OutgoingPacket, sending: &mut SendState) -> Result<bool> {
         let file = outgoing.file.as_ref().map(AsFd::as_fd);
         let mut has_asked = false;
         loop {
@@ -291,7 +291,7 @@ impl Connection {
         if self.relay.is_some() {
             return Err(failed(Errno::OPNOTSUPP));
         }
-        socket::send(self.link.messages.fd(), &Outgoing::socket()?.packet, &[socket]).map_err(failed)
+        socket::send(self.link.messages.fd(), &OutgoingPacket::socket()?.packet, &[socket]).map_err(failed)
     }
 
     fn not_received(&self, deadline: Deadline) -> Error {

@@ -16,7 +16,7 @@ use rustix::event::PollFlags;
 use super::Channel;
 use super::builder::LocalEnd;
 use super::connect::RETRY;
-use super::connection::{Agreement, Connection};
+use super::connection::{Agreement, ChannelConnection};
 use super::handshake::{Greeting, Hello};
 use super::link::ChannelLink;
 use super::listen::refused;
@@ -276,7 +276,7 @@ fn begin(own: &LocalEnd, mut peer: Hello, tcp: AuthenticatedConnection) -> Resul
     }
     let [link, relays] = ChannelLink::within_process()?;
     let relay = Relay::new()?;
-    let connection = Connection::begin(Agreement {
+    let connection = ChannelConnection::begin(Agreement {
         own: own.clone(),
         peer,
         // The peer's process id is one of its host.

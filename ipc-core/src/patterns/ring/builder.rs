@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::reader::RingReader;
 use super::replica::Replication;
-use super::slots::Slots;
+use super::slots::SlotRanges;
 use super::writer::{Ring, has_no_timelines};
 use crate::backend::interop::Region;
 use crate::backend::stream::AsStream;
@@ -120,7 +120,7 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
     }
 
     /// Returns the slots, the tensor in each, and the counter of the writer's own streams, which is `None` if the host waits.
-    fn checked(&self) -> Result<(Slots, Option<TensorLayout>, Option<Arc<OwnCounter>>)> {
+    fn checked(&self) -> Result<(SlotRanges, Option<TensorLayout>, Option<Arc<OwnCounter>>)> {
         let (range, count) = (self.region.range, self.slots);
         check_backend("the memory", self.region.backend, self.backend.info().name)?;
         if !(1..=MAX_RING_SLOTS).contains(&count) {
@@ -129,7 +129,7 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
             )));
         }
         let bytes = range.len / u64::from(count) / ALIGNMENT * ALIGNMENT;
-        let slots = Slots::new(range, count, bytes).ok_or_else(|| {
+        let slots = SlotRanges::new(range, count, bytes).ok_or_else(|| {
             Error::InvalidRegion(format!(
                 "{} B are too few for {count} slots of at least {ALIGNMENT} B each; use fewer slots or more memory",
                 range.len

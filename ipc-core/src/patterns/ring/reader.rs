@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::read_slot::RingReadSlot;
 use super::releases::Releases;
-use super::replica::{Relay, Replica};
-use super::slots::{Slots, count_host_wait};
+use super::replica::{Replica, ReplicaWriter};
+use super::slots::{SlotRanges, count_host_wait};
 use super::writer::has_no_timelines;
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::backend::{Access, DeviceBound, DeviceIpc};
@@ -104,7 +104,7 @@ pub(super) struct ReaderState {
     /// `None` after the drop has moved it to the worker.
     pub(super) mapping: Option<Mapping>,
     pub(super) timeline: Timeline,
-    pub(super) slots: Slots,
+    pub(super) slots: SlotRanges,
     pub(super) backend: Arc<dyn DeviceIpc>,
     writer: u32,
     /// Present if the writer is on another host: the reader then reads a private ring of this process.
@@ -126,9 +126,9 @@ impl RingReader {
         mapping: Mapping,
         ring: RingSlots,
         timeout: Duration,
-        relay: Option<Relay>,
+        relay: Option<ReplicaWriter>,
     ) -> Result<Self> {
-        let slots = Slots::new(mapping.range(), ring.slots(), ring.slot_bytes()).ok_or_else(|| {
+        let slots = SlotRanges::new(mapping.range(), ring.slots(), ring.slot_bytes()).ok_or_else(|| {
             Error::InvalidRegion(format!(
                 "{} slots of {} bytes do not lie in the {} bytes that were mapped",
                 ring.slots(),

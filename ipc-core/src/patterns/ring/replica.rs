@@ -23,7 +23,7 @@ use crate::model::error::{Error, Result};
 use crate::os::{Backoff, Readiness, clock, log, spawn_without_signals};
 use crate::sharing::export::ShareBuilder;
 use crate::sharing::import::Replicate;
-use crate::sharing::remote::{Incoming, RemoteRing, RingMessage, SlotPull};
+use crate::sharing::remote::{IncomingPull, RemoteRing, RingMessage, SlotPull};
 use crate::sharing::{Runtime, RuntimeRef, Session};
 use crate::wire::descriptor::Descriptor;
 use crate::wire::ring::RingSlots;
@@ -45,7 +45,7 @@ const MAX_WAIT: Duration = Duration::from_secs(1);
 pub(super) struct Replication {
     slots: RingSlots,
     timeout: Duration,
-    relay: RefCell<Option<Relay>>,
+    relay: RefCell<Option<ReplicaWriter>>,
 }
 
 impl Replication {
@@ -54,13 +54,13 @@ impl Replication {
     }
 
     /// Returns the private ring, if there is one: the ring is on another host.
-    pub(super) fn into_relay(self) -> Option<Relay> {
+    pub(super) fn into_relay(self) -> Option<ReplicaWriter> {
         self.relay.into_inner()
     }
 }
 
 impl Replicate for Replication {
-    fn replicate(&self, session: &Session, incoming: &Incoming<'_>) -> Result<Descriptor> {
+    fn replicate(&self, session: &Session, incoming: &IncomingPull<'_>) -> Result<Descriptor> {
         let (backend, slots) = (incoming.backend, self.slots);
         let bytes = u64::from(slots.slots()) * slots.slot_bytes();
         let buffer = Buffer::allocate(Arc::clone(backend), incoming.device, bytes, MemoryUse::new())?;
@@ -71,7 +71,7 @@ impl Replicate for Replication {
         let ring = RingBuilder::new(share, backend, region, self.timeout).slots(slots.slots());
         let ring = ring.first_sequence(first).start()?;
         let descriptor = ring.descriptor().clone();
-        let relay = Relay {
+        let relay = ReplicaWriter {
             pulls: VecDeque::new(),
             remote,
             ring,
@@ -89,11 +89,11 @@ impl Replicate for Replication {
 
 /// The private ring of a reader, into which a thread pulls publications as long as this exists.
 pub(super) struct Replica {
-    shared: Arc<Shared>,
+    shared: Arc<ReplicaState>,
 }
 
 /// The state that the reader and the thread share.
-struct Shared {
+struct ReplicaState {
     is_stopped: AtomicBool,
     /// Readable once the thread is to stop.
     wake: Readiness,
@@ -108,9 +108,9 @@ type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
 
 impl Replica {
     /// Starts the thread, after the reader has joined the private ring.
-    pub(super) fn start(relay: Relay) -> Result<Self> {
+    pub(super) fn start(relay: ReplicaWriter) -> Result<Self> {
         let wake = Readiness::new().map_err(|error| Error::io("creating an eventfd", error))?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ReplicaState {
             is_stopped: AtomicBool::new(false),
             wake,
             failure: OnceLock::new(),
@@ -150,7 +150,7 @@ impl Drop for Replica {
     }
 }
 
-impl Shared {
+impl ReplicaState {
     /// Calls the callbacks back if the writer's process has terminated.
     fn call_back(&self) {
         let (Some(failure), Some(runtime)) = (self.failure.get(), self.runtime.here()) else { return };
@@ -168,7 +168,7 @@ impl Shared {
 /// The thread's part: it pulls publications into the private ring.
 ///
 /// Fields are dropped in this order: the pulls and the lease before the private ring, whose end the reader sees.
-pub(super) struct Relay {
+pub(super) struct ReplicaWriter {
     /// The pulls of sequences from `acknowledged` to `started`.
     pulls: VecDeque<SlotPull>,
     remote: RemoteRing,
@@ -185,8 +185,8 @@ pub(super) struct Relay {
     is_closed: bool,
 }
 
-impl Relay {
-    fn run(mut self, shared: &Shared) {
+impl ReplicaWriter {
+    fn run(mut self, shared: &ReplicaState) {
         let ended = catch_unwind(AssertUnwindSafe(|| self.pull_all(shared)));
         let ended = ended.unwrap_or_else(|_| Err(Error::Protocol("the thread of the ring panicked".into())));
         if let Err(error) = ended {
@@ -198,7 +198,7 @@ impl Relay {
     }
 
     /// Pulls publications until the writer closes the ring, or the reader is dropped.
-    fn pull_all(&mut self, shared: &Shared) -> Result<()> {
+    fn pull_all(&mut self, shared: &ReplicaState) -> Result<()> {
         let mut since = clock::now();
         while !shared.is_stopped.load(Ordering::Acquire) {
             if self.advance()? {
@@ -297,8 +297,8 @@ impl fmt::Debug for Replica {
     }
 }
 
-impl fmt::Debug for Relay {
+impl fmt::Debug for ReplicaWriter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Relay").field("announced", &self.announced).finish_non_exhaustive()
+        f.debug_struct("ReplicaWriter").field("announced", &self.announced).finish_non_exhaustive()
     }
 }

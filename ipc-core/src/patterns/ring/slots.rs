@@ -5,13 +5,13 @@ use crate::sharing::RuntimeRef;
 
 /// The slots of a ring in this process's address space.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Slots {
+pub(super) struct SlotRanges {
     range: DeviceRange,
     count: u32,
     bytes: u64,
 }
 
-impl Slots {
+impl SlotRanges {
     /// Divides a range into slots; `None` if they do not fit.
     pub(super) fn new(range: DeviceRange, count: u32, bytes: u64) -> Option<Self> {
         let needed = bytes.checked_mul(u64::from(count))?;

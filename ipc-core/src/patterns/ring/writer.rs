@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::members::{Member, Members, ReaderPosition, describe_readers};
-use super::slots::{Slots, count_host_wait};
+use super::slots::{SlotRanges, count_host_wait};
 use crate::backend::DeviceIpc;
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::address::DeviceRange;
@@ -63,13 +63,13 @@ pub use write_slot::RingWriteSlot;
 /// ```
 pub struct Ring {
     // Fields are dropped in this order: the ring notifies readers of its end, then ends the export.
-    close_guard: CloseGuard,
+    close_guard: RingCloser,
     export: Export,
     /// The source of views of slots.
     memory: OwnMemory,
     descriptor: Descriptor,
     backend: Arc<dyn DeviceIpc>,
-    slots: Slots,
+    slots: SlotRanges,
     members: Arc<Members>,
     /// The readers at `version` of the list.
     known: Vec<Arc<Member>>,
@@ -99,12 +99,12 @@ impl StreamKey {
 }
 
 /// A guard that closes the ring when it is dropped.
-struct CloseGuard {
+struct RingCloser {
     members: Arc<Members>,
     runtime: RuntimeRef,
 }
 
-impl Drop for CloseGuard {
+impl Drop for RingCloser {
     fn drop(&mut self) {
         if self.runtime.is_here() {
             self.members.close();
@@ -116,7 +116,7 @@ impl Ring {
     pub(super) fn new(
         export: Export,
         backend: Arc<dyn DeviceIpc>,
-        slots: Slots,
+        slots: SlotRanges,
         layout: Option<TensorLayout>,
         own: Option<Arc<OwnCounter>>,
         timeout: Duration,
@@ -136,7 +136,7 @@ impl Ring {
             }
         });
         Self {
-            close_guard: CloseGuard { members: Arc::clone(&members), runtime },
+            close_guard: RingCloser { members: Arc::clone(&members), runtime },
             export,
             memory: OwnMemory::new(Arc::clone(&backend), slots.device(), "the ring"),
             descriptor,

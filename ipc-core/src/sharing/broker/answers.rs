@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use super::session::{BrokerSession, Waiting};
+use super::session::{BrokerSession, WaitingAnswer};
 use crate::backend::HandleBytes;
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
@@ -10,7 +10,7 @@ use crate::sharing::export::Granted;
 use crate::sharing::timeline::Timeline;
 use crate::transport::socket::MAX_FDS;
 use crate::transport::{Connection, Next};
-use crate::wire::Opened;
+use crate::wire::OpenedExport;
 use crate::wire::protocol::{PageId, Refusal, Reply, RequestId, WireHandle};
 
 /// Maximum number of handles in one packet, so that it stays far below the maximum size.
@@ -42,7 +42,7 @@ impl BrokerSession<'_> {
         if !ready || shared.ready.is_none() {
             return self.send_timeline(request, lease, &timeline, connection);
         }
-        let waiting = Waiting::Timeline(request, lease, timeline.clone());
+        let waiting = WaitingAnswer::Timeline(request, lease, timeline.clone());
         self.ask_the_driver(waiting, move || {
             let Some(ready) = &shared.ready else { return Ok(()) };
             let signalled = timeline.signal_ready(&*ready.event);
@@ -140,7 +140,7 @@ impl BrokerSession<'_> {
         let slot = granted.slot;
         // Sent before.
         let ahead = Vec::new();
-        let opened = Opened { request, lease, handles, ready, keep, confirm, like, slot, ahead };
+        let opened = OpenedExport { request, lease, handles, ready, keep, confirm, like, slot, ahead };
         let next = connection.send(&Reply::Opened(opened), fds);
         kill_point!("exporter:granted");
         next

@@ -61,7 +61,7 @@ pub(crate) struct BrokerSession<'a> {
     blocks: Vec<Allotment>,
     wrong_tokens: u32,
     /// Replies that wait for the driver.
-    waiting: HashMap<u64, Waiting>,
+    waiting: HashMap<u64, WaitingAnswer>,
     checks: u64,
     /// The importer's devices, in the order of their first use.
     devices: Vec<u32>,
@@ -80,7 +80,7 @@ pub(crate) struct BrokerSession<'a> {
 }
 
 /// A reply that waits for the driver. It contains no reference to the export, because the poller must not drop an owner.
-pub(super) enum Waiting {
+pub(super) enum WaitingAnswer {
     Opened { request: RequestId, lease: LeaseId, device: usize },
     Confirmation(RequestId),
     Timeline(RequestId, LeaseId, Timeline),
@@ -351,7 +351,7 @@ impl<'a> BrokerSession<'a> {
                 if open_there {
                     self.send_last(request, &granted, Vec::new(), true, &[], connection)
                 } else if needs_the_driver {
-                    let answer = Waiting::Opened { request, lease: granted.lease, device };
+                    let answer = WaitingAnswer::Opened { request, lease: granted.lease, device };
                     self.ask_the_driver(answer, move || granted.prepare(device, &peer))
                 } else {
                     self.send_opened(request, &granted, device, connection)
@@ -420,7 +420,7 @@ impl<'a> BrokerSession<'a> {
             None => connection.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]),
             Some(export) => match self.exports.borrowed(*export) {
                 Some(memory) => {
-                    self.ask_the_driver(Waiting::Confirmation(request), move || stale(memory.check()))
+                    self.ask_the_driver(WaitingAnswer::Confirmation(request), move || stale(memory.check()))
                 }
                 None => connection.send(&Reply::Confirmed { request }, &[]),
             },
@@ -506,7 +506,7 @@ impl<'a> BrokerSession<'a> {
     /// Calls the driver on the worker; the reply waits for the outcome.
     pub(super) fn ask_the_driver(
         &mut self,
-        answer: Waiting,
+        answer: WaitingAnswer,
         ask: impl FnOnce() -> Result<(), Refusal> + Send + 'static,
     ) -> Next {
         let runtime = self.runtime;
@@ -521,29 +521,30 @@ impl<'a> BrokerSession<'a> {
     fn checked(&mut self, check: u64, result: Result<(), Refusal>, connection: &mut Connection) -> Next {
         match (self.waiting.remove(&check), result) {
             (None, _) => Next::Keep,
-            (Some(Waiting::Opened { request, lease, device }), Ok(())) => {
+            (Some(WaitingAnswer::Opened { request, lease, device }), Ok(())) => {
                 let export = self.leases.get(&lease);
                 match export.and_then(|export| self.exports.granted(*export, lease)) {
                     Some(granted) => self.send_opened(request, &granted, device, connection),
                     None => connection.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]),
                 }
             }
-            (Some(Waiting::Confirmation(request)), Ok(())) => {
+            (Some(WaitingAnswer::Confirmation(request)), Ok(())) => {
                 connection.send(&Reply::Confirmed { request }, &[])
             }
-            (Some(Waiting::Opened { request, lease, .. }), Err(refusal)) => {
+            (Some(WaitingAnswer::Opened { request, lease, .. }), Err(refusal)) => {
                 if let Some(export) = self.leases.remove(&lease) {
                     self.exports.release(export, lease, Termination::Released);
                     self.places.give_back(lease);
                 }
                 connection.send(&Reply::Refused { request, refusal }, &[])
             }
-            (Some(Waiting::Timeline(request, lease, timeline)), Ok(())) => {
+            (Some(WaitingAnswer::Timeline(request, lease, timeline)), Ok(())) => {
                 self.send_timeline(request, lease, &timeline, connection)
             }
-            (Some(Waiting::Confirmation(request) | Waiting::Timeline(request, ..)), Err(refusal)) => {
-                connection.send(&Reply::Refused { request, refusal }, &[])
-            }
+            (
+                Some(WaitingAnswer::Confirmation(request) | WaitingAnswer::Timeline(request, ..)),
+                Err(refusal),
+            ) => connection.send(&Reply::Refused { request, refusal }, &[]),
         }
     }
 }

@@ -96,12 +96,12 @@ type Hashing = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
 /// open a handle twice, and none supports a close that races with an open.
 #[derive(Debug)]
 pub(super) struct Cache<K, V> {
-    state: Mutex<State<K, V>>,
+    state: Mutex<CacheState<K, V>>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State<K, V> {
+struct CacheState<K, V> {
     entries: HashSet<ByKey<K, V>, Hashing>,
     limits: CacheLimits,
     idle: usize,
@@ -115,7 +115,7 @@ impl<K, V> Default for Cache<K, V> {
     fn default() -> Self {
         let (entries, limits) = (HashSet::default(), CacheLimits::default());
         Self {
-            state: Mutex::new(State { entries, limits, idle: 0, idle_bytes: 0, clock: 0, again: 0 }),
+            state: Mutex::new(CacheState { entries, limits, idle: 0, idle_bytes: 0, clock: 0, again: 0 }),
             changed: Condvar::new(),
         }
     }
@@ -298,10 +298,10 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
 
     fn close_if_idle<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State<K, V>>,
+        mut state: MutexGuard<'a, CacheState<K, V>>,
         known: &Arc<CacheEntry<K, V>>,
         close: &mut impl FnMut(&Arc<CacheEntry<K, V>>),
-    ) -> MutexGuard<'a, State<K, V>> {
+    ) -> MutexGuard<'a, CacheState<K, V>> {
         if !known.is_idle() {
             return state;
         }
@@ -313,12 +313,12 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
         self.lock()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<K, V>> {
+    fn lock(&self) -> MutexGuard<'_, CacheState<K, V>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<K: Eq + Hash, V: Cached> State<K, V> {
+impl<K: Eq + Hash, V: Cached> CacheState<K, V> {
     fn get(&self, key: &K) -> Option<Arc<CacheEntry<K, V>>> {
         self.entries.get(key).map(|found| Arc::clone(&found.0))
     }

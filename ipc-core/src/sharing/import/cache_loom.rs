@@ -23,7 +23,7 @@ use crate::transport::Deadline;
 type Key = u8;
 
 /// An opened value that may be revoked.
-struct Thing {
+struct LoomThing {
     key: Key,
     kept: AtomicBool,
     closed: AtomicBool,
@@ -39,9 +39,9 @@ struct Thing {
     reclaimed: AtomicBool,
 }
 
-type EntryRef = Arc<CacheEntry<Key, Thing>>;
+type EntryRef = Arc<CacheEntry<Key, LoomThing>>;
 
-impl Cached for Thing {
+impl Cached for LoomThing {
     fn may_be_kept(&self) -> bool {
         self.kept.load(Ordering::Acquire)
     }
@@ -62,7 +62,7 @@ impl Cached for Thing {
 /// The cache, and the calls that the vendor would receive. The counters are loom's, so that other threads may run during an
 /// open and a close.
 struct World {
-    cache: Cache<Key, Thing>,
+    cache: Cache<Key, LoomThing>,
     alive: [AtomicUsize; 2],
     opened: AtomicUsize,
     closed: AtomicUsize,
@@ -80,11 +80,11 @@ impl World {
         Arc::new(world)
     }
 
-    fn open(&self, key: Key) -> Thing {
+    fn open(&self, key: Key) -> LoomThing {
         let before = self.alive[usize::from(key)].fetch_add(1, Ordering::AcqRel);
         assert_eq!(before, 0, "two of one key are open at a time");
         self.opened.fetch_add(1, Ordering::Relaxed);
-        Thing {
+        LoomThing {
             key,
             kept: AtomicBool::new(true),
             closed: AtomicBool::new(false),
@@ -96,7 +96,7 @@ impl World {
         }
     }
 
-    fn close(&self, thing: &Thing) {
+    fn close(&self, thing: &LoomThing) {
         assert!(!thing.closed.swap(true, Ordering::AcqRel), "it is closed a second time");
         self.closed.fetch_add(1, Ordering::Relaxed);
         let (came, done) = (thing.came.load(Ordering::Relaxed), thing.done.load(Ordering::Relaxed));
@@ -104,7 +104,7 @@ impl World {
         self.unmap(thing);
     }
 
-    fn unmap(&self, thing: &Thing) {
+    fn unmap(&self, thing: &LoomThing) {
         let mut mapped = thing.mapped.lock().unwrap();
         if std::mem::take(&mut *mapped) {
             let before = self.alive[usize::from(thing.key)].fetch_sub(1, Ordering::AcqRel);
@@ -112,7 +112,7 @@ impl World {
         }
     }
 
-    fn try_acquire(&self, key: Key, open: impl FnOnce() -> Result<Thing>) -> Result<EntryRef> {
+    fn try_acquire(&self, key: Key, open: impl FnOnce() -> Result<LoomThing>) -> Result<EntryRef> {
         let deadline = Deadline::after(Duration::from_secs(24 * 3600));
         let (held, _) = self.cache.acquire(key, deadline, |_| open(), |thing| self.close(thing))?;
         assert_eq!(held.key, key);

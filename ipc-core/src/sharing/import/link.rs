@@ -21,7 +21,7 @@ use crate::transport::socket::ReceivedFds;
 use crate::transport::{AllowList, AsyncReply, Client, Deadline, Outcome, Subscriber};
 use crate::wire::descriptor::ExportId;
 use crate::wire::protocol::{Reply, Request, RequestId};
-use crate::wire::{BrokerAddress, LeaseAhead, Opened, Token};
+use crate::wire::{BrokerAddress, LeaseAhead, OpenedExport, Token};
 
 /// A callback for the termination of an exporter.
 pub(crate) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
@@ -37,13 +37,13 @@ pub(crate) struct Subscriptions {
     runtime: &'static Runtime,
     exporter: ProcessIdentity,
     broker: BrokerAddress,
-    state: Mutex<State>,
+    state: Mutex<LinkState>,
     /// The page with the states of the leases, if the exporter has sent one.
     lease_page: OnceLock<Arc<LeasePage>>,
 }
 
 #[derive(Default)]
-struct State {
+struct LinkState {
     exports: HashMap<ExportId, Arc<ExportNotices>>,
     callbacks: Vec<(u64, GoneCallback)>,
     last_callback: u64,
@@ -51,7 +51,7 @@ struct State {
 }
 
 impl Subscriptions {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LinkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -112,7 +112,7 @@ impl Subscriber for Subscriptions {
     }
 
     fn exporter_gone(&self, client: &Link) {
-        let State { callbacks, exports, pages, .. } = std::mem::take(&mut *self.lock());
+        let LinkState { callbacks, exports, pages, .. } = std::mem::take(&mut *self.lock());
         // Before calls that may wait for a stream.
         pages.poison(|words| self.runtime.poller.poison_again(words));
         // A forked child has neither the threads nor a table of its own.
@@ -198,7 +198,7 @@ impl Client<Subscriptions> {
         like: Option<LeaseId>,
         deadline: Deadline,
         ahead: impl FnOnce(&[LeaseAhead]),
-    ) -> Result<(Opened, Vec<OwnedFd>)> {
+    ) -> Result<(OpenedExport, Vec<OwnedFd>)> {
         let open =
             |request| Request::Open { request, export, token, grant, access, on: on.get(), peer, like };
         let note = |reply: &Reply| {

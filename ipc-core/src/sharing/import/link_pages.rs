@@ -7,7 +7,7 @@ use crate::backend::DeviceIpc;
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::sharing::timeline::{
-    Endpoint, Place, Poison, SLOTS, Side, TIMELINE_END, Termination, Timeline, WordPage,
+    Endpoint, Poison, SLOTS, Side, TIMELINE_END, Termination, Timeline, TimelineSlot, WordPage,
 };
 use crate::transport::socket::ReceivedFds;
 use crate::wire::protocol::{PageId, Request};
@@ -45,14 +45,14 @@ impl LinkPages {
     }
 
     /// Finds or maps the page that an exporter names.
-    fn place(&mut self, (page, slot, base): (PageId, u32, u64), fds: ReceivedFds) -> Result<Place> {
+    fn place(&mut self, (page, slot, base): (PageId, u32, u64), fds: ReceivedFds) -> Result<TimelineSlot> {
         if slot >= SLOTS || base >= TIMELINE_END {
             return Err(Error::Protocol(format!(
                 "slot {slot} of {SLOTS} with base {base}: a counter page has no such place"
             )));
         }
         if let Some(known) = self.pages.get(&page) {
-            return Ok(Place { page: Arc::clone(known), slot, base });
+            return Ok(TimelineSlot { page: Arc::clone(known), slot, base });
         }
         let file = fds.take_first();
         let file = file.ok_or_else(|| {
@@ -62,7 +62,7 @@ impl LinkPages {
         })?;
         let opened = WordPage::open(file)?;
         self.pages.insert(page, Arc::clone(&opened));
-        Ok(Place { page: opened, slot, base })
+        Ok(TimelineSlot { page: opened, slot, base })
     }
 
     /// Ends the timeline of a lease. Returns the request that releases the lease and its words.

@@ -19,7 +19,7 @@ use crate::model::error::{DescriptorError, Error, Remedy, Result};
 use crate::model::one_or_many::OneOrMany;
 use crate::model::placement::DeviceMap;
 use crate::sharing::export::check_backend;
-use crate::sharing::remote::Incoming;
+use crate::sharing::remote::IncomingPull;
 use crate::sharing::staging::CopyLayout;
 use crate::sharing::{Runtime, Session};
 use crate::transport::Deadline;
@@ -80,7 +80,7 @@ pub(crate) struct KeeperAddress {
 /// The replacement of a copy over the network: memory of this process in which the bytes of another host arrive repeatedly.
 pub(crate) trait Replicate: fmt::Debug {
     /// Shares such memory on the device of `incoming`, and returns its descriptor.
-    fn replicate(&self, session: &Session, incoming: &Incoming<'_>) -> Result<Descriptor>;
+    fn replicate(&self, session: &Session, incoming: &IncomingPull<'_>) -> Result<Descriptor>;
 }
 
 /// The message that an export arrived in.

@@ -185,7 +185,7 @@ impl OpenExport<'_> {
         &'b self,
         call: &'static str,
         report: &'b dyn Fn(u64),
-    ) -> Result<remote::Incoming<'b>> {
+    ) -> Result<remote::IncomingPull<'b>> {
         let Self { session, named, device, patience, .. } = *self;
         let (backend, timeout) = (session.backend(), patience.timeout);
         check_may_wait(call, timeout)?;
@@ -208,7 +208,7 @@ impl OpenExport<'_> {
                 why: why.to_string(),
             });
         }
-        Ok(remote::Incoming { remote, backend, named, device, timeout, report })
+        Ok(remote::IncomingPull { remote, backend, named, device, timeout, report })
     }
 
     fn local_source(&self, granted: LocalGrant) -> MappingSource {

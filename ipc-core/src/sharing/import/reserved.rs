@@ -38,23 +38,23 @@ pub(super) struct ReservedOpen {
 /// with the timeout and the users of the open that reserved the addresses, or an [`OpenBuilder`] with its own, such as
 /// `ipc.open(&descriptor).grant(&grant)?`, or that of a received export or of a keeper's answer.
 #[derive(Debug)]
-pub struct Replacement<'a>(Next<'a>);
+pub struct Replacement<'a>(VersionSource<'a>);
 
 #[derive(Debug)]
-enum Next<'a> {
+enum VersionSource<'a> {
     Descriptor(&'a Descriptor),
     Opened(OpenBuilder<'a>),
 }
 
 impl<'a> From<&'a Descriptor> for Replacement<'a> {
     fn from(descriptor: &'a Descriptor) -> Self {
-        Self(Next::Descriptor(descriptor))
+        Self(VersionSource::Descriptor(descriptor))
     }
 }
 
 impl<'a> From<OpenBuilder<'a>> for Replacement<'a> {
     fn from(builder: OpenBuilder<'a>) -> Self {
-        Self(Next::Opened(builder))
+        Self(VersionSource::Opened(builder))
     }
 }
 
@@ -387,8 +387,10 @@ impl Mapping {
 impl<'a> Replacement<'a> {
     fn builder(self, reserved: &'a ReservedOpen) -> OpenBuilder<'a> {
         match self.0 {
-            Next::Descriptor(descriptor) => OpenBuilder::new(&reserved.session, descriptor, reserved.timeout),
-            Next::Opened(builder) => builder,
+            VersionSource::Descriptor(descriptor) => {
+                OpenBuilder::new(&reserved.session, descriptor, reserved.timeout)
+            }
+            VersionSource::Opened(builder) => builder,
         }
     }
 }

@@ -32,11 +32,11 @@ pub(super) struct ConnectionKey {
 /// The connections of a process that are kept.
 #[derive(Debug, Default)]
 pub(crate) struct IdleConnections {
-    state: Mutex<State>,
+    state: Mutex<IdleState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct IdleState {
     /// In the order of their times.
     kept: VecDeque<IdleControl>,
     /// Whether the worker looks at them when the oldest one is due.
@@ -51,7 +51,7 @@ struct IdleControl {
 }
 
 impl IdleConnections {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, IdleState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -10,7 +10,7 @@ use device_ipc_tcp::{Key, TcpError};
 
 use super::control::Control;
 use super::idle::ConnectionKey;
-use super::pull_in::Incoming;
+use super::pull_in::IncomingPull;
 use super::serve::{GRACE, MAX_TRANSFER};
 use crate::model::error::{Error, Remedy, Result};
 use crate::os::kill::kill_point;
@@ -47,14 +47,14 @@ fn milliseconds(time: Duration) -> u32 {
 
 /// The exporter, for errors.
 #[derive(Clone, Debug)]
-pub(super) struct Exporter {
+pub(super) struct RemoteExporter {
     pub(super) pid: u32,
     host: String,
     address: SocketAddr,
 }
 
-impl Exporter {
-    fn at(incoming: &Incoming<'_>, address: SocketAddr) -> Self {
+impl RemoteExporter {
+    fn at(incoming: &IncomingPull<'_>, address: SocketAddr) -> Self {
         let exporter = &incoming.named.contents.exporter;
         Self { pid: exporter.pid, host: exporter.host.to_string(), address }
     }
@@ -96,7 +96,7 @@ pub(super) struct RemoteLease {
     /// `None` after the end of the lease.
     control: Option<Control>,
     key: ConnectionKey,
-    pub(super) exporter: Exporter,
+    pub(super) exporter: RemoteExporter,
     /// The time limit of the transfer, which the exporter knows.
     limit: Duration,
     /// A time before the last message that the exporter is known to have received.
@@ -114,7 +114,7 @@ impl RemoteLease {
     /// Requests a lease for transfers with this time limit, over a kept connection or a new one. Returns the metadata of the export's
     /// regions.
     pub(super) fn begin(
-        incoming: &Incoming<'_>,
+        incoming: &IncomingPull<'_>,
         request: fn(RemoteOpen) -> RemoteRequest,
         limit: Duration,
         deadline: Deadline,
@@ -149,7 +149,7 @@ impl RemoteLease {
     fn ask(
         &mut self,
         runtime: &Runtime,
-        incoming: &Incoming<'_>,
+        incoming: &IncomingPull<'_>,
         request: fn(RemoteOpen) -> RemoteRequest,
         deadline: Deadline,
     ) -> Result<RemoteReply> {
@@ -198,7 +198,7 @@ impl RemoteLease {
     }
 
     /// Takes a connection to the exporter that was kept after another lease on the export.
-    fn reuse(runtime: &Runtime, incoming: &Incoming<'_>, limit: Duration) -> Option<Self> {
+    fn reuse(runtime: &Runtime, incoming: &IncomingPull<'_>, limit: Duration) -> Option<Self> {
         incoming.named.contents.network.iter().find_map(|address| {
             let control = runtime.idle_connections.take(&Self::key(incoming, *address))?;
             tracing::debug!(target: log::IMPORT, %address, "uses a connection to an exporter of another host again");
@@ -207,12 +207,12 @@ impl RemoteLease {
     }
 
     /// Connects to the first address that accepts, and proves the token.
-    fn connect(incoming: &Incoming<'_>, limit: Duration, deadline: Deadline) -> Result<Self> {
+    fn connect(incoming: &IncomingPull<'_>, limit: Duration, deadline: Deadline) -> Result<Self> {
         let NamedExport { contents, part } = incoming.named;
         let (export, network) = (&part.export, &contents.network);
         let mut failed = None;
         for (tried, address) in network.iter().enumerate() {
-            let exporter = Exporter::at(incoming, *address);
+            let exporter = RemoteExporter::at(incoming, *address);
             // An address that does not answer leaves time for the others.
             let share = deadline.left() / (network.len() - tried) as u32;
             let stream = TcpStream::connect_timeout(address, share.max(Duration::from_millis(1)));
@@ -241,17 +241,17 @@ impl RemoteLease {
         }))
     }
 
-    fn key(incoming: &Incoming<'_>, address: SocketAddr) -> ConnectionKey {
+    fn key(incoming: &IncomingPull<'_>, address: SocketAddr) -> ConnectionKey {
         let part = &incoming.named.part;
         ConnectionKey { address, export: part.export, token: part.token }
     }
 
-    fn new(incoming: &Incoming<'_>, address: SocketAddr, control: Control, limit: Duration) -> Self {
+    fn new(incoming: &IncomingPull<'_>, address: SocketAddr, control: Control, limit: Duration) -> Self {
         let now = clock::now();
         Self {
             control: Some(control),
             key: Self::key(incoming, address),
-            exporter: Exporter::at(incoming, address),
+            exporter: RemoteExporter::at(incoming, address),
             limit,
             renewed: now,
             timeout: incoming.timeout,

@@ -27,7 +27,7 @@ use crate::transport::TcpServer;
 use crate::wire::descriptor::is_reachable;
 
 pub(crate) use idle::IdleConnections;
-pub(crate) use pull_in::{Incoming, pull_in, pull_into};
+pub(crate) use pull_in::{IncomingPull, pull_in, pull_into};
 pub(crate) use ring_in::{RemoteRing, RingMessage, SlotPull};
 
 /// The settings of copies between hosts, for [`IpcBuilder::remote`](crate::IpcBuilder::remote).
@@ -78,7 +78,7 @@ impl Remote {
         Runtime::get()?;
         let engine = self.engine.info().name;
         let server = TcpServer::start(address, move |server, permit, stream, peer| {
-            serve::serve(&serve::Served { server, engine, peer }, &permit, stream);
+            serve::serve(&serve::ServedClient { server, engine, peer }, &permit, stream);
         })?;
         Ok(Self { server: Some(Arc::new(server)), ..self })
     }

@@ -27,7 +27,7 @@ use crate::wire::remote::RemoteRequest;
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The export to pull.
-pub(crate) struct Incoming<'a> {
+pub(crate) struct IncomingPull<'a> {
     pub(crate) remote: &'a Remote,
     pub(crate) backend: &'a Arc<dyn DeviceIpc>,
     pub(crate) named: NamedExport<'a>,
@@ -40,7 +40,7 @@ pub(crate) struct Incoming<'a> {
 }
 
 /// Pulls an export to a new buffer, as the layout states, and waits until the copy is complete.
-pub(crate) fn pull_in(incoming: &Incoming<'_>, layout: &CopyLayout) -> Result<Buffer> {
+pub(crate) fn pull_in(incoming: &IncomingPull<'_>, layout: &CopyLayout) -> Result<Buffer> {
     let piece = |(span, offset): (&Span, u64)| Piece {
         source: span.region as usize,
         source_offset: span.offset,
@@ -62,7 +62,7 @@ pub(crate) fn pull_in(incoming: &Incoming<'_>, layout: &CopyLayout) -> Result<Bu
 ///
 /// With the owner, if the engine does not use the memory any longer.
 pub(crate) fn pull_into<O: fmt::Debug + Send + 'static>(
-    incoming: &Incoming<'_>,
+    incoming: &IncomingPull<'_>,
     destinations: &[DeviceRange],
     pieces: &[Piece],
     owner: O,
@@ -73,11 +73,11 @@ pub(crate) fn pull_into<O: fmt::Debug + Send + 'static>(
     };
     granted.pull(destinations, pieces, owner).map_err(|failed| {
         let (error, unused) = failed.into_parts();
-        ErrorWith::new(error, unused.map(Destination::into_owner))
+        ErrorWith::new(error, unused.map(PullDestination::into_owner))
     })
 }
 
-impl<'a> Incoming<'a> {
+impl<'a> IncomingPull<'a> {
     /// Returns the kind of memory of the destinations.
     ///
     /// # Errors
@@ -97,34 +97,34 @@ impl<'a> Incoming<'a> {
     }
 
     /// Requests a lease.
-    fn request(&'a self, pieces: &[Piece]) -> Result<Granted<'a>> {
+    fn request(&'a self, pieces: &[Piece]) -> Result<GrantedPull<'a>> {
         self.space()?;
         let bytes = pieces.iter().map(|piece| piece.len).fold(0, u64::saturating_add);
         let limit = transfer_limit(self.timeout, bytes);
         let deadline = Deadline::after(self.timeout);
         let (lease, metadata) = RemoteLease::begin(self, RemoteRequest::Open, limit, deadline)?;
-        Ok(Granted { incoming: self, lease, metadata })
+        Ok(GrantedPull { incoming: self, lease, metadata })
     }
 }
 
 /// A lease, and the engine's metadata of the regions.
-struct Granted<'a> {
-    incoming: &'a Incoming<'a>,
+struct GrantedPull<'a> {
+    incoming: &'a IncomingPull<'a>,
     lease: RemoteLease,
     metadata: Vec<Vec<u8>>,
 }
 
-impl Granted<'_> {
+impl GrantedPull<'_> {
     /// Pulls to memory that belongs to `owner`, waits, and releases the lease.
     fn pull<O: fmt::Debug + Send + 'static>(
         self,
         destinations: &[DeviceRange],
         pieces: &[Piece],
         owner: O,
-    ) -> Result<O, Failed<Destination<O>>> {
-        let Self { incoming: Incoming { remote, backend, device, report, .. }, lease, metadata } = self;
+    ) -> Result<O, Failed<PullDestination<O>>> {
+        let Self { incoming: IncomingPull { remote, backend, device, report, .. }, lease, metadata } = self;
         if let Err(error) = lease.check() {
-            return Err(ErrorWith::new(error, Some(Destination::new(owner, lease))));
+            return Err(ErrorWith::new(error, Some(PullDestination::new(owner, lease))));
         }
         let limit = lease.limit();
         let memory = |range: &DeviceRange| TransferMemory {
@@ -135,7 +135,7 @@ impl Granted<'_> {
         let sources: Vec<_> = metadata.iter().map(Vec::as_slice).collect();
         let destinations: Vec<_> = destinations.iter().map(memory).collect();
         let request = PullRequest { sources: &sources, destinations: &destinations, pieces };
-        let owner = Destination::new(owner, lease);
+        let owner = PullDestination::new(owner, lease);
         // SAFETY: the owner keeps the memory, and no other code accesses it until it is returned here.
         let start = || unsafe { Pull::start(remote.engine(), &request, owner, limit) };
         let pull = with_device_context(&***backend, *device, start)?;
@@ -153,14 +153,14 @@ impl Granted<'_> {
 
 /// The owner of the destinations, and the lease, which exist until the engine has finished.
 #[derive(Debug)]
-struct Destination<O: Send + 'static> {
+struct PullDestination<O: Send + 'static> {
     /// Taken when the engine has finished.
     owner: Option<O>,
     lease: RemoteLease,
     next_look: Instant,
 }
 
-impl<O: Send + 'static> Destination<O> {
+impl<O: Send + 'static> PullDestination<O> {
     fn new(owner: O, lease: RemoteLease) -> Self {
         Self { owner: Some(owner), lease, next_look: clock::now() + LOOK }
     }
@@ -170,7 +170,7 @@ impl<O: Send + 'static> Destination<O> {
     }
 }
 
-impl<O: fmt::Debug + Send + 'static> PullOwner for Destination<O> {
+impl<O: fmt::Debug + Send + 'static> PullOwner for PullDestination<O> {
     fn keep_alive(&mut self) -> Result<()> {
         let now = clock::now();
         if self.lease.is_over() || now < self.next_look {
@@ -193,7 +193,7 @@ impl<O: fmt::Debug + Send + 'static> PullOwner for Destination<O> {
     }
 }
 
-impl<O: Send + 'static> Drop for Destination<O> {
+impl<O: Send + 'static> Drop for PullDestination<O> {
     /// A driver's free waits for streams; the caller must not.
     fn drop(&mut self) {
         if let (Some(owner), Some(runtime)) = (self.owner.take(), Runtime::existing()) {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::lease::{RemoteLease, transfer_limit};
-use super::pull_in::Incoming;
+use super::pull_in::IncomingPull;
 use crate::backend::engine::{MemorySpace, Piece, PullRequest, TransferEngine, TransferMemory};
 use crate::backend::{Buffer, DeviceIpc, with_device_context};
 use crate::model::address::DeviceRange;
@@ -58,7 +58,7 @@ impl RemoteRing {
     /// # Errors
     ///
     /// As for a copy; [`Error::Protocol`] if the export is no ring.
-    pub(crate) fn join(incoming: &Incoming<'_>, bytes: u64) -> Result<(Self, u64)> {
+    pub(crate) fn join(incoming: &IncomingPull<'_>, bytes: u64) -> Result<(Self, u64)> {
         let space = incoming.space()?;
         let (deadline, limit) = (Deadline::after(incoming.timeout), transfer_limit(incoming.timeout, bytes));
         let (mut lease, mut metadata) = RemoteLease::begin(incoming, RemoteRequest::Join, limit, deadline)?;
@@ -138,7 +138,7 @@ impl RemoteRing {
             Piece { source: 0, source_offset: offset, destination: 0, destination_offset: 0, len: slot.len };
         let request =
             PullRequest { sources: &[&self.metadata], destinations: &[destination], pieces: &[piece] };
-        let owner = Destination { _buffer: Arc::clone(buffer), lease: Arc::clone(&self.lease) };
+        let owner = SlotDestination { _buffer: Arc::clone(buffer), lease: Arc::clone(&self.lease) };
         // SAFETY: the owner keeps the buffer, and the caller the slot.
         let start = || unsafe { Pull::start(&*self.engine, &request, owner, self.limit) };
         Ok(SlotPull(with_device_context(&*self.backend, slot.device, start)?))
@@ -162,7 +162,7 @@ fn lock(lease: &Mutex<ReaderLease>) -> MutexGuard<'_, ReaderLease> {
 
 /// A running copy of a slot. After a drop the library keeps the buffer and the lease until the engine has finished.
 #[derive(Debug)]
-pub(crate) struct SlotPull(Pull<Destination>);
+pub(crate) struct SlotPull(Pull<SlotDestination>);
 
 impl SlotPull {
     /// Returns whether the copy is complete. Not called again after true or an error.
@@ -173,12 +173,12 @@ impl SlotPull {
 
 /// The memory and the lease, which the engine uses until it has finished.
 #[derive(Debug)]
-struct Destination {
+struct SlotDestination {
     _buffer: Arc<Buffer>,
     lease: Arc<Mutex<ReaderLease>>,
 }
 
-impl PullOwner for Destination {
+impl PullOwner for SlotDestination {
     fn keep_alive(&mut self) -> Result<()> {
         let mut state = lock(&self.lease);
         let ReaderLease { lease, is_abandoned } = &mut *state;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::control::Control;
-use super::serve::{Lease, TICK, send, text};
+use super::serve::{ServedLease, TICK, send, text};
 use crate::model::error::Result;
 use crate::os::clock;
 use crate::sharing::timeline::{Publication, RingStart, Timeline};
@@ -25,7 +25,7 @@ const MAX_IDLE_LOOK: Duration = Duration::from_millis(10);
 
 /// A reader of a ring of this process, in place of an importer.
 pub(super) struct RingLease {
-    lease: Lease,
+    lease: ServedLease,
     timeline: Timeline,
     /// The first sequence that has not been announced, and the first one that has not been released.
     next: u64,
@@ -37,7 +37,7 @@ pub(super) struct RingLease {
 
 impl RingLease {
     /// Joins the ring of a lease; `None` if the export is no ring.
-    pub(super) fn join(lease: Lease) -> Result<Option<Self>> {
+    pub(super) fn join(lease: ServedLease) -> Result<Option<Self>> {
         let timeline = lease.runtime.exports.timeline_within(lease.export, lease.lease)?;
         let start = timeline.start();
         let mut ring = Self { lease, timeline, next: 0, released: 0, has_ended: false, has_left: false };
@@ -131,7 +131,7 @@ impl RingLease {
     fn leave(&mut self) {
         self.has_ended = true;
         if !std::mem::replace(&mut self.has_left, true) {
-            let Lease { runtime, export, lease, .. } = self.lease;
+            let ServedLease { runtime, export, lease, .. } = self.lease;
             let far = runtime.exports.known_timeline(export, lease);
             // No work of this process's devices uses the slots.
             runtime.poller.end_once_arrived(self.timeline.clone(), far);

@@ -49,14 +49,14 @@ pub(super) const TICK: Duration = Duration::from_secs(1);
 
 /// The server and the client of a connection.
 #[derive(Debug)]
-pub(super) struct Served {
+pub(super) struct ServedClient {
     pub(super) server: ServerId,
     pub(super) engine: &'static str,
     pub(super) peer: SocketAddr,
 }
 
 /// Serves a connection until it ends.
-pub(super) fn serve(served: &Served, permit: &ConnectionPermit, stream: Arc<TcpStream>) {
+pub(super) fn serve(served: &ServedClient, permit: &ConnectionPermit, stream: Arc<TcpStream>) {
     if let Err(why) = try_serve(served, permit, stream) {
         static WARNINGS: Throttle = Throttle::new();
         if let Some(count) = WARNINGS.count() {
@@ -66,7 +66,7 @@ pub(super) fn serve(served: &Served, permit: &ConnectionPermit, stream: Arc<TcpS
     }
 }
 
-fn try_serve(served: &Served, permit: &ConnectionPermit, stream: Arc<TcpStream>) -> Result<(), String> {
+fn try_serve(served: &ServedClient, permit: &ConnectionPermit, stream: Arc<TcpStream>) -> Result<(), String> {
     // In a forked child there is no such thread.
     let runtime = Runtime::existing().ok_or("the process has no exports")?;
     kill_point!("exporter:remote-accepted");
@@ -148,13 +148,13 @@ pub(super) fn send(control: &mut Control, reply: &RemoteReply) -> Result<(), Str
 
 /// Grants a lease and keeps it until the importer releases it, is gone, or is silent for too long; or refuses it.
 fn lease(
-    served: &Served,
+    served: &ServedClient,
     runtime: &'static Runtime,
     export: ExportId,
     open: &RemoteOpen,
     control: &mut Control,
 ) -> Result<(), String> {
-    match Lease::begin(served, runtime, export, open) {
+    match ServedLease::begin(served, runtime, export, open) {
         Ok((lease, metadata)) => {
             send_metadata(metadata, control)?;
             kill_point!("exporter:remote-granted");
@@ -166,13 +166,13 @@ fn lease(
 
 /// Grants a lease on a ring and serves its reader; or refuses it.
 fn read_ring(
-    served: &Served,
+    served: &ServedClient,
     runtime: &'static Runtime,
     export: ExportId,
     open: &RemoteOpen,
     control: &mut Control,
 ) -> Result<(), String> {
-    let joined = Lease::begin(served, runtime, export, open).and_then(|(lease, metadata)| {
+    let joined = ServedLease::begin(served, runtime, export, open).and_then(|(lease, metadata)| {
         let ring = RingLease::join(lease).map_err(failed)?.ok_or(RemoteRefusal::NoRing)?;
         Ok((ring, metadata))
     });
@@ -197,7 +197,7 @@ fn silence_limit(open: &RemoteOpen) -> Duration {
 }
 
 /// Waits for the end of the lease.
-fn keep(lease: Lease, open: &RemoteOpen, control: &mut Control) -> Result<(), String> {
+fn keep(lease: ServedLease, open: &RemoteOpen, control: &mut Control) -> Result<(), String> {
     let limit = silence_limit(open);
     let mut silent = Duration::ZERO;
     while silent < limit {
@@ -242,7 +242,7 @@ fn batches(metadata: Vec<Vec<u8>>) -> Vec<Vec<Vec<u8>>> {
 }
 
 /// A lease of an importer of another host. Dropping it ends it.
-pub(super) struct Lease {
+pub(super) struct ServedLease {
     pub(super) runtime: &'static Runtime,
     pub(super) export: ExportId,
     pub(super) lease: LeaseId,
@@ -250,10 +250,10 @@ pub(super) struct Lease {
     shared: Option<Arc<Shared>>,
 }
 
-impl Lease {
+impl ServedLease {
     /// Begins a lease, waits until the bytes are ready, and registers the memory. Returns the metadata of its regions.
     fn begin(
-        served: &Served,
+        served: &ServedClient,
         runtime: &'static Runtime,
         export: ExportId,
         open: &RemoteOpen,
@@ -295,7 +295,7 @@ fn not_ready(error: Error) -> RemoteRefusal {
     if error.is_timeout() { RemoteRefusal::NotReady } else { failed(error) }
 }
 
-impl Drop for Lease {
+impl Drop for ServedLease {
     fn drop(&mut self) {
         self.shared = None;
         self.runtime.exports.release(self.export, self.lease, Termination::Released);

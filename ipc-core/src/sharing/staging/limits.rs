@@ -50,18 +50,18 @@ pub(crate) enum Share {
 /// The host memory that copies to other processes use, and the copies that wait for some.
 #[derive(Default)]
 pub(crate) struct Stagings {
-    state: Mutex<State>,
+    state: Mutex<LimitState>,
 }
 
 #[derive(Default)]
-struct State {
+struct LimitState {
     limits: StagingLimits,
     used: u64,
     used_by: HashMap<Share, u64>,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<WaitingStaging>,
 }
 
-struct Waiting {
+struct WaitingStaging {
     share: Share,
     bytes: u64,
     job: Job,
@@ -96,7 +96,7 @@ impl Stagings {
         job: impl FnOnce(SetAside) + Send + 'static,
     ) {
         let mut state = self.lock();
-        state.waiting.push_back(Waiting { share, bytes, job: Box::new(job) });
+        state.waiting.push_back(WaitingStaging { share, bytes, job: Box::new(job) });
         state.start_waiting(runtime);
     }
 
@@ -105,15 +105,15 @@ impl Stagings {
         !self.lock().waiting.is_empty()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LimitState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl LimitState {
     fn start_waiting(&mut self, runtime: &'static Runtime) {
         while let Some(next) = self.next() {
-            let Some(Waiting { share, bytes, job }) = self.waiting.remove(next) else { return };
+            let Some(WaitingStaging { share, bytes, job }) = self.waiting.remove(next) else { return };
             self.used += bytes;
             *self.used_by.entry(share).or_default() += bytes;
             runtime.metrics.staging_bytes.add(bytes);
@@ -129,7 +129,8 @@ impl State {
             used == 0 || used.checked_add(bytes).is_some_and(|used| used <= limit)
         };
         let total = self.limits.total_bytes;
-        let within_half = |one: &(usize, &Waiting)| fits(used_by(&one.1.share), one.1.bytes, total / 2);
+        let within_half =
+            |one: &(usize, &WaitingStaging)| fits(used_by(&one.1.share), one.1.bytes, total / 2);
         // The first of those with the fewest bytes; the others do not overtake it.
         let waiting = self.waiting.iter().enumerate().filter(within_half);
         let next = waiting.min_by_key(|(_, one)| used_by(&one.share));

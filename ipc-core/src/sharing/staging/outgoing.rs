@@ -42,7 +42,7 @@ pub(crate) struct Outgoing {
     backend: Arc<dyn DeviceIpc>,
     segments: Segments,
     chunks: Chunks,
-    state: Mutex<State>,
+    state: Mutex<OutgoingState>,
 }
 
 /// A copy that could not begin: its lease is to be ended, and its importer notified.
@@ -54,7 +54,7 @@ pub(crate) struct Refused {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct OutgoingState {
     /// The host memory, from the first reply until the copy is over.
     halves: Option<Arc<Halves>>,
     begun: bool,
@@ -304,7 +304,7 @@ impl Outgoing {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, OutgoingState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -330,7 +330,7 @@ fn behind_ready(backend: &dyn DeviceIpc, shared: &Shared) -> Result<Option<Box<d
     Ok(Some(behind))
 }
 
-impl State {
+impl OutgoingState {
     fn take_answer(&mut self, chunks: Chunks) -> Option<Reply> {
         let (request, chunk) = self.wanted?;
         let answer = match &self.failed {

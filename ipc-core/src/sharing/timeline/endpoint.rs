@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::Returned;
 use super::page::{Word, timelines_of};
-use super::slots::Place;
+use super::slots::TimelineSlot;
 use super::{TIMELINE_END, check_range};
 use crate::backend::stream::BorrowedStream;
 use crate::backend::{DeviceIpc, check_backend};
@@ -59,7 +59,7 @@ impl Termination {
 
 /// One process's endpoint of a timeline.
 pub(crate) struct Endpoint {
-    pub(super) place: Place,
+    pub(super) place: TimelineSlot,
     pub(super) side: Side,
     pub(super) backend: Arc<dyn DeviceIpc>,
     pub(super) peer: u32,
@@ -86,16 +86,16 @@ pub(crate) struct Endpoint {
 }
 
 /// An operation on the words of a timeline, during which the slot is not reused.
-pub(super) struct InUse<'a>(&'a Endpoint);
+pub(super) struct Operation<'a>(&'a Endpoint);
 
-impl Drop for InUse<'_> {
+impl Drop for Operation<'_> {
     fn drop(&mut self) {
         self.0.uses.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 impl Endpoint {
-    pub(super) fn new(place: Place, side: Side, backend: Arc<dyn DeviceIpc>, peer: u32) -> Self {
+    pub(super) fn new(place: TimelineSlot, side: Side, backend: Arc<dyn DeviceIpc>, peer: u32) -> Self {
         Self {
             place,
             side,
@@ -137,10 +137,10 @@ impl Endpoint {
     }
 
     /// Begins an operation. An error where another lease may use the slot by now.
-    pub(super) fn enter(&self) -> Result<InUse<'_>> {
+    pub(super) fn enter(&self) -> Result<Operation<'_>> {
         let one_more = |uses| if uses & SEALED == 0 { Some(uses + 1) } else { None };
         match self.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more) {
-            Ok(_) => Ok(InUse(self)),
+            Ok(_) => Ok(Operation(self)),
             Err(_) => Err(self.error()),
         }
     }
@@ -154,7 +154,7 @@ impl Endpoint {
 
     /// Makes the stream write the value when it reaches this point.
     pub(super) fn write_on(&self, word: Word, value: u64, stream: BorrowedStream<'_>) -> Result<()> {
-        let Place { page, slot, base } = &self.place;
+        let TimelineSlot { page, slot, base } = &self.place;
         let address = page.word_on(&self.backend, stream.device(), *slot, word)?;
         // SAFETY: the word lies in a page that is registered for the stream's device, and is only unregistered after the
         // device has been waited for.
@@ -163,7 +163,7 @@ impl Endpoint {
 
     /// Makes the stream wait for the value. It may reach the wait after the timeline has ended, so the value is noted.
     pub(super) fn wait_on(&self, word: Word, value: u64, stream: BorrowedStream<'_>) -> Result<()> {
-        let Place { page, slot, base } = &self.place;
+        let TimelineSlot { page, slot, base } = &self.place;
         let address = page.word_on(&self.backend, stream.device(), *slot, word)?;
         let timelines = timelines_of(&*self.backend, stream.device())?;
         self.awaited.fetch_max(value, Ordering::AcqRel);
@@ -322,7 +322,7 @@ impl Endpoint {
         Some(self.place.base.saturating_add(awaited))
     }
 
-    pub(crate) fn place(&self) -> &Place {
+    pub(crate) fn place(&self) -> &TimelineSlot {
         &self.place
     }
 }

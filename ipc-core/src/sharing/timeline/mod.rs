@@ -22,7 +22,7 @@ pub(crate) use endpoint::{ENDED, Endpoint, Side, Termination};
 pub(crate) use follow_ups::{Finish, FollowUp, FollowUps, Poison};
 pub(crate) use own::{OwnCounter, drop_unused_own_pages, note_own_slot, return_own_slot, take_own_slot};
 pub(crate) use page::{SLOTS, Word, WordPage};
-pub(crate) use slots::{Place, Slots};
+pub(crate) use slots::{Slots, TimelineSlot};
 
 use crate::backend::DeviceIpc;
 use crate::backend::stream::{AsStream, BorrowedStream};
@@ -76,7 +76,7 @@ impl Timeline {
     /// The end of the range of values: every value is below it.
     pub const END: u64 = TIMELINE_END;
 
-    pub(crate) fn new(place: Place, side: Side, backend: Arc<dyn DeviceIpc>, peer: u32) -> Self {
+    pub(crate) fn new(place: TimelineSlot, side: Side, backend: Arc<dyn DeviceIpc>, peer: u32) -> Self {
         let endpoint = Endpoint::new(place, side, backend, peer);
         timeline_begun();
         Self { endpoint: Arc::new(endpoint) }

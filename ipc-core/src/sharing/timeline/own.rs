@@ -6,7 +6,7 @@
 use std::ops::Deref;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use super::slots::{Place, Slots};
+use super::slots::{Slots, TimelineSlot};
 use super::{Endpoint, Side, Termination, Timeline};
 use crate::backend::DeviceIpc;
 use crate::backend::stream::BorrowedStream;
@@ -27,7 +27,7 @@ fn key(endpoint: &Arc<Endpoint>) -> usize {
 }
 
 /// Takes a slot for a timeline within this process.
-pub(crate) fn take_own_slot() -> Result<Place> {
+pub(crate) fn take_own_slot() -> Result<TimelineSlot> {
     // A forked child has the parent's pages, and perhaps its lock.
     Runtime::get()?;
     lock().take()

@@ -61,14 +61,14 @@ const FREE_ELSEWHERE: usize = 64;
 
 /// A slot in one of its lives.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct TimelineSlot {
     pub(crate) page: Arc<WordPage>,
     pub(crate) slot: u32,
     /// Value of the words at which the counters of this life are 0. Below [`TIMELINE_END`].
     pub(crate) base: u64,
 }
 
-impl Place {
+impl TimelineSlot {
     /// The slot of a page that is used for one life only.
     pub(crate) const fn first(page: Arc<WordPage>, slot: u32) -> Self {
         Self { page, slot, base: 0 }
@@ -157,7 +157,7 @@ impl<K: Copy + Eq + Hash> Slots<K> {
     /// # Errors
     ///
     /// [`Error::NotPermitted`] where all slots are in use; the system's, for a new page.
-    pub(crate) fn take(&mut self) -> Result<Place> {
+    pub(crate) fn take(&mut self) -> Result<TimelineSlot> {
         self.settle(LOOKED_AT);
         if self.is_exhausted() {
             self.settle(usize::MAX);
@@ -172,7 +172,7 @@ impl<K: Copy + Eq + Hash> Slots<K> {
             (page.fresh - 1, 0)
         });
         page.in_use += 1;
-        let place = Place { page: Arc::clone(&page.page), slot, base };
+        let place = TimelineSlot { page: Arc::clone(&page.page), slot, base };
         place.begin_life();
         Ok(place)
     }
@@ -182,7 +182,7 @@ impl<K: Copy + Eq + Hash> Slots<K> {
     /// # Errors
     ///
     /// As [`take`](Self::take); [`Error::NotPermitted`] also where the peer's process or user has its share of all pages.
-    pub(crate) fn take_for(&mut self, peer: &PeerCredentials) -> Result<Place> {
+    pub(crate) fn take_for(&mut self, peer: &PeerCredentials) -> Result<TimelineSlot> {
         self.peer = Some(*peer);
         self.take()
     }

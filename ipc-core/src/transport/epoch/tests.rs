@@ -9,7 +9,7 @@ fn view_sees_every_drop_and_is_read_only() {
     epoch.advance();
     epoch.advance();
     assert_eq!(view.read(), 2);
-    assert!(Page::map(file.as_fd(), ProtFlags::READ | ProtFlags::WRITE).is_err());
+    assert!(EpochPage::map(file.as_fd(), ProtFlags::READ | ProtFlags::WRITE).is_err());
     assert!(ftruncate(&file, 0).is_err());
 }
 

@@ -14,7 +14,7 @@ use super::super::connection::{Connection, Served};
 use super::super::fairness::descriptor_limit;
 use super::super::service::{ConnectionId, Service, Session};
 use super::super::socket::{self, PeerCredentials, PeerSocket};
-use super::{EventLoop, Listener, Source, Timer};
+use super::{EventLoop, ListeningSource, Source, Timer};
 use crate::os::clock;
 use crate::os::kill::kill_point;
 use crate::os::log::Throttle;
@@ -55,7 +55,8 @@ impl<S: Service> EventLoop<S> {
                 return self
                     .pause_accepting(listener, "too many sockets of refused connections wait to be closed");
             }
-            let Some(Source::Listener(Listener { socket, refuses_fds, .. })) = self.sources.get(&listener)
+            let Some(Source::Listener(ListeningSource { socket, refuses_fds, .. })) =
+                self.sources.get(&listener)
             else {
                 return;
             };
@@ -84,7 +85,7 @@ impl<S: Service> EventLoop<S> {
         if let Some(count) = WARNINGS.count() {
             tracing::warn!(target: crate::os::log::TRANSPORT, why, pause_ms = ACCEPT_PAUSE.as_millis(), count, "no connection can be accepted");
         }
-        if let Some(Source::Listener(Listener { socket, .. })) = self.sources.get(&listener) {
+        if let Some(Source::Listener(ListeningSource { socket, .. })) = self.sources.get(&listener) {
             self.modify(socket.as_fd(), listener, EventFlags::empty());
             self.timers.insert(clock::now() + ACCEPT_PAUSE, (listener, Timer::Listen));
         }

@@ -10,7 +10,7 @@ use device_ipc_tcp::{AuthenticatedReceiver, TcpError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
-use super::super::connection::Connection;
+use super::super::connection::ChannelConnection;
 use super::super::counters::{Direction, Slot};
 use super::super::limits::MessagesInFlight;
 use super::{MAX_WHOLE_BYTES, RelayShared, TICK, WINDOW};
@@ -19,7 +19,7 @@ use crate::os::{clock, log};
 use crate::sharing::RuntimeRef;
 use crate::sharing::import::GrantReturn;
 use crate::transport::socket;
-use crate::wire::channel::{Incoming, Outgoing, read_message};
+use crate::wire::channel::{IncomingPacket, OutgoingPacket, read_message};
 use crate::wire::relay::{Relayed, RelayedState};
 
 /// The time for which a receive waits for the rest of a message whose first bytes have arrived. The next one continues with it.
@@ -32,7 +32,7 @@ const LINGER: Duration = Duration::from_secs(10);
 pub(super) struct Receiver {
     shared: Arc<RelayShared>,
     tcp: AuthenticatedReceiver,
-    connection: Weak<Connection>,
+    connection: Weak<ChannelConnection>,
     runtime: RuntimeRef,
     /// The maximum size of a message in bytes.
     limit: u64,
@@ -49,7 +49,7 @@ impl Receiver {
     pub(super) fn new(
         shared: Arc<RelayShared>,
         tcp: AuthenticatedReceiver,
-        connection: &Arc<Connection>,
+        connection: &Arc<ChannelConnection>,
     ) -> Self {
         Self {
             shared,
@@ -182,7 +182,8 @@ impl Receiver {
     fn deliver(&mut self, message: &[u8]) -> Result<(), String> {
         self.on_the_way.push(message.len() as u64);
         let shared = &self.shared;
-        let outgoing = Outgoing::relayed(message, MAX_WHOLE_BYTES).map_err(|error| error.to_string())?;
+        let outgoing =
+            OutgoingPacket::relayed(message, MAX_WHOLE_BYTES).map_err(|error| error.to_string())?;
         let file = outgoing.file.as_ref().map(AsFd::as_fd);
         loop {
             match socket::send(shared.link.messages.fd(), &outgoing.packet, file.as_slice()) {
@@ -210,7 +211,7 @@ impl Receiver {
 
     /// Gives back the grants of a message that this process does not receive.
     fn discard(&self, message: &[u8]) {
-        let Ok(Incoming::Message { head, .. }) = read_message(message.to_vec()) else { return };
+        let Ok(IncomingPacket::Message { head, .. }) = read_message(message.to_vec()) else { return };
         if let Some(runtime) = self.runtime.here() {
             head.ended.into_iter().for_each(|(export, token)| runtime.exports.end_grant(export, token));
         }
@@ -238,7 +239,7 @@ impl Receiver {
         let closed = u64::from(state.closed);
         let newly = link.counters.mark_closed(closed);
         if newly & Direction::Sending as u64 != 0
-            && let Ok(end) = Outgoing::end()
+            && let Ok(end) = OutgoingPacket::end()
         {
             // If the socket is full, this process has packets to read, and looks at the word before it waits.
             let _ = socket::send(link.messages.fd(), &end.packet, &[]);
@@ -259,7 +260,7 @@ impl Receiver {
 }
 
 /// Drops a reference to a connection, which may be the last one, on the worker.
-fn drop_elsewhere(connection: Arc<Connection>) {
+fn drop_elsewhere(connection: Arc<ChannelConnection>) {
     if let Some(runtime) = connection.runtime.here() {
         runtime.worker.submit(move || drop(connection));
     }

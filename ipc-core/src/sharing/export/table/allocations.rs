@@ -42,7 +42,7 @@ impl ExportTable {
         state.last_allocation += 1;
         let id = AllocationId(state.last_allocation);
         drop(state);
-        let unfinished = Unfinished { table: self, key };
+        let unfinished = UnfinishedExport { table: self, key };
         let made = Arc::new(Allocation::export(id, backend, extent)?);
         std::mem::forget(unfinished);
         let mut state = self.lock();
@@ -66,12 +66,12 @@ impl ExportTable {
 }
 
 /// Lets other callers try after a handle could not be created.
-struct Unfinished<'a> {
+struct UnfinishedExport<'a> {
     table: &'a ExportTable,
     key: AllocationKey,
 }
 
-impl Drop for Unfinished<'_> {
+impl Drop for UnfinishedExport<'_> {
     fn drop(&mut self) {
         self.table.forget_allocation(&self.key);
     }

@@ -14,7 +14,9 @@ use crate::os::clock;
 use crate::os::log::Throttle;
 use crate::sharing::Runtime;
 use crate::sharing::lease_page::LeaseWord;
-use crate::sharing::timeline::{Place, Poison, Side, Termination, Timeline, note_own_slot, take_own_slot};
+use crate::sharing::timeline::{
+    Poison, Side, Termination, Timeline, TimelineSlot, note_own_slot, take_own_slot,
+};
 use crate::transport::{ConnectionId, PeerCredentials, ServerId};
 use crate::wire::descriptor::ExportId;
 use crate::wire::{Refusal, Reply, Token};
@@ -210,7 +212,7 @@ impl ExportTable {
         export: ExportId,
         lease: LeaseId,
         taken: bool,
-        place: impl FnOnce() -> Result<Place>,
+        place: impl FnOnce() -> Result<TimelineSlot>,
     ) -> Result<Option<(Timeline, Arc<Shared>)>> {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return Ok(None) };

@@ -24,7 +24,7 @@ use crate::sharing::import::link::Link;
 use crate::sharing::import::notices::ExportNotices;
 use crate::transport::{AllowList, Deadline};
 use crate::wire::descriptor::{DescribedExtent, NamedExport};
-use crate::wire::{LeaseAhead, Opened, WireHandle};
+use crate::wire::{LeaseAhead, OpenedExport, WireHandle};
 
 /// The parameters of an open.
 pub(in crate::sharing::import) struct OpenTarget<'a> {
@@ -124,10 +124,10 @@ impl ImportTable {
         link: &Arc<Link>,
         (notices, epoch): (Arc<ExportNotices>, u64),
         reusable: Option<&ReusableLease>,
-        (grant, fds): (Opened, Vec<OwnedFd>),
+        (grant, fds): (OpenedExport, Vec<OwnedFd>),
     ) -> Result<Lease> {
         let like = if grant.like { Some(reusable::regions_of(reusable, &grant, fds.len())?) } else { None };
-        let Opened { lease: id, handles, ready: event, confirm, slot, .. } = grant;
+        let OpenedExport { lease: id, handles, ready: event, confirm, slot, .. } = grant;
         // Released again if a later step fails.
         let regions = match like {
             Some(regions) => regions,

@@ -17,7 +17,7 @@ use crate::model::lease::LeaseId;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::Runtime;
 use crate::sharing::import::link::Link;
-use crate::wire::Opened;
+use crate::wire::OpenedExport;
 use crate::wire::descriptor::DescribedRegions;
 
 /// The layout of a recent lease. It does not keep the lease open.
@@ -94,7 +94,7 @@ impl ReusableLease {
 /// Returns the mappings of the lease that has the same allocations, as the exporter states.
 pub(super) fn regions_of(
     reusable: Option<&ReusableLease>,
-    grant: &Opened,
+    grant: &OpenedExport,
     fds: usize,
 ) -> Result<UnclaimedRegions<'static>> {
     match reusable {
