@@ -41,7 +41,7 @@ pub(crate) trait PullOwner: Send + 'static {
     fn failed(&mut self, error: Error) -> Error;
 
     /// Adds the exporter to an error.
-    fn blame(&self, error: Error) -> Error;
+    fn with_exporter(&self, error: Error) -> Error;
 }
 
 /// A running copy of another process's memory into memory of this process, with the owner of that memory.
@@ -161,7 +161,11 @@ impl<T: PullOwner> Pull<T> {
         }
         running.owner.keep_alive().map_err(not_finished)?;
         if clock::elapsed(self.begun) >= self.limit {
-            return Err(not_finished(running.owner.blame(timeout(self.engine, self.bytes, self.limit))));
+            return Err(not_finished(running.owner.with_exporter(timeout(
+                self.engine,
+                self.bytes,
+                self.limit,
+            ))));
         }
         Ok(None)
     }

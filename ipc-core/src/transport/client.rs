@@ -256,7 +256,7 @@ impl<S: Subscriber> Client<S> {
 
     /// Returns whether the exporter is known to be alive, without asking the kernel. False as soon as any process can know of its
     /// termination.
-    pub(crate) fn is_known_to_live(&self) -> bool {
+    pub(crate) fn is_known_alive(&self) -> bool {
         !self.is_gone() && self.conversation.exporter_lives() == Some(true)
     }
 

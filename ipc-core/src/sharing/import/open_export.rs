@@ -340,7 +340,7 @@ fn check_reachable(descriptor: &NamedExport<'_>, runtime: &Runtime) -> Result<()
             }
         });
     }
-    if !runtime.imports.knows_to_live(exporter) && exporter.has_exited(local) {
+    if !runtime.imports.has_live_link(exporter) && exporter.has_exited(local) {
         return Err(Error::ExporterGone { pid: exporter.pid });
     }
     let is_abstract = matches!(descriptor.contents.broker, BrokerAddress::Abstract(_));

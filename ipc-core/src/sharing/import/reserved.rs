@@ -239,7 +239,7 @@ impl Mapping {
         let link = &self.leases().next()?.link;
         let count = link.epoch()?;
         // After the count: that of a terminated exporter must not be mistaken for the current one.
-        link.is_known_to_live().then(|| (Arc::clone(link), count))
+        link.is_known_alive().then(|| (Arc::clone(link), count))
     }
 
     /// Sets the parameters with which the next versions are opened.

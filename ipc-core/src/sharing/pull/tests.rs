@@ -85,7 +85,7 @@ impl PullOwner for Destination {
         error
     }
 
-    fn blame(&self, error: Error) -> Error {
+    fn with_exporter(&self, error: Error) -> Error {
         error
     }
 }

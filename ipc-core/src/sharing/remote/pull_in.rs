@@ -188,7 +188,7 @@ impl<O: fmt::Debug + Send + 'static> PullOwner for PullDestination<O> {
         self.lease.reason(error)
     }
 
-    fn blame(&self, error: Error) -> Error {
+    fn with_exporter(&self, error: Error) -> Error {
         self.lease.exporter.error(error)
     }
 }

@@ -196,7 +196,7 @@ impl PullOwner for SlotDestination {
         lease.reason(error)
     }
 
-    fn blame(&self, error: Error) -> Error {
+    fn with_exporter(&self, error: Error) -> Error {
         lock(&self.lease).lease.exporter.error(error)
     }
 }

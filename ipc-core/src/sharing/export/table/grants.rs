@@ -100,7 +100,7 @@ impl ExportTable {
         let entry = entry.ok_or_else(dropped)?;
         let end = GrantEnd::Channel(bearer.channel);
         entry.grants.insert(token.to_bytes(), OpenGrant { end, since: clock::now(), _allotment: None });
-        entry.tell_change();
+        entry.notify_watchers();
         let begin = || InFlight { bearer: bearer.clone(), grants: HashSet::new(), keeper: None };
         let in_flight = state.in_flight.entry(bearer.channel).or_insert_with(begin);
         in_flight.grants.insert((export, token.to_bytes()));
@@ -134,7 +134,7 @@ impl ExportTable {
         let end = GrantEnd::At(state.timed.by_end.insert(at, (export, token.to_bytes())));
         let grant = OpenGrant { end, since, _allotment: allotment };
         entry.grants.insert(token.to_bytes(), grant);
-        entry.tell_change();
+        entry.notify_watchers();
         if state.timed.next_look.is_none_or(|look| at < look) {
             state.timed.next_look = Some(at);
             if let Some(runtime) = Runtime::existing() {
@@ -186,7 +186,7 @@ impl ExportTable {
             for (export, token) in grants.by_ref().take(SLICE) {
                 if let Some(entry) = state.exports.get_mut(&export) {
                     entry.grants.remove(&token);
-                    entry.tell_change();
+                    entry.notify_watchers();
                 }
                 self.retire_if_free(&mut state, export);
             }
@@ -218,7 +218,7 @@ impl State {
     pub(super) fn take_grant(&mut self, export: ExportId, token: &[u8; 16]) -> bool {
         let Some(entry) = self.exports.get_mut(&export) else { return false };
         let Some(grant) = entry.grants.remove(token) else { return false };
-        entry.tell_change();
+        entry.notify_watchers();
         let channel = match grant.end {
             GrantEnd::Channel(channel) => channel,
             GrantEnd::At(end) => {

@@ -178,7 +178,7 @@ impl ExportTable {
         let is_first = std::mem::take(&mut lease.ahead);
         if is_watched {
             lease.watch();
-            entry.tell_change();
+            entry.notify_watchers();
         }
         is_first && is_recalled
     }
@@ -197,7 +197,7 @@ impl ExportTable {
             }
             let by_callback = ended.by_callback;
             ended.end(how);
-            entry.tell_change_unless(by_callback);
+            entry.notify_watchers_unless(by_callback);
         }
         entry.reclaimed.remove(&lease);
         self.retire_if_free(&mut state, export);
@@ -299,7 +299,7 @@ impl ExportTable {
         let revoked = entry.leases.extract_if(|_, lease| !lease.is_remote);
         let ended = revoked.map(|(_, lease)| lease.end(Termination::Released)).count();
         entry.reclaimed.clear();
-        entry.tell_change();
+        entry.notify_watchers();
         state.take_grants(export);
         tracing::warn!(target: crate::os::log::EXPORT, %export, leases = ended, "memory is freed although others still hold it");
         metrics(|metrics| metrics.leases.subtract(ended as u64));
@@ -408,7 +408,7 @@ impl State {
         }
         entry.leases.insert(lease, begun);
         entry.opened += 1;
-        entry.tell_change_unless(by_callback);
+        entry.notify_watchers_unless(by_callback);
         metrics(|metrics| {
             metrics.leases_total.add(1);
             metrics.leases.add(1);
@@ -453,7 +453,7 @@ impl Entry {
                 metrics.leases.subtract(count);
                 metrics.leases_reclaimed_total.add(count);
             });
-            self.tell_change();
+            self.notify_watchers();
         }
         count > 0
     }

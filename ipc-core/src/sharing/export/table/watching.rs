@@ -103,12 +103,12 @@ impl Entry {
     }
 
     /// Reports a change; to the watcher only if no callback has caused it.
-    pub(super) fn tell_change_unless(&self, by_callback: bool) {
-        if by_callback { self.set_readiness() } else { self.tell_change() }
+    pub(super) fn notify_watchers_unless(&self, by_callback: bool) {
+        if by_callback { self.set_readiness() } else { self.notify_watchers() }
     }
 
     /// Calls the watcher on the worker: it is the user's code.
-    pub(super) fn tell_change(&self) {
+    pub(super) fn notify_watchers(&self) {
         self.set_readiness();
         let (Some(Watcher { callback, due }), Some(runtime)) = (self.watcher(), Runtime::existing()) else {
             return;

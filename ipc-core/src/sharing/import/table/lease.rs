@@ -208,7 +208,7 @@ impl Lease {
             && !self.is_revoked()
             && may_be_opened()
             // Last: the counters of a terminated exporter must not be mistaken for current ones.
-            && self.link.is_known_to_live()
+            && self.link.is_known_alive()
     }
 
     /// Checks that the bearer of a grant may use it. The lease keeps the memory, and the grant is the right to open the export.

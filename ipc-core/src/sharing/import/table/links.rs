@@ -66,10 +66,10 @@ impl ImportTable {
     }
 
     /// Returns whether the exporter is known to be alive, without asking the kernel.
-    pub(in crate::sharing::import) fn knows_to_live(&self, exporter: &ProcessIdentity) -> bool {
+    pub(in crate::sharing::import) fn has_live_link(&self, exporter: &ProcessIdentity) -> bool {
         let links = self.lock_links();
         let mut known = links.get(exporter).into_iter().flatten().filter_map(known_link);
-        known.any(|link| link.is_known_to_live())
+        known.any(|link| link.is_known_alive())
     }
 
     /// Removes the link to an exporter that has terminated.
