@@ -19,7 +19,7 @@ use crate::transport::{Counters, check_may_wait};
 
 /// Returns counters of the library's activity in this process.
 pub fn counters() -> Counters {
-    let Some(runtime) = Runtime::existing() else { return Counters::default() };
+    let Ok(Some(runtime)) = running() else { return Counters::default() };
     let (counted, again) = (runtime.metrics.read(), runtime.imports.opens_again());
     let (opens_total, cache_hits_total) = (counted.opens_total + again, counted.cache_hits_total + again);
     let leases_idle = runtime.exports.idle_leases() as u64;
@@ -131,7 +131,7 @@ pub fn shutdown(timeout: Duration) -> Result<()> {
 pub fn wait_until_idle(timeout: Duration) -> Option<u64> {
     /// The jobs of this function.
     static OWN_JOBS: AtomicU64 = AtomicU64::new(0);
-    let Some(runtime) = Runtime::existing() else { return Some(0) };
+    let Ok(Some(runtime)) = running() else { return Some(0) };
     let deadline = Deadline::after(timeout);
     let mut before = None;
     loop {

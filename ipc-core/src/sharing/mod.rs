@@ -16,5 +16,5 @@ pub(crate) mod timeline;
 
 pub use error_with::ErrorWith;
 pub(crate) use polled_readiness::{PolledReadiness, Watch};
-pub(crate) use runtime::{Runtime, RuntimeRef};
+pub(crate) use runtime::{Home, Runtime, RuntimeRef};
 pub(crate) use session::Session;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{ErrorWith, Runtime, RuntimeRef};
+use super::{ErrorWith, RuntimeRef};
 use crate::backend::engine::{PullRequest, Transfer, TransferEngine};
 use crate::model::error::{Error, Result};
 use crate::os::{Backoff, clock, log};
@@ -82,16 +82,15 @@ impl<T: PullOwner> Pull<T> {
     /// The engine's error; [`Error::Forked`] in a forked child of a process that has used the library; [`Error::Io`] if the
     /// system cannot start a thread. With the owner.
     pub(crate) unsafe fn start(
+        process: RuntimeRef,
         engine: &dyn TransferEngine,
         request: &PullRequest<'_>,
         mut owner: T,
         limit: Duration,
     ) -> Result<Self, Failed<T>> {
-        // The worker has to exist when this pull is dropped.
-        let process = match Runtime::get() {
-            Ok(runtime) => runtime.for_guard(),
-            Err(error) => return Err(ErrorWith::new(error, Some(owner))),
-        };
+        if let Err(error) = process.check() {
+            return Err(ErrorWith::new(error, Some(owner)));
+        }
         let begun = clock::now();
         // SAFETY: the owner keeps the destinations allocated; it leaves this pull only when the transfer is over.
         let transfer = match unsafe { engine.pull(request) } {

@@ -21,7 +21,11 @@ use crate::sharing::remote::IdleConnections;
 use crate::sharing::staging::Stagings;
 use crate::transport::{Deadline, Metrics, Poller, Worker};
 
+/// The storage of the state. [`COMPLETE`] refers to it.
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+
+/// The state once its tables know it.
+static COMPLETE: OnceLock<&Runtime> = OnceLock::new();
 
 /// Time for which an orderly exit waits for device work on imported memory.
 const EXIT_LIMIT: Duration = Duration::from_secs(10);
@@ -73,7 +77,7 @@ impl Runtime {
     /// if the system cannot start a thread.
     #[inline]
     pub(crate) fn get() -> Result<&'static Self> {
-        let Some(runtime) = RUNTIME.get() else { return Self::create() };
+        let Some(&runtime) = COMPLETE.get() else { return Self::create() };
         runtime.owner.check()?;
         Ok(runtime)
     }
@@ -97,10 +101,13 @@ impl Runtime {
             always_ready,
         };
         // If two threads reach this point, one state is kept; the worker of the other one ends with its drop.
-        Ok(RUNTIME.get_or_init(|| {
+        let runtime = RUNTIME.get_or_init(|| {
             at_exit(exit_in_order);
             made
-        }))
+        });
+        // Before another thread can get it.
+        runtime.exports.home.set(runtime);
+        Ok(COMPLETE.get_or_init(|| runtime))
     }
 
     /// Returns the state for a guard to keep.
@@ -110,12 +117,12 @@ impl Runtime {
 
     /// Returns the state, if this process has created it.
     pub(crate) fn existing() -> Option<&'static Self> {
-        RUNTIME.get().filter(|runtime| runtime.owner.is_here())
+        COMPLETE.get().copied().filter(|runtime| runtime.owner.is_here())
     }
 
     /// Returns whether the state belongs to the process that this one was forked from.
     pub(crate) fn is_the_parents() -> bool {
-        RUNTIME.get().is_some_and(|runtime| !runtime.owner.is_here())
+        COMPLETE.get().is_some_and(|runtime| !runtime.owner.is_here())
     }
 }
 
@@ -142,6 +149,28 @@ impl RuntimeRef {
     /// Returns a descriptor that is always readable, also in a forked child.
     pub(crate) fn always_ready(self) -> BorrowedFd<'static> {
         self.0.always_ready.as_fd()
+    }
+}
+
+/// The state that a table is part of, for the methods of the table; nothing in a unit test of a table alone.
+#[derive(Debug, Default)]
+pub(crate) struct Home(OnceLock<RuntimeRef>);
+
+impl Home {
+    fn set(&self, runtime: &'static Runtime) {
+        self.0.get_or_init(|| runtime.for_guard());
+    }
+
+    /// Returns the state, unless this is a forked child.
+    pub(crate) fn here(&self) -> Option<&'static Runtime> {
+        self.0.get().and_then(|runtime| runtime.here())
+    }
+
+    /// Counts an event.
+    pub(crate) fn count(&self, count: impl FnOnce(&Metrics)) {
+        if let Some(runtime) = self.here() {
+            count(&runtime.metrics);
+        }
     }
 }
 

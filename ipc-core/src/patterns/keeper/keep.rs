@@ -9,7 +9,7 @@ use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseState;
 use crate::patterns::channel::{Channel, ListenBuilder, Listener, Message};
 use crate::sharing::export::Export;
-use crate::sharing::{ErrorWith, Runtime, Session};
+use crate::sharing::{ErrorWith, RuntimeRef, Session};
 
 /// A keeper: answers the processes that ask for its name with an export; see [`Ipc::keep`](crate::Ipc::keep).
 ///
@@ -55,11 +55,11 @@ pub struct Keeper {
 /// Notifies importers that the name has another export, so that [`Mapping::follow`](crate::Mapping::follow) asks for it; also when
 /// the keeper is dropped.
 #[derive(Debug)]
-struct Changes;
+struct Changes(RuntimeRef);
 
 impl Changes {
     fn notify(&self) {
-        if let Some(runtime) = Runtime::existing() {
+        if let Some(runtime) = self.0.here() {
             runtime.exports.count_change();
         }
     }
@@ -107,8 +107,9 @@ impl Keeper {
             name::channel_name(keeper).and_then(|channel| listen(ListenBuilder::new(session, &channel)));
         match listening {
             Ok(listener) => {
+                let changes = Changes(export.runtime());
                 let current = RwLock::new(Current { version, export });
-                Ok(Self { listener, current, changes: Changes })
+                Ok(Self { listener, current, changes })
             }
             Err(error) => Err(ErrorWith::new(error, export)),
         }

@@ -21,7 +21,7 @@ use crate::os::{Condvar, wait_for_words};
 use crate::sharing::export::check_backend;
 use crate::sharing::import::Mapping;
 use crate::sharing::timeline::{Publication, RingStart, Seen, TIMELINE_END, Timeline};
-use crate::sharing::{PolledReadiness, Runtime, RuntimeRef};
+use crate::sharing::{PolledReadiness, RuntimeRef};
 use crate::transport::check_may_wait;
 use crate::wire::ring::RingSlots;
 
@@ -150,7 +150,7 @@ impl RingReader {
             }
         };
         kill_point!("importer:ring-joined");
-        let runtime = Runtime::get()?.for_guard();
+        let runtime = mapping.first_part().runtime()?.for_guard();
         let inner = ReaderState {
             backend: Arc::clone(mapping.first_part().backend()),
             mapping: Some(mapping),

@@ -24,7 +24,7 @@ use crate::os::{Backoff, Readiness, clock, log, spawn_without_signals};
 use crate::sharing::export::ShareBuilder;
 use crate::sharing::import::Replicate;
 use crate::sharing::remote::{IncomingPull, RemoteRing, RingMessage, SlotPull};
-use crate::sharing::{Runtime, RuntimeRef, Session};
+use crate::sharing::{RuntimeRef, Session};
 use crate::wire::descriptor::Descriptor;
 use crate::wire::ring::RingSlots;
 
@@ -115,7 +115,7 @@ impl Replica {
             wake,
             failure: OnceLock::new(),
             callbacks: Mutex::default(),
-            runtime: Runtime::get()?.for_guard(),
+            runtime: relay.ring.runtime(),
         });
         let thread = Arc::clone(&shared);
         spawn_without_signals("device-ipc-ring", move || relay.run(&thread))?;

@@ -113,6 +113,10 @@ impl Drop for RingCloser {
 }
 
 impl Ring {
+    pub(super) const fn runtime(&self) -> RuntimeRef {
+        self.runtime
+    }
+
     pub(super) fn new(
         export: Export,
         backend: Arc<dyn DeviceIpc>,

@@ -114,13 +114,13 @@ impl Gathered {
 /// Asks the driver for the allocations and their handles: once for each allocation that no export keeps, and in one device
 /// context for all of a device. An error contains the index of the memory concerned.
 pub(super) fn gather(
+    runtime: &'static Runtime,
     backend: &Arc<dyn DeviceIpc>,
     memories: &[Region],
     is_borrowed: impl Fn(usize) -> bool,
 ) -> Result<(Gathered, Vec<Handles>), (usize, Error)> {
     let mut order: Vec<usize> = (0..memories.len()).collect();
     order.sort_by_key(|index| (memories[*index].range.device, memories[*index].range.ptr));
-    let runtime = Runtime::get().map_err(|error| (0, error))?;
     let ranges = order.iter().map(|index| memories[*index].range);
     let kept = runtime.exports.kept_allocations(backend, ranges);
     let mut gathering = Gathering {

@@ -63,7 +63,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
         let (session, backend) = (self.session, self.session.backend());
         let (memories, stand_ins) = self.with_stand_ins(&given.regions)?;
         let is_remembered = stand_ins.is_empty() && !given.any_borrowed();
-        let (gathered, handles) = set.gathered(backend, given, &memories, is_remembered)?;
+        let (gathered, handles) = set.gathered(runtime, backend, given, &memories, is_remembered)?;
         let reach = self.reach(given, &gathered, &handles)?;
         let mut exports = Vec::with_capacity(gathered.parts.len());
         let mut parts = OneOrMany::NONE;

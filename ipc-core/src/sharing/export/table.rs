@@ -23,8 +23,7 @@ use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
 use crate::os::{Condvar, Readiness, clock};
-use crate::sharing::Runtime;
-use crate::transport::Metrics;
+use crate::sharing::Home;
 use crate::transport::{AllowList, ConnectionId, Epoch};
 use crate::wire::descriptor::ExportId;
 use crate::wire::{Reply, Token};
@@ -48,6 +47,7 @@ const CLOSING_TIME: Duration = Duration::from_millis(250);
 /// All exports of the process.
 #[derive(Debug, Default)]
 pub(crate) struct ExportTable {
+    pub(in crate::sharing) home: Home,
     state: Mutex<State>,
     changed: Condvar,
     /// `None` if the system could not create it: importers then ask at every open.
@@ -162,7 +162,7 @@ impl ExportTable {
             deaths: None,
             waiting: None,
         };
-        metrics(|metrics| {
+        self.home.count(|metrics| {
             metrics.exports_total.add(1);
             metrics.exports.add(1);
             metrics.exported_bytes.add(entry.bytes);
@@ -213,10 +213,10 @@ impl ExportTable {
         tracing::debug!(target: crate::os::log::EXPORT, %export, leases = entry.leases.len(), "dropped");
         let connections = connections(entry.leases.values());
         entry.leases.values().for_each(Lease::note_drop);
-        entry.reclaim_idle(export);
+        entry.reclaim_idle(export, &self.home);
         self.retire_if_free(&mut state, export);
         drop(state);
-        if let Ok(runtime) = Runtime::get() {
+        if let Some(runtime) = self.home.here() {
             runtime.poller.notify(connections, Reply::Dropped { export });
         }
     }
@@ -228,7 +228,7 @@ impl ExportTable {
         if !entry.dropped || !entry.leases.is_empty() || !entry.grants.is_empty() {
             return;
         }
-        let Ok(runtime) = Runtime::get() else { return };
+        let Some(runtime) = self.home.here() else { return };
         // Vendors define the free of memory after all importers have closed it, so those that answer are waited for.
         let closed_until =
             entry.reclaimed_at.filter(|_| !entry.reclaimed.is_empty()).map(|at| at + CLOSING_TIME);
@@ -277,7 +277,7 @@ impl ExportTable {
         if is_repeated {
             return;
         }
-        if let Ok(runtime) = Runtime::get() {
+        if let Some(runtime) = self.home.here() {
             runtime.poller.notify(connections, Reply::Recall { export });
         }
     }
@@ -286,7 +286,7 @@ impl ExportTable {
     /// importer does not answer.
     fn reclaim_idle(&self, state: &mut State, export: ExportId) {
         let Some(entry) = state.exports.get_mut(&export) else { return };
-        if (entry.recalled || entry.dropped) && entry.reclaim_idle(export) {
+        if (entry.recalled || entry.dropped) && entry.reclaim_idle(export, &self.home) {
             self.retire_if_free(state, export);
             self.changed.notify_all();
         }
@@ -322,12 +322,6 @@ impl ExportTable {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn metrics(count: impl FnOnce(&Metrics)) {
-    if let Some(runtime) = Runtime::existing() {
-        count(&runtime.metrics);
     }
 }
 

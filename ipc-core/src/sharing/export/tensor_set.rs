@@ -15,7 +15,7 @@ use crate::model::error::{Error, Result};
 use crate::model::layout::{LayoutError, TensorLayout, check_alignment};
 use crate::model::tensor::{MAX_TENSORS, NamedTensor, TensorTable, check_name};
 use crate::os::Recent;
-use crate::sharing::ErrorWith;
+use crate::sharing::{ErrorWith, Runtime};
 use crate::wire::descriptor::{MOST_REMEMBERED_BYTES, Tensors, encoded_tensor_bytes};
 
 /// Named tensors in any number of allocations on any of the devices; shared by [`Ipc::share_all`](crate::Ipc::share_all).
@@ -338,6 +338,7 @@ impl TensorSet {
     /// otherwise from the driver.
     pub(super) fn gathered(
         &self,
+        runtime: &'static Runtime,
         backend: &Arc<dyn DeviceIpc>,
         given: &Memories,
         memories: &[Region],
@@ -346,7 +347,7 @@ impl TensorSet {
         if may_be_remembered && let Some(known) = RememberedSet::of_the_same(backend, memories) {
             return Ok(known);
         }
-        let gathered = gather(backend, memories, |index| given.is_borrowed(index));
+        let gathered = gather(runtime, backend, memories, |index| given.is_borrowed(index));
         let (gathered, handles) = gathered.map_err(|(memory, error)| self.blame(memory, error))?;
         Ok((Arc::new(gathered), handles))
     }

@@ -129,8 +129,12 @@ impl Drop for UnusedGrant {
         }
         let (exporter, broker, allow) = (self.exporter, self.broker.clone(), self.allow.clone());
         runtime.worker.submit(move || {
-            let connected =
-                runtime.imports.link((&exporter, &broker), &allow, Deadline::after(GIVE_BACK_DEADLINE));
+            let connected = runtime.imports.link(
+                runtime,
+                (&exporter, &broker),
+                &allow,
+                Deadline::after(GIVE_BACK_DEADLINE),
+            );
             match connected {
                 Ok((link, _)) => link.end_grants(vec![(export, token)]),
                 // It ends with the channel.

@@ -115,6 +115,7 @@ impl OpenExport<'_> {
             let allow = session.allow_list();
             let (descriptor, deadline) = (named, patience.deadline());
             let wanted = OpenTarget {
+                runtime,
                 backend,
                 descriptor,
                 device,
@@ -160,7 +161,17 @@ impl OpenExport<'_> {
         } else {
             let allow = session.allow_list();
             let report = &|copied| progress.call(copied, layout.bytes());
-            copy_in(&Incoming { backend, named, layout: &layout, device, grant, allow, timeout, report })?
+            copy_in(&Incoming {
+                runtime: self.runtime,
+                backend,
+                named,
+                layout: &layout,
+                device,
+                grant,
+                allow,
+                timeout,
+                report,
+            })?
         };
         kill_point!("importer:mapped");
         Ok(MappingSource::Copy(Box::new(Copied { buffer, layout })))
@@ -208,7 +219,7 @@ impl OpenExport<'_> {
                 why: why.to_string(),
             });
         }
-        Ok(remote::IncomingPull { remote, backend, named, device, timeout, report })
+        Ok(remote::IncomingPull { runtime: self.runtime, remote, backend, named, device, timeout, report })
     }
 
     fn local_source(&self, granted: LocalGrant) -> MappingSource {

@@ -173,7 +173,7 @@ impl OpenPart {
     }
 
     /// Returns the state of this process. The part keeps less than a reference to it: a program may have thousands.
-    fn runtime(&self) -> Result<&'static Runtime> {
+    pub(crate) fn runtime(&self) -> Result<&'static Runtime> {
         self.owner.check()?;
         Runtime::get()
     }

@@ -113,7 +113,7 @@ impl Mapping {
         if self.is_suspended() {
             return Ok(());
         }
-        let runtime = Runtime::get()?;
+        let runtime = self.first_part().runtime()?;
         self.finish_work(None, timeout)?;
         self.unmap()?;
         self.release_all(runtime);
@@ -290,7 +290,7 @@ impl Mapping {
         };
         let openings: OneOrMany<_> = self.parts.iter().enumerate().map(opening).collect::<Result<_>>()?;
         let (descriptor, keeper) = (builder.descriptor.clone(), builder.keeper.cloned());
-        let (runtime, leases) = (Runtime::get()?, Vec::with_capacity(self.parts.len()));
+        let (runtime, leases) = (self.first_part().runtime()?, Vec::with_capacity(self.parts.len()));
         let mut next = NextVersion { runtime, descriptor, keeper, leases };
         builder.deliver(&openings, None, || {
             for (index, opening) in openings.iter().enumerate() {

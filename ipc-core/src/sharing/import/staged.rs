@@ -22,6 +22,7 @@ use crate::wire::{Reply, Request};
 
 /// The export to copy, and the target of the copy.
 pub(crate) struct Incoming<'a> {
+    pub(crate) runtime: &'static Runtime,
     pub(crate) backend: &'a Arc<dyn DeviceIpc>,
     pub(crate) named: NamedExport<'a>,
     /// The bytes to copy.
@@ -71,8 +72,8 @@ impl Staging {
     /// The error comes with whether the connection is new.
     fn begin(incoming: &Incoming<'_>) -> Result<Self, (Error, bool)> {
         let deadline = Deadline::after(incoming.timeout);
-        let linked = Runtime::get()
-            .and_then(|runtime| runtime.imports.link(incoming.named.broker(), incoming.allow, deadline));
+        let runtime = incoming.runtime;
+        let linked = runtime.imports.link(runtime, incoming.named.broker(), incoming.allow, deadline);
         let (link, is_new) = linked.map_err(|error| (error, true))?;
         Self::begin_over(link, incoming, deadline).map_err(|error| (error, is_new))
     }
@@ -146,6 +147,7 @@ impl Drop for Staging {
 
 /// The new buffer, and a private stream that fills it: a stream of the caller may be busy, or captured into a graph.
 struct Target<'a> {
+    runtime: &'static Runtime,
     backend: &'a Arc<dyn DeviceIpc>,
     stream: Box<dyn DeviceStream>,
     /// `None` if the device has no events.
@@ -165,7 +167,7 @@ impl<'a> Target<'a> {
         let stream = backend.memory().create_stream(device)?;
         let events = backend.capabilities(device)?.ipc_events;
         let copied = if events { Some(backend.create_event(device)?) } else { None };
-        Ok(Self { backend, stream, copied, buffer, segments })
+        Ok(Self { runtime: incoming.runtime, backend, stream, copied, buffer, segments })
     }
 
     /// Copies a chunk from its half of the pages, and waits until the copy is complete.
@@ -210,8 +212,8 @@ impl<'a> Target<'a> {
 impl Drop for Target<'_> {
     /// A driver's free waits for streams; the caller must not.
     fn drop(&mut self) {
-        if let (Some(buffer), Some(runtime)) = (self.buffer.take(), Runtime::existing()) {
-            runtime.worker.submit(move || drop(buffer));
+        if let Some(buffer) = self.buffer.take() {
+            self.runtime.worker.submit(move || drop(buffer));
         }
     }
 }

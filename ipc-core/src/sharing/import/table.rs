@@ -61,8 +61,7 @@ pub(crate) struct ImportTable {
 impl ImportTable {
     /// Returns a reference to the lease on the descriptor's export, which begins if there is none.
     pub(super) fn acquire(&'static self, wanted: &OpenTarget<'_>) -> Result<LeaseRef> {
-        let runtime = Runtime::get()?;
-        let descriptor = wanted.descriptor;
+        let (runtime, descriptor) = (wanted.runtime, wanted.descriptor);
         static LAST_ALONE: AtomicU64 = AtomicU64::new(0);
         let on = OnDevice::new(wanted.backend, wanted.device, wanted.access);
         let mut key = LeaseKey::shared(self.shared_identity(descriptor.exporter()), &descriptor, on);

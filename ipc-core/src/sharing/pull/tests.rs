@@ -6,6 +6,7 @@ use super::*;
 use crate::backend::BackendInfo;
 use crate::backend::engine::{MemorySpace, Piece, RegisteredMemory, TransferMemory};
 use crate::model::error::{VendorError, VendorStatus};
+use crate::sharing::Runtime;
 
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(5);
@@ -100,7 +101,7 @@ fn start(engine: &Scripted, limit: Duration) -> (Pull<Destination>, Receiver<Opt
     let (sender, dropped) = channel();
     let owner = Destination { dropped: sender, is_lost: false };
     // SAFETY: the engine of this test accesses no memory.
-    let pull = unsafe { Pull::start(engine, &REQUEST, owner, limit) };
+    let pull = unsafe { Pull::start(Runtime::get().unwrap().for_guard(), engine, &REQUEST, owner, limit) };
     (pull.unwrap(), dropped)
 }
 
@@ -137,7 +138,8 @@ fn owner_of_refused_pull_is_returned() {
     let (owner, request) =
         (Destination { dropped: sender, is_lost: false }, PullRequest { sources: &[], ..REQUEST });
     // SAFETY: the engine of this test accesses no memory.
-    let pull = unsafe { Pull::start(&Scripted::new(), &request, owner, LONG) };
+    let pull =
+        unsafe { Pull::start(Runtime::get().unwrap().for_guard(), &Scripted::new(), &request, owner, LONG) };
     let (Error::Protocol(_), Some(owner)) = pull.unwrap_err().into_parts() else { panic!() };
     assert!(dropped.try_recv().is_err(), "the owner is returned");
     drop(owner);
@@ -174,7 +176,8 @@ fn owner_outlives_a_lost_exporter_until_the_engine_has_finished() {
     let (sender, dropped) = channel();
     let owner = Destination { dropped: sender, is_lost: true };
     // SAFETY: the engine of this test accesses no memory.
-    let pull = unsafe { Pull::start(&engine, &REQUEST, owner, LONG) }.unwrap();
+    let pull =
+        unsafe { Pull::start(Runtime::get().unwrap().for_guard(), &engine, &REQUEST, owner, LONG) }.unwrap();
     let (error, owner) = pull.wait(|_| {}).unwrap_err().into_parts();
     assert!(matches!(error, Error::ExporterGone { pid: 1 }) && owner.is_none());
     assert!(dropped.recv_timeout(2 * ABANDONED_POLL).is_err(), "the transfer is still running");

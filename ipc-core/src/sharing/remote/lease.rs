@@ -15,7 +15,7 @@ use super::serve::{GRACE, MAX_TRANSFER};
 use crate::model::error::{Error, Remedy, Result};
 use crate::os::kill::kill_point;
 use crate::os::{clock, log};
-use crate::sharing::Runtime;
+use crate::sharing::{Runtime, RuntimeRef};
 use crate::transport::{Deadline, program_name};
 use crate::wire::descriptor::NamedExport;
 use crate::wire::protocol::encode;
@@ -93,6 +93,7 @@ impl RemoteExporter {
 /// A lease of an exporter on another host. It ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct RemoteLease {
+    pub(super) runtime: RuntimeRef,
     /// `None` after the end of the lease.
     control: Option<Control>,
     key: ConnectionKey,
@@ -119,7 +120,7 @@ impl RemoteLease {
         limit: Duration,
         deadline: Deadline,
     ) -> Result<(Self, Vec<Vec<u8>>)> {
-        let runtime = Runtime::get()?;
+        let runtime = incoming.runtime;
         let ask = |lease: &mut Self| lease.ask(runtime, incoming, request, deadline);
         let (mut lease, reply) = match Self::reuse(runtime, incoming, limit) {
             None => {
@@ -249,6 +250,7 @@ impl RemoteLease {
     fn new(incoming: &IncomingPull<'_>, address: SocketAddr, control: Control, limit: Duration) -> Self {
         let now = clock::now();
         Self {
+            runtime: incoming.runtime.for_guard(),
             control: Some(control),
             key: Self::key(incoming, address),
             exporter: RemoteExporter::at(incoming, address),
@@ -415,7 +417,7 @@ impl RemoteLease {
         // The answer to a ping would be taken for one to the next lease.
         if self.release()
             && self.unanswered.is_empty()
-            && let (Some(control), Some(runtime)) = (self.control.take(), Runtime::existing())
+            && let (Some(control), Some(runtime)) = (self.control.take(), self.runtime.here())
         {
             runtime.idle_connections.keep(runtime, self.key, control);
         }

@@ -75,10 +75,10 @@ impl Remote {
     /// [`Error::Forked`].
     pub fn listen(self, address: &str) -> Result<Self> {
         let address = parse(address)?;
-        Runtime::get()?;
+        let runtime = Runtime::get()?.for_guard();
         let engine = self.engine.info().name;
         let server = TcpServer::start(address, move |server, permit, stream, peer| {
-            serve::serve(&serve::ServedClient { server, engine, peer }, &permit, stream);
+            serve::serve(&serve::ServedClient { runtime, server, engine, peer }, &permit, stream);
         })?;
         Ok(Self { server: Some(Arc::new(server)), ..self })
     }

@@ -28,6 +28,7 @@ const LOOK: Duration = Duration::from_millis(10);
 
 /// The export to pull.
 pub(crate) struct IncomingPull<'a> {
+    pub(crate) runtime: &'static Runtime,
     pub(crate) remote: &'a Remote,
     pub(crate) backend: &'a Arc<dyn DeviceIpc>,
     pub(crate) named: NamedExport<'a>,
@@ -122,7 +123,8 @@ impl GrantedPull<'_> {
         pieces: &[Piece],
         owner: O,
     ) -> Result<O, Failed<PullDestination<O>>> {
-        let Self { incoming: IncomingPull { remote, backend, device, report, .. }, lease, metadata } = self;
+        let Self { incoming: IncomingPull { runtime, remote, backend, device, report, .. }, lease, metadata } =
+            self;
         if let Err(error) = lease.check() {
             return Err(ErrorWith::new(error, Some(PullDestination::new(owner, lease))));
         }
@@ -137,7 +139,7 @@ impl GrantedPull<'_> {
         let request = PullRequest { sources: &sources, destinations: &destinations, pieces };
         let owner = PullDestination::new(owner, lease);
         // SAFETY: the owner keeps the memory, and no other code accesses it until it is returned here.
-        let start = || unsafe { Pull::start(remote.engine(), &request, owner, limit) };
+        let start = || unsafe { Pull::start(runtime.for_guard(), remote.engine(), &request, owner, limit) };
         let pull = with_device_context(&***backend, *device, start)?;
         kill_point!("importer:remote-pulling");
         let mut finished = pull.wait(report)?;
@@ -196,7 +198,7 @@ impl<O: fmt::Debug + Send + 'static> PullOwner for PullDestination<O> {
 impl<O: Send + 'static> Drop for PullDestination<O> {
     /// A driver's free waits for streams; the caller must not.
     fn drop(&mut self) {
-        if let (Some(owner), Some(runtime)) = (self.owner.take(), Runtime::existing()) {
+        if let (Some(owner), Some(runtime)) = (self.owner.take(), self.lease.runtime.here()) {
             runtime.worker.submit(move || drop(owner));
         }
     }

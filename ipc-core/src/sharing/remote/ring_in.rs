@@ -16,6 +16,7 @@ use crate::backend::engine::{MemorySpace, Piece, PullRequest, TransferEngine, Tr
 use crate::backend::{Buffer, DeviceIpc, with_device_context};
 use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Result};
+use crate::sharing::RuntimeRef;
 use crate::sharing::pull::{Pull, PullOwner};
 use crate::sharing::timeline::TIMELINE_END;
 use crate::transport::Deadline;
@@ -24,6 +25,7 @@ use crate::wire::remote::{RemoteReply, RemoteRequest, RingEnd};
 /// A reader's lease on a ring of another host. It ends when this and all pulls have been dropped, and the engine has finished.
 #[derive(Debug)]
 pub(crate) struct RemoteRing {
+    runtime: RuntimeRef,
     lease: Arc<Mutex<ReaderLease>>,
     engine: Arc<dyn TransferEngine>,
     backend: Arc<dyn DeviceIpc>,
@@ -68,6 +70,7 @@ impl RemoteRing {
         };
         let ring = Self {
             lease: Arc::new(Mutex::new(ReaderLease { lease, is_abandoned: false })),
+            runtime: incoming.runtime.for_guard(),
             engine: Arc::clone(&incoming.remote.engine),
             backend: Arc::clone(incoming.backend),
             space,
@@ -140,7 +143,7 @@ impl RemoteRing {
             PullRequest { sources: &[&self.metadata], destinations: &[destination], pieces: &[piece] };
         let owner = SlotDestination { _buffer: Arc::clone(buffer), lease: Arc::clone(&self.lease) };
         // SAFETY: the owner keeps the buffer, and the caller the slot.
-        let start = || unsafe { Pull::start(&*self.engine, &request, owner, self.limit) };
+        let start = || unsafe { Pull::start(self.runtime, &*self.engine, &request, owner, self.limit) };
         Ok(SlotPull(with_device_context(&*self.backend, slot.device, start)?))
     }
 }

@@ -13,9 +13,9 @@ use crate::model::lease::LeaseId;
 use crate::os::clock;
 use crate::os::kill::kill_point;
 use crate::os::log::{self, Throttle};
-use crate::sharing::Runtime;
 use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, Shared};
 use crate::sharing::timeline::Termination;
+use crate::sharing::{Runtime, RuntimeRef};
 use crate::transport::{Admission, ConnectionPermit, MAX_REQUEST_BYTES, ServerId};
 use crate::wire::Refusal;
 use crate::wire::descriptor::ExportId;
@@ -50,6 +50,7 @@ pub(super) const TICK: Duration = Duration::from_secs(1);
 /// The server and the client of a connection.
 #[derive(Debug)]
 pub(super) struct ServedClient {
+    pub(super) runtime: RuntimeRef,
     pub(super) server: ServerId,
     pub(super) engine: &'static str,
     pub(super) peer: SocketAddr,
@@ -68,7 +69,7 @@ pub(super) fn serve(served: &ServedClient, permit: &ConnectionPermit, stream: Ar
 
 fn try_serve(served: &ServedClient, permit: &ConnectionPermit, stream: Arc<TcpStream>) -> Result<(), String> {
     // In a forked child there is no such thread.
-    let runtime = Runtime::existing().ok_or("the process has no exports")?;
+    let runtime = served.runtime.here().ok_or("the process has no exports")?;
     kill_point!("exporter:remote-accepted");
     let mut export = ExportId(0);
     let key_of = |id: u64| {

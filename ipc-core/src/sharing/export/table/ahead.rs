@@ -11,7 +11,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use super::leases::{Importer, Lease};
-use super::{Allocation, Entry, ExportTable, State, metrics};
+use super::{Allocation, Entry, ExportTable, State};
 use crate::backend::Access;
 use crate::model::lease::LeaseId;
 use crate::os::clock;
@@ -63,7 +63,7 @@ impl ExportTable {
             begun.push(LeaseAhead { export: *export, token: entry.token, lease, slot, ready, handle });
         }
         drop(state);
-        metrics(|metrics| {
+        self.home.count(|metrics| {
             metrics.leases_total.add(begun.len() as u64);
             metrics.leases.add(begun.len() as u64);
         });

@@ -1,8 +1,9 @@
 //! Importers that died while they used an export: their leases end as by a release, but their device work may be incomplete.
 
 use super::leases::Lease;
-use super::{Entry, ExportTable, metrics};
+use super::{Entry, ExportTable};
 use crate::model::lease::{Holder, Holders};
+use crate::sharing::Home;
 use crate::wire::descriptor::ExportId;
 
 /// Number of dead importers that an export remembers, the last ones.
@@ -27,12 +28,12 @@ impl ExportTable {
 
 impl Entry {
     /// Notes that the importer of a lease has died. An idle lease was released by its importer.
-    pub(super) fn note_death(&mut self, lease: &Lease) {
+    pub(super) fn note_death(&mut self, lease: &Lease, home: &Home) {
         if lease.is_idle() {
             return;
         }
         let holder = lease.holder(self.bytes);
-        metrics(|metrics| metrics.leases_lost_total.add(1));
+        home.count(|metrics| metrics.leases_lost_total.add(1));
         let deaths = self.deaths.get_or_insert_default();
         if deaths.holders.len() == REMEMBERED {
             deaths.holders.remove(0);

@@ -15,7 +15,7 @@ use crate::model::error::{Error, Result};
 use crate::model::lease::{Holder, LeaseState};
 use crate::os::log::Throttle;
 use crate::os::{TimerId, Timers, clock};
-use crate::sharing::Runtime;
+use crate::sharing::Home;
 use crate::transport::Allotment;
 use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
@@ -137,7 +137,7 @@ impl ExportTable {
         entry.notify_watchers();
         if state.timed.next_look.is_none_or(|look| at < look) {
             state.timed.next_look = Some(at);
-            if let Some(runtime) = Runtime::existing() {
+            if let Some(runtime) = self.home.here() {
                 runtime.poller.expire_grants_at(at);
             }
         }
@@ -151,7 +151,7 @@ impl ExportTable {
         while ended < SLICE
             && let Some((export, token)) = state.timed.by_end.take_due(now)
         {
-            state.take_grant(export, &token);
+            state.take_grant(export, &token, &self.home);
             self.retire_if_free(&mut state, export);
             static EXPIRED: Throttle = Throttle::new();
             if let Some(count) = EXPIRED.count() {
@@ -171,7 +171,7 @@ impl ExportTable {
     /// Ends a grant, unless it has ended.
     pub(crate) fn end_grant(&self, export: ExportId, token: Token) {
         let mut state = self.lock();
-        if state.take_grant(export, &token.to_bytes()) {
+        if state.take_grant(export, &token.to_bytes(), &self.home) {
             self.retire_if_free(&mut state, export);
             self.changed.notify_all();
         }
@@ -197,7 +197,7 @@ impl ExportTable {
             }
             state = self.lock();
         }
-        in_flight.release();
+        in_flight.release(&self.home);
     }
 
     /// Keeps a channel whose guard is dropped as long as a grant that it has sent may still be used.
@@ -215,7 +215,7 @@ impl ExportTable {
 
 impl State {
     /// Removes a grant. Returns whether there was one.
-    pub(super) fn take_grant(&mut self, export: ExportId, token: &[u8; 16]) -> bool {
+    pub(super) fn take_grant(&mut self, export: ExportId, token: &[u8; 16], home: &Home) -> bool {
         let Some(entry) = self.exports.get_mut(&export) else { return false };
         let Some(grant) = entry.grants.remove(token) else { return false };
         entry.notify_watchers();
@@ -232,17 +232,17 @@ impl State {
                 && in_flight.keeper.is_some()
                 && let Some(in_flight) = self.in_flight.remove(&channel)
             {
-                in_flight.release();
+                in_flight.release(home);
             }
         }
         true
     }
 
     /// Ends all grants of an export.
-    pub(super) fn take_grants(&mut self, export: ExportId) {
+    pub(super) fn take_grants(&mut self, export: ExportId, home: &Home) {
         let Some(entry) = self.exports.get(&export) else { return };
         for token in entry.grants.keys().copied().collect::<Vec<_>>() {
-            self.take_grant(export, &token);
+            self.take_grant(export, &token, home);
         }
     }
 
@@ -276,8 +276,8 @@ impl State {
 
 impl InFlight {
     /// Drops the channel on the worker: it may have the last reference to the caller's backend.
-    fn release(self) {
-        if let (Some(keeper), Some(runtime)) = (self.keeper, Runtime::existing()) {
+    fn release(self, home: &Home) {
+        if let (Some(keeper), Some(runtime)) = (self.keeper, home.here()) {
             runtime.worker.submit(move || drop(keeper));
         }
     }

@@ -6,13 +6,13 @@ use std::time::Instant;
 use super::super::BorrowedMemory;
 use super::super::shared::{Allocation, Shared};
 use super::watching::in_callback;
-use super::{Entry, ExportTable, State, metrics};
+use super::{Entry, ExportTable, State};
 use crate::backend::Access;
 use crate::model::error::{Error, Result};
 use crate::model::lease::{Holder, LeaseId, LeaseState};
 use crate::os::clock;
 use crate::os::log::Throttle;
-use crate::sharing::Runtime;
+use crate::sharing::Home;
 use crate::sharing::lease_page::LeaseWord;
 use crate::sharing::timeline::{
     Poison, Side, Termination, Timeline, TimelineSlot, note_own_slot, take_own_slot,
@@ -115,8 +115,9 @@ impl ExportTable {
     /// Begins a lease for another process, or refuses it.
     pub(crate) fn grant(&self, request: OpenRequest, importer: Importer) -> Result<Granted, Refusal> {
         let mut state = self.lock();
-        let begun = state.begin_lease(&request, importer);
-        let (lease, entry) = begun.inspect_err(|_| metrics(|metrics| metrics.refusals_total.add(1)))?;
+        let begun = state.begin_lease(&request, importer, &self.home);
+        let (lease, entry) =
+            begun.inspect_err(|_| self.home.count(|metrics| metrics.refusals_total.add(1)))?;
         self.changed.notify_all();
         entry.granted(lease).ok_or(Refusal::Dropped)
     }
@@ -162,7 +163,7 @@ impl ExportTable {
         let credentials = PeerCredentials { pid, uid, gid };
         let importer = Importer { credentials, program, connection: None, word: None, is_remote };
         let mut state = self.lock();
-        let (lease, entry) = state.begin_lease(&request, importer)?;
+        let (lease, entry) = state.begin_lease(&request, importer, &self.home)?;
         self.changed.notify_all();
         let shared = entry.shared.as_ref().ok_or(Refusal::Dropped)?;
         Ok(LocalGrant { lease, borrowed: entry.borrowed.as_deref().cloned(), shared: Arc::clone(shared) })
@@ -190,13 +191,13 @@ impl ExportTable {
         let Some(entry) = state.exports.get_mut(&export) else { return false };
         let mut is_ahead = false;
         if let Some(ended) = entry.leases.remove(&lease) {
-            metrics(|metrics| metrics.leases.subtract(1));
+            self.home.count(|metrics| metrics.leases.subtract(1));
             is_ahead = ended.is_ahead();
             if how == Termination::Died {
-                entry.note_death(&ended);
+                entry.note_death(&ended, &self.home);
             }
             let by_callback = ended.by_callback;
-            ended.end(how);
+            ended.end(how, &self.home);
             entry.notify_watchers_unless(by_callback);
         }
         entry.reclaimed.remove(&lease);
@@ -297,12 +298,12 @@ impl ExportTable {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return };
         let revoked = entry.leases.extract_if(|_, lease| !lease.is_remote);
-        let ended = revoked.map(|(_, lease)| lease.end(Termination::Released)).count();
+        let ended = revoked.map(|(_, lease)| lease.end(Termination::Released, &self.home)).count();
         entry.reclaimed.clear();
         entry.notify_watchers();
-        state.take_grants(export);
+        state.take_grants(export, &self.home);
         tracing::warn!(target: crate::os::log::EXPORT, %export, leases = ended, "memory is freed although others still hold it");
-        metrics(|metrics| metrics.leases.subtract(ended as u64));
+        self.home.count(|metrics| metrics.leases.subtract(ended as u64));
         self.retire_if_free(&mut state, export);
         self.changed.notify_all();
     }
@@ -353,13 +354,13 @@ impl Lease {
     }
 
     /// Ends the lease: waits of this process's streams for the importer are satisfied.
-    fn end(self, how: Termination) {
+    fn end(self, how: Termination, home: &Home) {
         let Some(timeline) = self.timeline else { return };
         timeline.endpoint().end(how);
         // The words of a closed connection are poisoned by the page.
         if how == Termination::Released
             && timeline.endpoint().needs_poison()
-            && let Some(runtime) = Runtime::existing()
+            && let Some(runtime) = home.here()
         {
             runtime.poller.poison_again(Poison::Timeline(Arc::clone(timeline.endpoint())));
         }
@@ -371,6 +372,7 @@ impl State {
         &mut self,
         request: &OpenRequest,
         importer: Importer,
+        home: &Home,
     ) -> Result<(LeaseId, &mut Entry), Refusal> {
         let entry = self.exports.get_mut(&request.export).ok_or(Refusal::Dropped)?;
         // Before the token, and as where there is no such export: a user who may not open it learns neither whether it is there
@@ -396,7 +398,7 @@ impl State {
             return Err(Refusal::Access { granted: entry.access });
         }
         if let Some(grant) = grant {
-            self.take_grant(request.export, &grant);
+            self.take_grant(request.export, &grant, home);
         }
         let entry = self.exports.get_mut(&request.export).ok_or(Refusal::Dropped)?;
         self.last_lease += 1;
@@ -409,7 +411,7 @@ impl State {
         entry.leases.insert(lease, begun);
         entry.opened += 1;
         entry.notify_watchers_unless(by_callback);
-        metrics(|metrics| {
+        home.count(|metrics| {
             metrics.leases_total.add(1);
             metrics.leases.add(1);
         });
@@ -421,7 +423,7 @@ impl Entry {
     /// Ends the leases that are idle in their importers' caches, whether the importers answer or not. Returns whether there were any.
     /// Leases ahead stay as long as a grant keeps the memory in any case, and report their use. The importers of others are notified
     /// here, as they are not at a recall.
-    pub(super) fn reclaim_idle(&mut self, export: ExportId) -> bool {
+    pub(super) fn reclaim_idle(&mut self, export: ExportId, home: &Home) -> bool {
         let is_dropped = self.dropped;
         let is_kept = !is_dropped && !self.grants.is_empty();
         let is_reclaimed = |lease: &mut Lease| {
@@ -438,18 +440,18 @@ impl Entry {
         let (mut count, mut ahead) = (0, Vec::new());
         for (id, lease) in self.leases.extract_if(|_, lease| is_reclaimed(lease)) {
             ahead.extend(lease.connection.filter(|_| lease.ahead && !is_dropped));
-            lease.end(Termination::Released);
+            lease.end(Termination::Released, home);
             self.reclaimed.insert(id);
             self.reclaimed_at = Some(now);
             count += 1;
         }
         if !ahead.is_empty()
-            && let Some(runtime) = Runtime::existing()
+            && let Some(runtime) = home.here()
         {
             runtime.poller.notify(ahead, Reply::Recall { export });
         }
         if count > 0 {
-            metrics(|metrics| {
+            home.count(|metrics| {
                 metrics.leases.subtract(count);
                 metrics.leases_reclaimed_total.add(count);
             });

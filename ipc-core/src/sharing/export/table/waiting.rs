@@ -3,7 +3,7 @@
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Entry, ExportTable, State, metrics};
+use super::{Entry, ExportTable, State};
 use crate::model::lease::Holders;
 use crate::os::clock;
 use crate::os::log::EXPORT;
@@ -107,7 +107,7 @@ impl ExportTable {
                 let holders = state.holders(export);
                 // A subscriber may call the table.
                 drop(state);
-                metrics(|metrics| metrics.still_held_total.add(1));
+                self.home.count(|metrics| metrics.still_held_total.add(1));
                 tracing::warn!(target: EXPORT, %holders, waited_ms = waited.as_millis() as u64, "an export is still held");
                 state = self.lock();
                 continue;

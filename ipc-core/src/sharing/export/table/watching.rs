@@ -11,13 +11,15 @@ use super::{Entry, ExportTable};
 use crate::backend::DeviceBound;
 use crate::model::lease::Holders;
 use crate::os::{Readiness, clock};
-use crate::sharing::Runtime;
 use crate::sharing::export::Shared;
+use crate::transport::Worker;
 use crate::wire::descriptor::ExportId;
 
 /// A callback for changes of an export's holders.
 pub(super) struct Watcher {
     callback: Arc<dyn Fn() + Send + Sync>,
+    /// Runs the callback.
+    worker: Worker,
     /// Whether a call is pending. An importer that opens and releases repeatedly causes one call for many changes.
     due: Arc<AtomicBool>,
 }
@@ -69,7 +71,9 @@ impl ExportTable {
         let callback = move || {
             callback.with(|callback| callback());
         };
-        let watcher = Watcher { callback: Arc::new(callback), due: Arc::default() };
+        let Some(runtime) = self.home.here() else { return };
+        let worker = runtime.worker.clone();
+        let watcher = Watcher { callback: Arc::new(callback), worker, due: Arc::default() };
         let before = entry.observers().watcher.replace(watcher);
         entry.leases.values().for_each(Lease::watch);
         // Values that the previous callback captured may call the table when they are dropped.
@@ -110,14 +114,12 @@ impl Entry {
     /// Calls the watcher on the worker: it is the user's code.
     pub(super) fn notify_watchers(&self) {
         self.set_readiness();
-        let (Some(Watcher { callback, due }), Some(runtime)) = (self.watcher(), Runtime::existing()) else {
-            return;
-        };
+        let Some(Watcher { callback, worker, due }) = self.watcher() else { return };
         if due.swap(true, Ordering::AcqRel) {
             return;
         }
         let (callback, due) = (Arc::clone(callback), Arc::clone(due));
-        runtime.worker.submit(move || {
+        worker.submit(move || {
             // Later changes cause another call.
             due.store(false, Ordering::Release);
             let _in_callback = InCallback::begin();

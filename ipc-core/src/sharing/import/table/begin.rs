@@ -28,6 +28,7 @@ use crate::wire::{LeaseAhead, OpenedExport, WireHandle};
 
 /// The parameters of an open.
 pub(in crate::sharing::import) struct OpenTarget<'a> {
+    pub(in crate::sharing::import) runtime: &'static Runtime,
     pub(in crate::sharing::import) backend: &'a Arc<dyn DeviceIpc>,
     pub(in crate::sharing::import) descriptor: NamedExport<'a>,
     pub(in crate::sharing::import) device: DeviceOrdinal,
@@ -47,22 +48,20 @@ pub(in crate::sharing::import) struct OpenTarget<'a> {
 
 impl ImportTable {
     pub(super) fn begin(&self, wanted: &OpenTarget<'_>, opening: &LeaseRef) -> Result<Lease> {
-        let (link, is_new) = self.link(wanted.descriptor.broker(), wanted.allow, wanted.deadline)?;
+        let (link, is_new) =
+            self.link(wanted.runtime, wanted.descriptor.broker(), wanted.allow, wanted.deadline)?;
         match self.begin_over(&link, wanted, opening) {
             // Idle mappings are closed for this open; those that were dropped or released are waited for.
             Err(error) if matches!(error.innermost(), Error::OverlapsInUse { .. }) => {
-                if !close_ended(
-                    link.runtime().check()?,
-                    &wanted.descriptor.contents.exporter,
-                    wanted.deadline,
-                ) {
+                if !close_ended(wanted.runtime, &wanted.descriptor.contents.exporter, wanted.deadline) {
                     return Err(error);
                 }
                 self.begin_over(&link, wanted, opening)
             }
             // A busy exporter may have closed a connection that held no lease.
             Err(Error::ExporterGone { .. }) if !is_new => {
-                let (link, _) = self.link(wanted.descriptor.broker(), wanted.allow, wanted.deadline)?;
+                let (link, _) =
+                    self.link(wanted.runtime, wanted.descriptor.broker(), wanted.allow, wanted.deadline)?;
                 self.begin_over(&link, wanted, opening)
             }
             begun => begun,

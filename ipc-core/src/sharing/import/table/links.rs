@@ -25,11 +25,11 @@ impl ImportTable {
     /// Returns the link to an exporter, and whether this call created it.
     pub(crate) fn link(
         &self,
+        runtime: &'static Runtime,
         (exporter, broker): (&ProcessIdentity, &BrokerAddress),
         allow: &AllowList,
         deadline: Deadline,
     ) -> Result<(Arc<Link>, bool)> {
-        let runtime = Runtime::get()?;
         let slot = self.link_slot(exporter, broker);
         let connecting = || deadline.passed("connecting to the exporting process", "");
         let mut slot = slot.lock(deadline).ok_or_else(connecting)?;

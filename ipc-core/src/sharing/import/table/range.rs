@@ -13,7 +13,7 @@ use crate::model::address::{DevicePtr, DeviceRange};
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::os::process::ProcessIdentity;
-use crate::sharing::Runtime;
+use crate::sharing::RuntimeRef;
 use crate::sharing::import::cache::{CacheEntry, Cached};
 use crate::sharing::import::link::Link;
 use crate::sharing::import::reservation::Place;
@@ -25,6 +25,7 @@ pub(super) type RangeRef = Arc<CacheEntry<RangeKey, OpenRange>>;
 /// A driver mapping.
 #[derive(Debug)]
 pub(super) struct OpenRange {
+    pub(super) runtime: RuntimeRef,
     pub(super) backend: Arc<dyn DeviceIpc>,
     pub(super) content: Mutex<Content>,
     pub(super) range: DeviceRange,
@@ -138,12 +139,10 @@ impl ImportTable {
                 return OpenRange::of_own_process(wanted, link, &received);
             }
             let opened = wanted.backend.open(received, wanted.device, wanted.access)?;
-            if let Some(runtime) = Runtime::existing() {
-                runtime.metrics.driver_opens_total.add(1);
-                runtime.metrics.mapped_bytes.add(opened.range.len);
-            }
+            wanted.runtime.metrics.driver_opens_total.add(1);
+            wanted.runtime.metrics.mapped_bytes.add(opened.range.len);
             self.addresses.add(opened.range);
-            Ok(OpenRange::new(wanted.backend, opened.range, Content::Opened(opened), None))
+            Ok(OpenRange::new(wanted, opened.range, Content::Opened(opened), None))
         };
         let (range, _) = self.ranges.acquire(key, wanted.deadline, open, |range| range.close())?;
         Ok(range)
@@ -158,12 +157,13 @@ impl ImportTable {
 
 impl OpenRange {
     pub(super) fn new(
-        backend: &Arc<dyn DeviceIpc>,
+        wanted: &OpenTarget<'_>,
         range: DeviceRange,
         content: Content,
         place: Option<Arc<Place>>,
     ) -> Self {
-        Self { backend: Arc::clone(backend), content: Mutex::new(content), range, place }
+        let (runtime, backend) = (wanted.runtime.for_guard(), Arc::clone(wanted.backend));
+        Self { runtime, backend, content: Mutex::new(content), range, place }
     }
 
     /// Returns memory that another copy of the library shares in this process: there is one address, which the lease keeps valid.
@@ -181,13 +181,13 @@ impl OpenRange {
             let len = len.checked_add(handle.size).filter(|_| is_next).ok_or_else(invalid)?;
             range = Some(DeviceRange::new(wanted.device, start, len));
         }
-        Ok(Self::new(wanted.backend, range.ok_or_else(invalid)?, Content::None, None))
+        Ok(Self::new(wanted, range.ok_or_else(invalid)?, Content::None, None))
     }
 
     fn close(&self) {
         let mut content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
         let content = std::mem::replace(&mut *content, Content::None);
-        let runtime = Runtime::existing().filter(|_| !matches!(content, Content::None));
+        let runtime = self.runtime.here().filter(|_| !matches!(content, Content::None));
         let closed = match content {
             Content::None => Ok(()),
             Content::Opened(opened) => {

@@ -8,7 +8,6 @@ use super::range::{Content, OpenRange, RangeRef};
 use crate::backend::{DeviceIpc, DeviceReservations, Imported, ReceivedHandle, with_device_context};
 use crate::model::error::{Error, Remedy, Result};
 use crate::model::tensor::LayoutError;
-use crate::sharing::Runtime;
 use crate::sharing::import::reservation::Place;
 use crate::wire::WireHandle;
 
@@ -97,11 +96,9 @@ impl OpenRange {
                 return Err(error);
             }
         };
-        if let Some(runtime) = Runtime::existing() {
-            runtime.metrics.driver_opens_total.add(1);
-        }
+        wanted.runtime.metrics.driver_opens_total.add(1);
         let content = Content::Imported(ReservedImport { imported, is_mapped: false });
-        Ok(Self::new(backend, place.range, content, Some(place)))
+        Ok(Self::new(wanted, place.range, content, Some(place)))
     }
 
     /// Maps an import. Returns false if it was closed by force.
@@ -110,7 +107,7 @@ impl OpenRange {
         let Content::Imported(import) = &mut *content else { return Ok(false) };
         operations(&*self.backend)?.map(&import.imported, self.range.ptr)?;
         import.is_mapped = true;
-        if let Some(runtime) = Runtime::existing() {
+        if let Some(runtime) = self.runtime.here() {
             runtime.metrics.mapped_bytes.add(self.range.len);
             runtime.imports.addresses.add(self.range);
         }
@@ -139,7 +136,7 @@ impl OpenRange {
     }
 
     fn note_unmapped(&self) {
-        if let Some(runtime) = Runtime::existing() {
+        if let Some(runtime) = self.runtime.here() {
             runtime.metrics.mapped_bytes.subtract(self.range.len);
             runtime.imports.addresses.remove(self.range);
         }
