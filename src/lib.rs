@@ -85,7 +85,7 @@
 //! | repeat hand-overs | [`Ipc::ring`], [`Ring`]; [`Ipc::open_ring`], [`RingReader`]; or a plain [`Timeline`] |
 //! | send memory in messages | [`Ipc::listen`], [`Ipc::connect`], [`Channel`], [`Message`], [`Received`] |
 //! | find memory by a name, in its current version | [`Ipc::keep`], [`Keeper`]; [`Ipc::find`], [`KeptExport`] |
-//! | copy between devices without peer access | [`OpenBuilder::or_staged`], [`Mapping::is_copy`] |
+//! | copy between devices without peer access | [`OpenBuilder::copy`], [`CopyPolicy`], [`Mapping::is_copy`] |
 //! | send a descriptor | [`Descriptor`]: bytes or one line of text |
 //! | use cudarc's slices and streams | `cuda::interop` and the re-exported `cuda::cudarc`, with the feature `cuda` |
 //! | write a backend | [`backend`] for the contract and its types, [`backend::register_backend!`] |
@@ -121,7 +121,7 @@ pub use device_ipc_core::front_end;
 pub use device_ipc_core::half;
 pub use device_ipc_core::{
     Access, AllowList, AsStream, BackendStatus, Bool, BorrowedStream, Buffer, Channel, ChannelBuilder,
-    ChannelReceiver, ChannelSender, ConnectBuilder, Connecting, CopyProgress, Counters, Descriptor,
+    ChannelReceiver, ChannelSender, ConnectBuilder, Connecting, CopyPolicy, CopyProgress, Counters, Descriptor,
     DescriptorError, DeviceIdentity, DeviceInfo, DeviceMap, DeviceName, DeviceOrdinal, DeviceOwner,
     DevicePtr, DeviceRange, Dtype, Element, Error, ErrorWith, Export, ExportChanges, ExportId, Exposure,
     ExposurePolicy, Grant, Holder, HolderPolicy, Holders, Ipc, IpcBuilder, Keeper, KeptExport, Key,

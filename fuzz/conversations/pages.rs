@@ -19,7 +19,7 @@ use crate::model::lease::LeaseId;
 use crate::os::clock;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::host_pages::GRANULE;
-use crate::sharing::import::CacheLimits;
+use crate::sharing::import::{CacheLimits, CopyPolicy};
 use crate::transport::socket;
 use crate::wire::descriptor::{
     BackendName, DescribedExtent, DescribedRegion, Descriptor, Memory, PartRegions,
@@ -133,7 +133,7 @@ impl HostileExporter {
             self.join();
         }
         if mode & COPY != 0 {
-            let _ = self.ipc.open(&self.memory).timeout(TIMEOUT).staged().on_device(0);
+            let _ = self.ipc.open(&self.memory).timeout(TIMEOUT).copy(CopyPolicy::Staged).on_device(0);
         }
         close_unused(TIMEOUT).expect("nothing hangs");
         // Work of streams ends a little later.

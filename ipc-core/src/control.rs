@@ -54,7 +54,7 @@ pub fn set_cache_limits(limits: CacheLimits) -> Result<()> {
 
 /// Limits staging: how much host memory copies to other processes may use, and the length of their chunks.
 ///
-/// [`OpenBuilder::or_staged`](crate::OpenBuilder::or_staged) requests such copies. Copies in progress keep their limits.
+/// [`OpenBuilder::copy`](crate::OpenBuilder::copy) requests such copies. Copies in progress keep their limits.
 ///
 /// # Errors
 ///

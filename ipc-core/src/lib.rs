@@ -79,7 +79,7 @@ pub use sharing::ErrorWith;
 pub use sharing::export::{
     Export, ExportChanges, Exposure, ExposurePolicy, HolderPolicy, ShareBuilder, TensorSet,
 };
-pub use sharing::import::{CopyProgress, Mapping, OpenBuilder, Reservation, Tensor};
+pub use sharing::import::{CopyPolicy, CopyProgress, Mapping, OpenBuilder, Reservation, Tensor};
 pub use sharing::remote::Remote;
 pub use sharing::timeline::Timeline;
 pub use transport::{AllowList, Counters};

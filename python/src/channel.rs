@@ -16,7 +16,7 @@ use crate::mapping::Mapping;
 use crate::mapping_inner::MappingInner;
 use crate::open::{Place, device_map};
 use crate::recent;
-use crate::session::{access, check_fork, ipc_for_users, not_picklable, note_use};
+use crate::session::{access, check_fork, copy_policy, ipc_for_users, not_picklable, note_use};
 use crate::stream::StreamArg;
 use crate::tensor::device_name;
 use crate::wait::{self, DEFAULT};
@@ -319,15 +319,14 @@ impl Received {
     /// `device` is a device here, such as `"cuda:1"`, or a dict from the exporter's devices to devices here; by default
     /// the memory's home device. `access` is `"r"` or `"rw"`; by default that of the export. `stream` is the stream that
     /// waits until the bytes are ready, by default the framework's current one on `device`; without a stream this call
-    /// waits. `staged` permits a copy through the memory of this host, and `pulled` one over the network: `None` if the
-    /// memory cannot be opened, `True` always. `timeout` limits the wait for the exporter, in seconds; `None` is no
+    /// waits. `copy` is the condition of a copy, and the way, as in `device_ipc.open`. `timeout` limits the wait for the exporter, in seconds; `None` is no
     /// limit. `allow_read_only` permits DLPack capsules of read-only memory for frameworks that ignore that flag.
     ///
     /// Raises `StaleError` if the export has ended, `GoneError` if its process has, `PlacementError` if the device cannot
     /// reach the memory, `NotPermittedError` if the access or this user is not permitted, `TimeoutError` after `timeout`
     /// seconds, `ForkedError` in a child of fork, and `ValueError` for arguments that are invalid or contradict each
     /// other. `TypeError` if the message has not one export.
-    #[pyo3(signature = (*, device=None, access=None, stream=None, staged=false, pulled=false, timeout=30.0, allow_read_only=false))]
+    #[pyo3(signature = (*, device=None, access=None, stream=None, copy="never", timeout=30.0, allow_read_only=false))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn open(
         &self,
@@ -335,8 +334,7 @@ impl Received {
         device: Option<&Bound<'_, PyAny>>,
         access: Option<&str>,
         stream: Option<&Bound<'_, PyAny>>,
-        staged: Option<bool>,
-        pulled: Option<bool>,
+        copy: &str,
         timeout: Option<f64>,
         allow_read_only: bool,
     ) -> PyResult<Mapping> {
@@ -347,7 +345,7 @@ impl Received {
                 exports.len()
             )));
         }
-        exports.remove(0).open(py, device, access, stream, staged, pulled, timeout, allow_read_only)
+        exports.remove(0).open(py, device, access, stream, copy, timeout, allow_read_only)
     }
 
     fn __reduce__(&self) -> PyResult<()> {
@@ -394,15 +392,14 @@ impl ReceivedExport {
     /// `device` is a device here, such as `"cuda:1"`, or a dict from the exporter's devices to devices here; by default
     /// the memory's home device. `access` is `"r"` or `"rw"`; by default that of the export. `stream` is the stream that
     /// waits until the bytes are ready, by default the framework's current one on `device`; without a stream this call
-    /// waits. `staged` permits a copy through the memory of this host, and `pulled` one over the network: `None` if the
-    /// memory cannot be opened, `True` always. `timeout` limits the wait for the exporter, in seconds; `None` is no
+    /// waits. `copy` is the condition of a copy, and the way, as in `device_ipc.open`. `timeout` limits the wait for the exporter, in seconds; `None` is no
     /// limit. `allow_read_only` permits DLPack capsules of read-only memory for frameworks that ignore that flag.
     ///
     /// Raises `StaleError` if the export has ended, `GoneError` if its process has, `PlacementError` if the device cannot
     /// reach the memory, `NotPermittedError` if the access or this user is not permitted, `TimeoutError` after `timeout`
     /// seconds, `ForkedError` in a child of fork, and `ValueError` for arguments that are invalid or contradict each
     /// other.
-    #[pyo3(signature = (*, device=None, access=None, stream=None, staged=false, pulled=false, timeout=30.0, allow_read_only=false))]
+    #[pyo3(signature = (*, device=None, access=None, stream=None, copy="never", timeout=30.0, allow_read_only=false))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn open(
         &self,
@@ -410,12 +407,11 @@ impl ReceivedExport {
         device: Option<&Bound<'_, PyAny>>,
         access: Option<&str>,
         stream: Option<&Bound<'_, PyAny>>,
-        staged: Option<bool>,
-        pulled: Option<bool>,
+        copy: &str,
         timeout: Option<f64>,
         allow_read_only: bool,
     ) -> PyResult<Mapping> {
-        let access = self::access(access)?;
+        let (access, copy) = (self::access(access)?, copy_policy(copy)?);
         let mapped = self.export().device();
         let place = match (device, mapped) {
             (None, Some(device)) => Place::On(device),
@@ -425,20 +421,10 @@ impl ReceivedExport {
         let is_mapped = device.is_none() && mapped.is_some();
         let limit = wait::limit(timeout)?;
         let call = || {
-            let mut builder = self.export().open().timeout(limit);
+            let mut builder = self.export().open().timeout(limit).copy(copy);
             if let Some(access) = access {
                 builder = builder.access(access);
             }
-            builder = match staged {
-                None => builder.or_staged(),
-                Some(true) => builder.staged(),
-                Some(false) => builder,
-            };
-            builder = match pulled {
-                None => builder.or_pulled(),
-                Some(true) => builder.pulled(),
-                Some(false) => builder,
-            };
             match (&stream, &place) {
                 (_, Place::Mapped(map)) => builder.on_mapped_devices(map),
                 (Some(stream), _) => builder.on(&**stream),

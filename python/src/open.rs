@@ -1,10 +1,10 @@
 //! Opening memory of another process.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use device_ipc::{
-    Access, Descriptor, DeviceIdentity, DeviceMap, DeviceName, Error, Ipc, KeptExport, OpenBuilder,
+    Descriptor, DeviceIdentity, DeviceMap, DeviceName, Error, Ipc, KeptExport, OpenBuilder,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -17,7 +17,7 @@ use crate::mapping::Mapping;
 use crate::mapping_inner::{MappingInner, ReservedOpen};
 use crate::pull;
 use crate::reservation::Reserving;
-use crate::session::{DeviceArg, access, ipc_for_users};
+use crate::session::{DeviceArg, access, copy_policy, ipc_for_users};
 use crate::stream::StreamArg;
 use crate::tensor::device_name;
 use crate::wait;
@@ -121,8 +121,9 @@ pub(crate) fn device_map(
 /// `device` is a device here, such as `"cuda:1"`, or a dict from the exporter's devices to devices here; by default the
 /// memory's home device. `access` is `"r"` or `"rw"`; by default that of the export. `stream` is the stream that waits
 /// until the bytes are ready, by default the framework's current one on `device`; without a stream this call waits.
-/// `staged` permits a copy through the memory of this host, and `pulled` one over the network: `None` if the memory
-/// cannot be opened, `True` always. `timeout` limits the wait for the exporter, in seconds; `None` is no limit.
+/// `copy` is the condition of a copy, and the way: `"never"`; `"if-needed"`, where the memory cannot be opened: through the memory of
+/// this host, or over the network from another one; `"staged-if-needed"` and `"pulled-if-needed"` only through this host or only
+/// over the network; and in any case `"always"`, `"staged"`, `"pulled"`. `timeout` limits the wait for the exporter, in seconds; `None` is no limit.
 /// `allow_read_only` permits DLPack capsules of read-only memory for frameworks that ignore that flag.
 ///
 /// `allow_users` lists user ids whose exports may be opened beside those of this user; by default none. `grant` is a
@@ -137,7 +138,7 @@ pub(crate) fn device_map(
 /// that are invalid or contradict each other.
 #[pyfunction]
 #[pyo3(signature = (
-    descriptor, *, device=None, access=None, stream=None, staged=false, pulled=false, timeout=30.0, allow_users=None,
+    descriptor, *, device=None, access=None, stream=None, copy="never", timeout=30.0, allow_users=None,
     allow_read_only=false, grant=None, progress=None, reserved=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
@@ -147,8 +148,7 @@ pub(crate) fn open(
     device: Option<&Bound<'_, PyAny>>,
     access: Option<&str>,
     stream: Option<&Bound<'_, PyAny>>,
-    staged: Option<bool>,
-    pulled: Option<bool>,
+    copy: &str,
     timeout: Option<f64>,
     allow_users: Option<Vec<u32>>,
     allow_read_only: bool,
@@ -157,7 +157,7 @@ pub(crate) fn open(
     reserved: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Mapping> {
     let grant = grant.map(|grant| crate::grant::parse(py, grant)).transpose()?;
-    let (access, reserved) = (self::access(access)?, Reserving::parse(reserved)?);
+    let (access, copy, reserved) = (self::access(access)?, copy_policy(copy)?, Reserving::parse(reserved)?);
     let whole = wait::limit(timeout)?;
     let mut limit = whole;
     let begun = Instant::now();
@@ -182,17 +182,14 @@ pub(crate) fn open(
     let report = progress.map(pull::report);
     let call = || {
         // A keeper's name leaves less of the time to this open, and not to those of further versions.
-        let mut builder =
-            options(source.open(&ipc), access, staged, if reserved.is_reserved() { whole } else { limit });
-        builder = reserved.set(builder);
+        let limit = if reserved.is_reserved() { whole } else { limit };
+        let mut builder = reserved.set(source.open(&ipc).timeout(limit).copy(copy));
+        if let Some(access) = access {
+            builder = builder.access(access);
+        }
         if let Some(report) = &report {
             builder = builder.on_progress(report);
         }
-        builder = match pulled {
-            None => builder.or_pulled(),
-            Some(true) => builder.pulled(),
-            Some(false) => builder,
-        };
         if let Some(grant) = &grant {
             builder = builder.grant(grant)?;
         }
@@ -279,23 +276,5 @@ impl Source {
             Self::Descriptor(descriptor) => ipc.open(descriptor),
             Self::Kept(kept) => kept.open(),
         }
-    }
-}
-
-fn options(
-    mut builder: OpenBuilder<'_>,
-    access: Option<Access>,
-    staged: Option<bool>,
-    timeout: Duration,
-) -> OpenBuilder<'_> {
-    builder = builder.timeout(timeout);
-    if let Some(access) = access {
-        builder = builder.access(access);
-    }
-    match staged {
-        // Where the memory cannot be opened.
-        None => builder.or_staged(),
-        Some(true) => builder.staged(),
-        Some(false) => builder,
     }
 }

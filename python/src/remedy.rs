@@ -24,10 +24,10 @@ const fn in_python(remedy: Remedy) -> &'static str {
         }
         Remedy::ForwardDescriptor => "forward the descriptor it was opened with (Mapping.descriptor)",
         Remedy::OpenOnVisibleDevice => {
-            "open the memory on a visible device (the argument device), as a copy if there is no peer access (staged=None)"
+            "open the memory on a visible device (the argument device), as a copy if there is no peer access (copy=\"staged-if-needed\")"
         }
         Remedy::OpenAtHomeOrStaged => {
-            "open it on its home device (without the argument device), or copy it through the host (staged=None)"
+            "open it on its home device (without the argument device), or copy it through the host (copy=\"staged-if-needed\")"
         }
         Remedy::InsertIntoDeviceMap => "add one to the dict of devices",
         Remedy::NameByIdentity => "name it by its identity (Descriptor.homes)",
@@ -45,14 +45,14 @@ const fn in_python(remedy: Remedy) -> &'static str {
         Remedy::OpenMemory => "open it by device_ipc.open",
         Remedy::OpenRing => "open it by device_ipc.join",
         Remedy::WaitWritable => "wait with Ring.write",
-        Remedy::CopyOverNetwork => "copy it over the network (pulled=None)",
+        Remedy::CopyOverNetwork => "copy it over the network (copy=\"pulled-if-needed\")",
         Remedy::ListenForRemote => {
             "the exporting process has to call device_ipc.enable_remote before it shares"
         }
         Remedy::SetTransferEngine => "install NIXL",
         Remedy::UseOneEngine => "use the same transfer engine in both processes",
-        Remedy::UseSharedAddress => "use the tensor that was shared, or take a copy (staged=True)",
-        Remedy::OpenRingInPlace => "open the ring without pulled=True",
+        Remedy::UseSharedAddress => "use the tensor that was shared, or take a copy (copy=\"staged\")",
+        Remedy::OpenRingInPlace => "open the ring without copy=\"pulled\"",
         Remedy::AllowUser => "allow that user there with the argument allow_users",
         Remedy::UseOneKey => "use the same key in device_ipc.listen and device_ipc.connect",
         Remedy::ConnectOnThread => "call device_ipc.connect on another thread",
@@ -66,7 +66,7 @@ const fn in_python(remedy: Remedy) -> &'static str {
             "agree on another address in all processes: device_ipc.Reservation without an address takes one that is free in this one"
         }
         Remedy::AllocateReadOnly => "device_ipc.empty with read_only=True",
-        Remedy::OpenStaged => "take a copy (staged=None)",
+        Remedy::OpenStaged => "take a copy (copy=\"staged-if-needed\")",
         Remedy::AllocateAs => "allocate it with device_ipc.empty",
         Remedy::StateAllocation => "update the vendor's library",
         Remedy::TakeByName => "take one by its name (mapping[name]), or all by Mapping.items",

@@ -63,9 +63,9 @@ def test_staged_memory_is_a_copy(start: Start) -> None:
     export = device_ipc.share(tensor)
     other = start(
         """
-        for staged, is_copy in [(False, False), (None, False), (True, True)]:
-            with d.open(sys.argv[1], device="mock:1", staged=staged) as mapping:
-                assert mapping.is_copy is is_copy, (staged, mapping)
+        for copy, is_copy in [("never", False), ("staged-if-needed", False), ("staged", True)]:
+            with d.open(sys.argv[1], device="mock:1", copy=copy) as mapping:
+                assert mapping.is_copy is is_copy, (copy, mapping)
                 np.from_dlpack(mapping)[:] = 3 if is_copy else 2
         """,
         str(export),
@@ -216,7 +216,7 @@ def test_map_names_a_home_device_that_is_not_visible(start: Start) -> None:
         """
         home = d.Descriptor(sys.argv[1]).homes[0]
         assert home not in [device.uuid for device in d.devices()]
-        with d.open(sys.argv[1], device={home: "mock:0"}, staged=None) as mapping:
+        with d.open(sys.argv[1], device={home: "mock:0"}, copy="staged-if-needed") as mapping:
             print(np.from_dlpack(mapping).tolist(), *mapping.devices)
         """,
         str(export),

@@ -293,7 +293,7 @@ def test_receive_options(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None
         stand_in.transport.receive_options(device=device)
         with pytest.raises(device_ipc.UnsupportedError, match="same process on device 1"):
             receive(manager, metadata)
-    stand_in.transport.receive_options(device="mock:1", staged=None)
+    stand_in.transport.receive_options(device="mock:1", copy="staged-if-needed")
     opened = []
 
     def open_recorded(*arguments: Any, **options: Any) -> Any:

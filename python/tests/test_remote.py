@@ -68,11 +68,11 @@ def test_state_dict_is_copied(start: Start, nixl: "dict[str, str]", by: str) -> 
         """
         import device_ipc.numpy, device_ipc.torch
         for module in [device_ipc.numpy, device_ipc.torch]:
-            for pulled, is_copy in [(False, False), (None, False), (True, True)]:
-                with module.open(sys.argv[1], pulled=pulled) as tensors:
-                    assert tensors._mapping.is_copy is is_copy, (module, pulled)
+            for copy, is_copy in [("never", False), ("pulled-if-needed", False), ("pulled", True)]:
+                with module.open(sys.argv[1], copy=copy) as tensors:
+                    assert tensors._mapping.is_copy is is_copy, (module, copy)
                     for number, name in enumerate(["a", "b.weight"]):
-                        assert (np.asarray(tensors[name]) == np.arange(7) + number).all(), (module, pulled, name)
+                        assert (np.asarray(tensors[name]) == np.arange(7) + number).all(), (module, copy, name)
                     if is_copy:
                         tensors["a"][:] = 5      # the exporter does not see it
         print("right")
@@ -100,7 +100,7 @@ def test_tensors_that_exist_are_written(start: Start, nixl: "dict[str, str]") ->
         d.pull_into(sys.argv[1], {"b.weight": weights["a"]})     # some of the tensors
         assert (np.from_dlpack(weights["a"]) == np.arange(7) + 1).all()
         reports = []
-        d.open(sys.argv[1], pulled=True, progress=lambda *report: reports.append(report)).close()
+        d.open(sys.argv[1], copy="pulled", progress=lambda *report: reports.append(report)).close()
         assert reports and reports[-1][0] == reports[-1][1], reports
 
         refused = [
@@ -143,8 +143,8 @@ def test_publications_of_a_ring_are_copied(start: Start, nixl: "dict[str, str]")
     )
     text = line(writer)
     reader = """
-        pulled = None if sys.argv[2] == "opened" else True
-        with d.join(sys.argv[1], pulled=pulled, timeout=10) as reader:
+        copy = "pulled-if-needed" if sys.argv[2] == "opened" else "pulled"
+        with d.join(sys.argv[1], copy=copy, timeout=10) as reader:
             for number, slot in enumerate(reader):
                 with slot:
                     assert slot.sequence == number and (np.from_dlpack(slot) == number).all(), number
@@ -171,7 +171,7 @@ def test_ring_of_a_killed_writer_ends(start: Start, nixl: "dict[str, str]") -> N
     )
     reader = start(
         """
-        with d.join(sys.argv[1], pulled=True) as reader:
+        with d.join(sys.argv[1], copy="pulled") as reader:
             next(reader).release()
             print("first", flush=True)
             try:
@@ -191,17 +191,17 @@ def test_ring_of_a_killed_writer_ends(start: Start, nixl: "dict[str, str]") -> N
 def test_exporter_without_a_network_address_is_reported(start: Start) -> None:
     exporter = start(EXPORTER)
     text = line(exporter)
-    with device_ipc.open(text, pulled=None) as mapping:
+    with device_ipc.open(text, copy="pulled-if-needed") as mapping:
         assert not mapping.is_copy
     with pytest.raises(device_ipc.UnsupportedError, match=r"no network address.*device_ipc.enable_remote"):
-        device_ipc.open(text, pulled=True)
+        device_ipc.open(text, copy="pulled")
     end(exporter)
 
 
 def test_missing_library_error_names_the_remedy(start: Start, nixl: "dict[str, str]") -> None:
     check = """
         try:
-            d.enable_remote("127.0.0.1") if len(sys.argv) == 1 else d.open(sys.argv[1], pulled=True)
+            d.enable_remote("127.0.0.1") if len(sys.argv) == 1 else d.open(sys.argv[1], copy="pulled")
         except d.UnsupportedError as error:
             assert "/nowhere/libnixl_capi.so" in str(error) and "pip install nixl-cu13" in str(error), error
             print("refused")
@@ -228,14 +228,14 @@ def test_address_of_no_interface_is_refused(start: Start, nixl: "dict[str, str]"
 
 PULL = """
     import threading
-    d.open(sys.argv[1], pulled=True).close()
+    d.open(sys.argv[1], copy="pulled").close()
     begun = threading.Event()
     def report():                            # on another thread, so that the interpreter lock has to be free
         begun.wait()
         print("begun", flush=True)
     threading.Thread(target=report, daemon=True).start()
     try:
-        d.open(sys.argv[2], pulled=True, timeout=None, progress=lambda copied, total: begun.set())
+        d.open(sys.argv[2], copy="pulled", timeout=None, progress=lambda copied, total: begun.set())
         print("copied")
     except d.GoneError as error:
         print("gone", error)
@@ -278,7 +278,7 @@ def test_channel_of_another_host_carries_bytes_and_memory(start: Start) -> None:
             with d.connect(sys.argv[1], key=sys.argv[2].encode(), timeout=30) as channel:
                 received = channel.receive(timeout=30)
                 assert received.data == b"weights" and "127.0.0.1" in repr(channel), channel
-                with received.open(pulled=None) as mapping:
+                with received.open(copy="pulled-if-needed") as mapping:
                     channel.send(bytes(np.from_dlpack(mapping.tensor)), timeout=30)
                 channel.close(timeout=30)
             try:
@@ -301,9 +301,9 @@ def test_channel_of_another_host_carries_bytes_and_memory(start: Start) -> None:
         assert "has another key; use the same key in device_ipc.listen and device_ipc.connect" in error
 
 
-@pytest.mark.parametrize("mode", [None, True])
+@pytest.mark.parametrize("mode", ["pulled-if-needed", "pulled"])
 def test_memory_of_a_message_is_copied_after_its_sender_dropped_it(
-    start: Start, nixl: "dict[str, str]", mode: "bool | None"
+    start: Start, nixl: "dict[str, str]", mode: str
 ) -> None:
     program = """
         d.enable_remote("127.0.0.1")
@@ -322,14 +322,14 @@ def test_memory_of_a_message_is_copied_after_its_sender_dropped_it(
         """
         with d.connect(sys.argv[1], key=b"a secret of 16 bytes or more", timeout=60) as channel:
             received = channel.receive(timeout=60)
-            mode = {"None": None, "True": True}[sys.argv[2]]
-            with received.exports[0].open(device="mock:0", pulled=mode) as mapping:
-                assert mapping.is_copy is (mode is True)
+            mode = sys.argv[2]
+            with received.exports[0].open(device="mock:0", copy=mode) as mapping:
+                assert mapping.is_copy is (mode == "pulled")
                 assert (np.from_dlpack(mapping.tensor) == np.arange(1000)).all()
         print("right")
         """,
         line(sender),
-        str(mode),
+        mode,
         **nixl,
     )
     assert end(receiver) == "right"

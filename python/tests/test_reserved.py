@@ -402,7 +402,7 @@ def test_mapping_without_reserved_addresses_is_refused(start: Start) -> None:
             call()
     assert has(arrays, 1)
     with pytest.raises(device_ipc.UnsupportedError, match="copy"):
-        device_ipc.open(text, reserved=True, staged=True)
+        device_ipc.open(text, reserved=True, copy="staged")
     with device_ipc.share(device_ipc.empty((4,), "float32", "mock:0", read_only=True)) as own:
         with pytest.raises(device_ipc.UnsupportedError):
             device_ipc.open(str(own), reserved=True)

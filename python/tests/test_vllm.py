@@ -651,20 +651,20 @@ def test_payload_for_each_rank_is_opened_by_that_rank(version: str, engines: "li
         engine.update_weights([])
 
 
-@pytest.mark.parametrize("staged", [False, None])
-def test_worker_without_peer_access_receives_a_copy(staged: "bool | None") -> None:
+@pytest.mark.parametrize("copy", ["never", "staged-if-needed"])
+def test_worker_without_peer_access_receives_a_copy(copy: str) -> None:
     environment = {**os.environ, "DEVICE_IPC_MOCK": "devices=2;peers=none"}
-    program = f"import sys; sys.path.insert(0, {str(TESTS)!r}); import test_vllm; test_vllm.send_without_peer_access({staged})"
+    program = f"import sys; sys.path.insert(0, {str(TESTS)!r}); import test_vllm; test_vllm.send_without_peer_access({copy!r})"
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=TIMEOUT)
 
 
-def send_without_peer_access(staged: "bool | None") -> None:
+def send_without_peer_access(copy: str) -> None:
     """The trainer's memory is on another device than the worker, and neither reaches the other."""
     state = weights()
     engine = Engine("0.33", state, Parallel(tensor=2), device="mock:1")
     try:
-        sender = device_ipc.vllm.WeightSender(engine, staged=staged, timeout=60)
-        if staged is None:
+        sender = device_ipc.vllm.WeightSender(engine, copy=copy, timeout=60)
+        if copy != "never":
             for _ in range(3):
                 for tensor in state.values():
                     tensor.copy_((tensor + 1).to(tensor.dtype))
@@ -675,7 +675,7 @@ def send_without_peer_access(staged: "bool | None") -> None:
                 with pytest.raises(RuntimeError, match="no peer access.*staged"):
                     sender.send(state.items())
         with pytest.raises(ValueError, match="pass bucket_bytes=0"):
-            device_ipc.vllm.WeightSender(engine, bucket_bytes=1, staged=None)
+            device_ipc.vllm.WeightSender(engine, bucket_bytes=1, copy="staged-if-needed")
         with pytest.raises(RuntimeError, match="no peer access"):
             device_ipc.vllm.WeightSender(engine, bucket_bytes=1 << 20, timeout=60).send(state.items())
     finally:

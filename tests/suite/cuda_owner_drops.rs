@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::roles::{no_cuda, role as this_role, start};
 use cudarc::driver::{CudaContext, result, sys};
 use device_ipc::{
-    Buffer, Descriptor, DeviceOwner, Dtype, Error, Ipc, Message, OwnedRegion, Region, ShareBuilder,
-    TensorLayout, cuda, shutdown,
+    Buffer, CopyPolicy, Descriptor, DeviceOwner, Dtype, Error, Ipc, Message, OwnedRegion, Region,
+    ShareBuilder, TensorLayout, cuda, shutdown,
 };
 use device_ipc_test_process::Process;
 
@@ -200,7 +200,9 @@ fn import() {
             }
             "stage" => {
                 let descriptor: Descriptor = argument.parse().expect("a descriptor");
-                mappings.push(ipc.open(&descriptor).or_staged().on_device(1).expect("copied"));
+                mappings.push(
+                    ipc.open(&descriptor).copy(CopyPolicy::StagedIfNeeded).on_device(1).expect("copied"),
+                );
                 assert!(mappings[0].is_copy());
             }
             "open-bundle" => {

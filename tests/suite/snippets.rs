@@ -20,7 +20,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream};
 use device_ipc::cuda::interop::CudaMappedMut;
 use device_ipc::cuda::raw::{self, RawHandle};
 use device_ipc::{
-    Buffer, CopyProgress, Descriptor, DeviceIdentity, DeviceMap, DeviceOrdinal, DeviceRange, Dtype, Error,
+    Buffer, CopyPolicy, CopyProgress, Descriptor, DeviceIdentity, DeviceMap, DeviceOrdinal, DeviceRange, Dtype, Error,
     Export, Grant, Ipc, Keeper, Mapping, Message, Region, RingReadSlot, RingReader, Stream, TensorLayout,
     View, cuda,
 };

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::gpu::backend;
 use device_ipc_core::backend::DeviceIpc;
-use device_ipc_core::{Descriptor, Error, Ipc, Mapping, Result};
+use device_ipc_core::{CopyPolicy, Descriptor, Error, Ipc, Mapping, Result};
 use device_ipc_cuda::CudaBackend;
 use device_ipc_test_process::{Process, serve};
 
@@ -65,10 +65,10 @@ fn memory_of_hidden_device_error_suggests_staging() {
     let (mut exporter, mut importer) = (with_visible(first), with_visible(second));
     let descriptor = exporter.ask("share 3");
     let refusal = importer.ask(&format!("home {descriptor}"));
-    assert!(refusal.contains("or_staged") && refusal.contains(VARIABLE), "{refusal}");
+    assert!(refusal.contains("StagedIfNeeded") && refusal.contains(VARIABLE), "{refusal}");
     let answer = importer.ask(&format!("any {descriptor}"));
     assert!(answer.starts_with("a copy of 3, ") || answer.starts_with("a mapping of 3, "), "{answer}");
-    eprintln!("memory of a hidden card with or_staged: {answer}");
+    eprintln!("memory of a hidden card as a staged copy: {answer}");
     importer.finish();
     exporter.finish();
 }
@@ -111,9 +111,9 @@ fn the_other_process() {
             let open = ipc.open(&descriptor);
             let begun = Instant::now();
             let opened = match request {
-                "copy" => open.staged().on(&stream),
-                "any" => open.or_staged().on(&stream),
-                _ => open.or_staged().at_home(),
+                "copy" => open.copy(CopyPolicy::Staged).on(&stream),
+                "any" => open.copy(CopyPolicy::StagedIfNeeded).on(&stream),
+                _ => open.copy(CopyPolicy::StagedIfNeeded).at_home(),
             };
             let took = begun.elapsed();
             opened.and_then(|mapping| describe(&mapping, &ipc, took)).unwrap_or_else(|error| text(&error))

@@ -80,7 +80,7 @@ fn hidden_home_opens_on_another_device_or_names_the_variable() {
     let away = importer.ask(&format!("away {descriptor}"));
     let served = away == format!("device 0, away from home, of {first}: 9");
     let refused = away.starts_with("NoPeerAccess")
-        && away.contains("or_staged")
+        && away.contains("StagedIfNeeded")
         && away.contains(&first["GPU-".len()..]);
     assert!(served || refused, "{away}");
     eprintln!("memory of a hidden card: {away}");

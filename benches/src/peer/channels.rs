@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use device_ipc::{Buffer, Channel, Error, Export, Ipc, Mapping, Message, Received, Stream};
+use device_ipc::{Buffer, Channel, CopyPolicy, Error, Export, Ipc, Mapping, Message, Received, Stream};
 
 use crate::wait::TIMEOUT;
 
@@ -56,7 +56,7 @@ impl Transport {
     pub(crate) fn copy(&self, received: &Received) -> Result<()> {
         let opening =
             received.exports().first().context("protocol violation: a message without a tensor")?.open();
-        let opening = if self.staged { opening.staged() } else { opening };
+        let opening = if self.staged { opening.copy(CopyPolicy::Staged) } else { opening };
         let mapping: Mapping = opening.timeout(TIMEOUT).on(&self.stream)?;
         let source = mapping.view::<u8, _>(&self.stream)?;
         self.block.view_mut::<u8, _>(&self.stream)?.copy_from_device(&source)?;

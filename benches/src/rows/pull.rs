@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use device_ipc::backend::engine::{Piece, PullRequest, TransferEngine};
-use device_ipc::{Descriptor, Dtype, Ipc, Remote, TensorLayout, TensorSet};
+use device_ipc::{CopyPolicy, Descriptor, Dtype, Ipc, Remote, TensorLayout, TensorSet};
 
 use crate::frame::{Bench, Row};
 use crate::line::{Line, Subject, Target, Unit};
@@ -124,7 +124,12 @@ fn sample(state: &mut State, mut copy: impl FnMut(&mut State) -> Result<()>) -> 
 
 fn pulled(state: &mut State) -> Result<f64> {
     let sample = sample(state, |state| {
-        state.ipc.open(&state.descriptor).timeout(TIMEOUT).pulled().on_device(state.device)?;
+        state
+            .ipc
+            .open(&state.descriptor)
+            .timeout(TIMEOUT)
+            .copy(CopyPolicy::Pulled)
+            .on_device(state.device)?;
         Ok(())
     })?;
     settle()?;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use device_ipc::{
-    Access, CopyProgress, Descriptor, DeviceOrdinal, DeviceRange, Dtype, Error, Ipc, Mapping, OpenBuilder,
-    Stream, Tensor, TensorLayout,
+    Access, CopyPolicy, CopyProgress, Descriptor, DeviceOrdinal, DeviceRange, Dtype, Error, Ipc, Mapping,
+    OpenBuilder, Stream, Tensor, TensorLayout,
 };
 use serde_json::{Value, json};
 
@@ -67,13 +67,21 @@ impl OpenArguments {
         Ok(builder(self.allow.list())?.named(name)?)
     }
 
-    /// Returns whether the memory may be copied, so that it can be placed on any device.
-    const fn may_copy(&self) -> bool {
+    /// Returns the policy that the options state. A policy that copies can place the memory on any device.
+    const fn copy_policy(&self) -> CopyPolicy {
         #[cfg(feature = "nixl")]
-        if self.pull.is_some() {
-            return true;
+        match (self.pull, self.staged, self.or_staged) {
+            (None, ..) => {}
+            (Some(Pull::Always), ..) => return CopyPolicy::Pulled,
+            (Some(Pull::IfNeeded), true, _) => return CopyPolicy::Always,
+            (Some(Pull::IfNeeded), false, true) => return CopyPolicy::IfNeeded,
+            (Some(Pull::IfNeeded), false, false) => return CopyPolicy::PulledIfNeeded,
         }
-        self.staged || self.or_staged
+        match (self.staged, self.or_staged) {
+            (true, _) => CopyPolicy::Staged,
+            (false, true) => CopyPolicy::StagedIfNeeded,
+            (false, false) => CopyPolicy::Never,
+        }
     }
 
     /// Asks the keeper of this name for its present export.
@@ -89,19 +97,7 @@ impl OpenArguments {
         descriptor: &'a Descriptor,
         report: &'a dyn Fn(CopyProgress),
     ) -> OpenBuilder<'a> {
-        let open = ipc.open(descriptor).timeout(self.timeout).on_progress(report);
-        let open = match (self.staged, self.or_staged) {
-            (true, _) => open.staged(),
-            (false, true) => open.or_staged(),
-            (false, false) => open,
-        };
-        #[cfg(feature = "nixl")]
-        let open = match self.pull {
-            Some(Pull::Always) => open.pulled(),
-            Some(Pull::IfNeeded) => open.or_pulled(),
-            None => open,
-        };
-        open
+        ipc.open(descriptor).timeout(self.timeout).copy(self.copy_policy()).on_progress(report)
     }
 }
 
@@ -135,7 +131,7 @@ impl OpenTensor {
             None => match home()? {
                 Some(home) => home.ordinal,
                 // A copy can be placed on any device.
-                None if arguments.may_copy() => DeviceOrdinal::new(0),
+                None if arguments.copy_policy() != CopyPolicy::Never => DeviceOrdinal::new(0),
                 // The error of the library names the device and the variable to set.
                 None => open().at_home().map_err(suggest_option)?.device(),
             },

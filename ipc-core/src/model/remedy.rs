@@ -60,10 +60,10 @@ remedies! {
     ForwardDescriptor => "forward the descriptor it was opened with (Mapping::descriptor)",
     /// Open the memory on a visible device, as a copy if need be.
     OpenOnVisibleDevice => "open the memory on a visible device (OpenBuilder::on_device), as a copy if there is no peer access \
-                            (OpenBuilder::or_staged)",
+                            (OpenBuilder::copy with CopyPolicy::StagedIfNeeded)",
     /// Open the memory on its home device, or as a copy.
     OpenAtHomeOrStaged => "open it on its home device (OpenBuilder::at_home), or copy it through the host \
-                           (OpenBuilder::or_staged)",
+                           (OpenBuilder::copy with CopyPolicy::StagedIfNeeded)",
     /// Add a device to the device map.
     InsertIntoDeviceMap => "add one with DeviceMap::insert",
     /// Name a device by its identity.
@@ -89,7 +89,7 @@ remedies! {
     /// Wait before a slot is written.
     WaitWritable => "call Ring::wait_writable before writing the slot",
     /// Copy the memory over the network.
-    CopyOverNetwork => "copy it over the network (OpenBuilder::or_pulled, on an Ipc with IpcBuilder::remote)",
+    CopyOverNetwork => "copy it over the network (OpenBuilder::copy with CopyPolicy::PulledIfNeeded, on an Ipc with IpcBuilder::remote)",
     /// Let the exporter listen for importers of other hosts.
     ListenForRemote => "the exporter has to listen for other hosts (IpcBuilder::remote, Remote::listen)",
     /// Set a transfer engine.
@@ -97,9 +97,9 @@ remedies! {
     /// Use one transfer engine on both sides.
     UseOneEngine => "use the same engine on both sides (Remote::new)",
     /// Use the shared address, or a copy through the host.
-    UseSharedAddress => "use the address that was shared, or take a copy (OpenBuilder::staged)",
+    UseSharedAddress => "use the address that was shared, or take a copy (OpenBuilder::copy with CopyPolicy::Staged)",
     /// Open the ring in place.
-    OpenRingInPlace => "open the ring without RingOpenBuilder::pulled",
+    OpenRingInPlace => "open the ring without CopyPolicy::Pulled",
     /// Allow the user in the process that refuses it.
     AllowUser => "allow that user there with IpcBuilder::allow",
     /// Use one key on both sides.
@@ -119,7 +119,7 @@ remedies! {
     /// Reserve addresses that are free in all processes of a group.
     ReserveElsewhere => "agree on another address in all processes: Ipc::reserve returns a range that is free in this one",
     /// Open the memory as a copy.
-    OpenStaged => "take a copy (OpenBuilder::or_staged)",
+    OpenStaged => "take a copy (OpenBuilder::copy with CopyPolicy::StagedIfNeeded)",
     /// Allocate memory with a handle of another kind.
     AllocateAs => "allocate it as the other kind (DeviceMemory::allocate_as)",
     /// State the allocation.

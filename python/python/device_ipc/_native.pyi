@@ -19,6 +19,7 @@ _Device: TypeAlias = object
 # A device_ipc.Stream, an object with __cuda_stream__, a stream of PyTorch or CuPy, or a handle.
 _Stream: TypeAlias = object
 _Access: TypeAlias = Literal["r", "rw"]
+_Copy: TypeAlias = Literal["never", "if-needed", "staged-if-needed", "pulled-if-needed", "always", "staged", "pulled"]
 
 __version__: str
 __all__ = [
@@ -319,8 +320,7 @@ class Received:
         device: _Device | dict[str, _Device] | None = None,
         access: _Access | None = None,
         stream: _Stream | None = None,
-        staged: bool | None = False,
-        pulled: bool | None = False,
+        copy: _Copy = "never",
         timeout: float | None = 30.0,
         allow_read_only: bool = False,
     ) -> Mapping: ...
@@ -338,8 +338,7 @@ class ReceivedExport:
         device: _Device | dict[str, _Device] | None = None,
         access: _Access | None = None,
         stream: _Stream | None = None,
-        staged: bool | None = False,
-        pulled: bool | None = False,
+        copy: _Copy = "never",
         timeout: float | None = 30.0,
         allow_read_only: bool = False,
     ) -> Mapping: ...
@@ -551,7 +550,7 @@ def join(
     *,
     device: _Device | dict[str, _Device] | None = None,
     access: _Access | None = None,
-    pulled: bool | None = False,
+    copy: _Copy = "never",
     timeout: float | None = 30.0,
 ) -> RingReader: ...
 def keep(name: str, export: Export, *, version: int = 1, allow_users: Sequence[int] | None = None) -> Keeper: ...
@@ -570,8 +569,7 @@ def open(
     device: _Device | dict[str, _Device] | None = None,
     access: _Access | None = None,
     stream: _Stream | None = None,
-    staged: bool | None = False,
-    pulled: bool | None = False,
+    copy: _Copy = "never",
     timeout: float | None = 30.0,
     allow_users: Sequence[int] | None = None,
     allow_read_only: bool = False,

@@ -58,8 +58,7 @@ def open(
     device: Any = None,
     access: Any = None,
     stream: object | None = None,
-    staged: bool | None = False,
-    pulled: bool | None = False,
+    copy: Any = "never",
     timeout: float | None = 30.0,
     allow_users: Sequence[int] = (),
     grant: _native.Grant | str | bytes | None = None,
@@ -70,7 +69,7 @@ def open(
 
     The parameters are those of ``device_ipc.open``: ``descriptor`` (text, bytes, ``Descriptor`` or ``"keeper:NAME"``), ``device`` (a
     device here or a dict of devices; by default the home device), ``access`` (``"r"`` or ``"rw"``), ``stream`` (the one that waits for the bytes),
-    ``staged`` and ``pulled`` (copies: ``None`` if the memory cannot be opened, ``True`` always), ``timeout`` (in seconds; ``None`` is no
+    ``copy`` (the condition of a copy, and the way; by default ``"never"``), ``timeout`` (in seconds; ``None`` is no
     limit), ``allow_users`` (further user ids of exporters), ``grant``, ``progress`` (called with the numbers of copied and of all bytes), and
     ``reserved`` (addresses that stay, ``True`` or a pair of a ``Reservation`` and an offset, for ``mapping.suspend``, ``resume``, ``replace`` and ``follow``).
     Raises as ``device_ipc.open``, and ``TypeError`` for an element type that NumPy does not have.
@@ -81,8 +80,7 @@ def open(
             device=device,
             access=access,
             stream=stream,
-            staged=staged,
-            pulled=pulled,
+            copy=copy,
             grant=grant,
             progress=progress,
             reserved=reserved,

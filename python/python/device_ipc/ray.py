@@ -55,7 +55,7 @@ class Metadata(_Metadata):
 @dataclasses.dataclass(frozen=True)
 class _Options:
     device: Any = None
-    staged: bool | None = False
+    copy: Any = "never"
     timeout: float = 30.0
 
 
@@ -78,16 +78,17 @@ def register(name: str = "device_ipc") -> None:
             raise
 
 
-def receive_options(*, device: Any = None, staged: bool | None = False, timeout: float = 30.0) -> None:
+def receive_options(*, device: Any = None, copy: Any = "never", timeout: float = 30.0) -> None:
     """Sets where and how this process opens the tensors that it receives from now on. Call it in the receiving actor.
 
     ``device`` is a device, such as "cuda:1", or a map from identities of home devices, as for ``device_ipc.open``. Without it,
-    tensors are opened on their home device if this process sees it, and on PyTorch's current device otherwise. ``staged=None``
-    copies the tensors through the host where that device cannot reach them. ``timeout`` limits the open, and the wait for the work
+    tensors are opened on their home device if this process sees it, and on PyTorch's current device otherwise. ``copy`` is
+    the condition of a copy, as for ``device_ipc.open``: ``"staged-if-needed"`` copies the tensors through the host where that device
+    cannot reach them. ``timeout`` limits the open, and the wait for the work
     that writes the tensors, in seconds.
     """
     global _options
-    _options = _Options(device, staged, timeout)
+    _options = _Options(device, copy, timeout)
 
 
 class DeviceIpcTransport(_Manager):
@@ -199,7 +200,7 @@ def _open(metadata: Metadata) -> list[Any]:
         if device is not None and not isinstance(device, dict):
             # A map, with which the host waits for the tensors: Ray receives on a thread whose streams are not the user's.
             device = {home: device for home in descriptor.homes}
-        tensors = _tensors.open(descriptor, device=device, staged=options.staged, timeout=options.timeout)
+        tensors = _tensors.open(descriptor, device=device, copy=options.copy, timeout=options.timeout)
     except Error as error:
         here = _node()
         if metadata.node == here:

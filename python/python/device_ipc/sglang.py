@@ -115,7 +115,7 @@ def load_weights(model: Any, named_tensors: Iterable[tuple[str, Any]]) -> None:
     _name, tensor = pairs[0 if len(pairs) == 1 else _rank(len(pairs))]
     # SGLang has moved the tensor to the worker's device. Memory of the mock arrives as memory of the CPU, which names no device.
     device = None if tensor.device.type == "cpu" else tensor.device
-    with _tensors.open(_text(tensor), device=device, staged=None, allow_read_only=True) as weights:
+    with _tensors.open(_text(tensor), device=device, copy="staged-if-needed", allow_read_only=True) as weights:
         model.load_weights(list(weights.items()))
 
 

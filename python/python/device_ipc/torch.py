@@ -88,8 +88,7 @@ def open(
     device: Any = None,
     access: Any = None,
     stream: object | None = None,
-    staged: bool | None = False,
-    pulled: bool | None = False,
+    copy: Any = "never",
     timeout: float | None = 30.0,
     allow_users: Sequence[int] = (),
     allow_read_only: bool = False,
@@ -104,7 +103,7 @@ def open(
 
     The parameters are those of ``device_ipc.open``: ``descriptor`` (text, bytes, ``Descriptor`` or ``"keeper:NAME"``), ``device`` (a
     device here or a dict of devices; by default the home device), ``access`` (``"r"`` or ``"rw"``), ``stream`` (the one that waits for the bytes),
-    ``staged`` and ``pulled`` (copies: ``None`` if the memory cannot be opened, ``True`` always), ``timeout`` (in seconds; ``None`` is no
+    ``copy`` (the condition of a copy, and the way; by default ``"never"``), ``timeout`` (in seconds; ``None`` is no
     limit), ``allow_users`` (further user ids of exporters), ``grant``, ``progress`` (called with the numbers of copied and of all bytes), and
     ``reserved`` (addresses that stay, ``True`` or a pair of a ``Reservation`` and an offset, for ``mapping.suspend``, ``resume``, ``replace`` and ``follow``).
     Raises as ``device_ipc.open``, ``NotPermittedError`` for read-only memory, and ``TypeError`` for an element type that torch does not have.
@@ -113,8 +112,7 @@ def open(
         "device": device,
         "access": access,
         "stream": stream,
-        "staged": staged,
-        "pulled": pulled,
+        "copy": copy,
         "grant": grant,
         "progress": progress,
         "reserved": reserved,

@@ -15,7 +15,7 @@ use super::{closed, lock};
 use crate::error::{OrRaise as _, exception};
 use crate::export::parse;
 use crate::open::Place;
-use crate::session::{access, check_fork, ipc, not_picklable, note_use};
+use crate::session::{access, check_fork, copy_policy, ipc, not_picklable, note_use};
 use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor, TensorData, to_dlpack, to_numpy};
 use crate::wait::{self, Waiting};
@@ -307,8 +307,8 @@ impl RingReadSlot {
 
 /// Opens a ring of another process as a reader.
 ///
-/// `pulled` permits copies over the network, of each publication: `None` if the ring cannot be opened, `True` always. The writer's
-/// process has to have called `enable_remote`. `timeout` is then also the longest silence of the writer's process, and of this one.
+/// `copy` is the condition under which each publication is copied over the network, as in `open`: `"never"`, `"pulled-if-needed"` if
+/// the ring cannot be opened, or `"pulled"`. The writer's process has to have called `enable_remote`. `timeout` is then also the longest silence of the writer's process, and of this one.
 ///
 /// `descriptor` is the ring's text, its bytes or a `Descriptor`. `device` is a device here or a dict, as in `open`; by
 /// default the ring's home device. `access` is `"r"` or `"rw"`; by default that of the ring. `timeout` limits the wait
@@ -318,16 +318,16 @@ impl RingReadSlot {
 /// the memory, `NotPermittedError` if this user or the access is not permitted, `TimeoutError` after `timeout` seconds,
 /// and `DescriptorError` if the text names no ring.
 #[pyfunction]
-#[pyo3(signature = (descriptor, *, device=None, access=None, pulled=false, timeout=30.0))]
+#[pyo3(signature = (descriptor, *, device=None, access=None, copy="never", timeout=30.0))]
 pub(crate) fn join(
     py: Python<'_>,
     descriptor: &Bound<'_, PyAny>,
     device: Option<&Bound<'_, PyAny>>,
     access: Option<&str>,
-    pulled: Option<bool>,
+    copy: &str,
     timeout: Option<f64>,
 ) -> PyResult<RingReader> {
-    let access = self::access(access)?;
+    let (access, copy) = (self::access(access)?, copy_policy(copy)?);
     let descriptor = parse(py, descriptor)?;
     let ipc = ipc(py, Some(descriptor.backend()))?;
     let place = Place::parse(py, &ipc, device, &descriptor)?;
@@ -335,15 +335,10 @@ pub(crate) fn join(
     // The limit is also that of the later silence of the writer.
     let limit = wait::limit(timeout)?;
     let call = || {
-        let mut builder = ipc.open_ring(&descriptor).timeout(limit);
+        let mut builder = ipc.open_ring(&descriptor).timeout(limit).copy(copy);
         if let Some(access) = access {
             builder = builder.access(access);
         }
-        builder = match pulled {
-            None => builder.or_pulled(),
-            Some(true) => builder.pulled(),
-            Some(false) => builder,
-        };
         match &place {
             Place::Home => builder.at_home(),
             Place::On(device) => builder.on_device(*device),

@@ -256,7 +256,7 @@ pub fn memory_of_another_host_is_pulled(mut pair: Pair) {
         assert_eq!(pair.open(mode, 3, LONG_MS, &there), "5000 B right, copied", "{mode}");
     }
     let error = pair.open("plain", 3, LONG_MS, &there);
-    assert!(error.starts_with("OtherHost") && error.contains("OpenBuilder::or_pulled"), "{error}");
+    assert!(error.starts_with("OtherHost") && error.contains("CopyPolicy::PulledIfNeeded"), "{error}");
     pair.finish();
 }
 
@@ -267,7 +267,7 @@ pub fn descriptor_of_another_host_opens_as_a_copy(mut pair: Pair) {
         assert_eq!(pair.open(mode, 3, LONG_MS, &descriptor), "5000 B right, copied", "{mode}");
     }
     let error = pair.open("plain", 3, LONG_MS, &descriptor);
-    assert!(error.starts_with("OtherHost") && error.contains("OpenBuilder::or_pulled"), "{error}");
+    assert!(error.starts_with("OtherHost") && error.contains("CopyPolicy::PulledIfNeeded"), "{error}");
     pair.finish();
 }
 

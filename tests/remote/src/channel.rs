@@ -6,7 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use device_ipc_core::{
-    Channel, ChannelSender, Ipc, Key, Listener, Message, Received, Result, Stream, counters,
+    Channel, ChannelSender, CopyPolicy, Ipc, Key, Listener, Message, Received, Result, Stream, counters,
 };
 use device_ipc_test_process::serve;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -168,7 +168,7 @@ impl ChannelEnd {
                     let received = channel.receive(LONG)?;
                     assert_eq!(received.bytes(), number.to_string().as_bytes());
                     if number % 10 == 0 {
-                        received.exports()[0].open().pulled().on_device(0)?;
+                        received.exports()[0].open().copy(CopyPolicy::Pulled).on_device(0)?;
                     }
                 }
                 "right".into()
@@ -198,8 +198,8 @@ impl ChannelEnd {
                 let open = export.open().timeout(LONG);
                 let open = match words[0] {
                     "plain" => open,
-                    "or-pulled" => open.or_pulled(),
-                    "pulled" => open.pulled(),
+                    "or-pulled" => open.copy(CopyPolicy::PulledIfNeeded),
+                    "pulled" => open.copy(CopyPolicy::Pulled),
                     other => unreachable!("{other}"),
                 };
                 let mapping = open.on(&self.stream)?;

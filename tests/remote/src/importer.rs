@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use device_ipc_core::{
-    Buffer, CopyProgress, Descriptor, Dtype, Error, Ipc, Mapping, Result, RingReader, Stream, TensorLayout,
-    TestClock,
+    Buffer, CopyPolicy, CopyProgress, Descriptor, Dtype, Error, Ipc, Mapping, Result, RingReader, Stream,
+    TensorLayout, TestClock,
 };
 use device_ipc_test_process::serve;
 
@@ -131,9 +131,9 @@ impl Importer {
         let open = self.ipc.open(&descriptor).timeout(Duration::from_millis(argument(words, 2)));
         match words[0] {
             "plain" => open,
-            "staged-or-pulled" => open.or_staged().or_pulled(),
-            "or-pulled" => open.or_pulled(),
-            "pulled" => open.pulled(),
+            "staged-or-pulled" => open.copy(CopyPolicy::IfNeeded),
+            "or-pulled" => open.copy(CopyPolicy::PulledIfNeeded),
+            "pulled" => open.copy(CopyPolicy::Pulled),
             other => unreachable!("{other}"),
         }
         .on_device(0)
@@ -144,8 +144,8 @@ impl Importer {
         let open = self.ipc.open_ring(&descriptor).timeout(Duration::from_millis(argument(words, 2)));
         let reader = match words[1] {
             "plain" => open,
-            "or-pulled" => open.or_pulled(),
-            "pulled" => open.pulled(),
+            "or-pulled" => open.copy(CopyPolicy::PulledIfNeeded),
+            "pulled" => open.copy(CopyPolicy::Pulled),
             other => unreachable!("{other}"),
         }
         .on_device(0)?;
@@ -281,7 +281,12 @@ impl Importer {
             (Duration::from_millis(argument(words, 0)), argument::<Descriptor>(words, 1));
         let reports = Mutex::new(Vec::new());
         let report = |progress: CopyProgress| reports.lock().expect("no panic").push(progress);
-        self.ipc.open(&descriptor).timeout(timeout).pulled().on_progress(&report).on_device(0)?;
+        self.ipc
+            .open(&descriptor)
+            .timeout(timeout)
+            .copy(CopyPolicy::Pulled)
+            .on_progress(&report)
+            .on_device(0)?;
         let reports = reports.into_inner().expect("no panic");
         let last = reports.last().ok_or_else(|| Error::Protocol("no report".into()))?;
         let rises = reports.windows(2).all(|two| two[0].copied_bytes < two[1].copied_bytes);

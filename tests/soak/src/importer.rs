@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use cudarc::driver::CudaContext;
-use device_ipc::{Descriptor, Error, Ipc, Mapping, RingReadSlot, RingReader, Stream, close_unused};
+use device_ipc::{
+    CopyPolicy, Descriptor, Error, Ipc, Mapping, RingReadSlot, RingReader, Stream, close_unused,
+};
 use device_ipc_conformance::Lines;
 
 use crate::TIMEOUT;
@@ -129,7 +131,7 @@ fn carry_out(ipc: &Ipc, stream: &Stream, command: &str, arguments: &str) -> Resu
         "read" => read(ipc, stream, arguments)?,
         "staged" => {
             let (value, descriptor) = value_and(arguments)?;
-            let copy = ipc.open(&descriptor.parse()?).staged().on(stream)?;
+            let copy = ipc.open(&descriptor.parse()?).copy(CopyPolicy::Staged).on(stream)?;
             ensure!(copy.is_copy(), "a staged open gave the exporter's memory");
             check(&copy.view::<f32, _>(stream)?.to_vec()?, value)?;
             copy.release(stream)?;

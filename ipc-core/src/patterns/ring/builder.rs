@@ -16,7 +16,7 @@ use crate::model::error::{Error, Remedy, Result};
 use crate::model::layout::{TensorLayout, check_alignment};
 use crate::model::placement::DeviceMap;
 use crate::sharing::export::{ShareBuilder, check_backend};
-use crate::sharing::import::{Mapping, OpenBuilder};
+use crate::sharing::import::{CopyPolicy, Mapping, OpenBuilder};
 use crate::sharing::timeline::OwnCounter;
 use crate::sharing::{ErrorWith, Session};
 use crate::wire::descriptor::{Descriptor, DescriptorError};
@@ -182,7 +182,9 @@ impl<O> fmt::Debug for RingBuilder<'_, O> {
 #[must_use = "the ring is not opened before at_home, on_device, on or on_mapped_devices"]
 #[derive(Debug)]
 pub struct RingOpenBuilder<'a> {
+    session: &'a Session,
     open: OpenBuilder<'a>,
+    copy: CopyPolicy,
     slots: Option<RingSlots>,
     timeout: Duration,
 }
@@ -190,7 +192,7 @@ pub struct RingOpenBuilder<'a> {
 impl<'a> RingOpenBuilder<'a> {
     pub(crate) fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
         let open = OpenBuilder::new(session, descriptor, timeout).of_ring();
-        Self { open, slots: descriptor.ring(), timeout }
+        Self { session, open, copy: CopyPolicy::Never, slots: descriptor.ring(), timeout }
     }
 
     /// Sets the access of this reader, by default the access that the writer permits.
@@ -207,11 +209,11 @@ impl<'a> RingOpenBuilder<'a> {
         self
     }
 
-    /// Copies each publication over the network if the writer is on another host, or the memory cannot be opened here; see
-    /// [`OpenBuilder::or_pulled`]. Needs a transfer engine on both sides ([`IpcBuilder::remote`](crate::IpcBuilder::remote)), of
-    /// which the writer's [listens](crate::Remote::listen); on [trusted networks](crate::Remote#trusted-networks-only) only.
+    /// Sets the condition under which each publication is copied over the network; by default none is. A ring is never staged:
+    /// [`CopyPolicy::IfNeeded`] and [`CopyPolicy::Always`] only pull, and the method that opens returns [`Error::Unsupported`] for
+    /// the policies that only stage.
     ///
-    /// The reader then has private slots, as many as the ring, and a thread of the library copies each publication into the next
+    /// The reader of copies has private slots, as many as the ring, and a thread of the library copies each publication into the next
     /// one as soon as this reader has released it. The writer may reuse its slot when the copy is complete, so it can be ahead of
     /// the reader by twice the number of slots. The reader works as otherwise, with these differences:
     ///
@@ -225,14 +227,8 @@ impl<'a> RingOpenBuilder<'a> {
     /// - A reader that does not answer, because its process is suspended or cannot be reached, delays the writer for
     ///   [`timeout`](Self::timeout), 1 s for each 16 MiB of the ring, and 10 s. Then it is dismissed. One whose process terminates
     ///   leaves the ring at once.
-    pub fn or_pulled(mut self) -> Self {
-        self.open = self.open.or_pulled();
-        self
-    }
-
-    /// Copies each publication over the network in any case; see [`or_pulled`](Self::or_pulled).
-    pub fn pulled(mut self) -> Self {
-        self.open = self.open.pulled();
+    pub fn copy(mut self, policy: CopyPolicy) -> Self {
+        self.copy = policy;
         self
     }
 
@@ -279,8 +275,13 @@ impl<'a> RingOpenBuilder<'a> {
             found: "other memory",
             remedy: Remedy::OpenMemory,
         })?;
+        let copy = self.copy.without_staging().ok_or_else(|| Error::Unsupported {
+            backend: self.session.backend().info().name,
+            what: "copy a ring through host memory".into(),
+            why: "such a copy does not receive later publications; open the ring in place, or copy it over the network".into(),
+        })?;
         let replication = Replication::new(slots, self.timeout);
-        let mapping = open(self.open.replicated_by(&replication))?;
+        let mapping = open(self.open.copy(copy).replicated_by(&replication))?;
         RingReader::open(mapping, slots, self.timeout, replication.into_relay())
     }
 }

@@ -159,8 +159,7 @@ impl Mapping {
         self.parts.iter().all(OpenPart::is_at_home)
     }
 
-    /// Returns whether any tensor is a copy ([`OpenBuilder::or_staged`](crate::OpenBuilder::or_staged),
-    /// [`OpenBuilder::staged`](crate::OpenBuilder::staged)). Later writes on either side are not visible on the other, and the
+    /// Returns whether any tensor is a copy ([`OpenBuilder::copy`](crate::OpenBuilder::copy)). Later writes on either side are not visible on the other, and the
     /// end of the export or of its process does not affect the copy.
     pub fn is_copy(&self) -> bool {
         self.parts.iter().any(OpenPart::is_copy)

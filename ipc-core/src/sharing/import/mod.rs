@@ -4,6 +4,7 @@ mod addresses;
 mod cache;
 #[cfg(all(loom, test))]
 mod cache_loom;
+mod copy_policy;
 mod grant;
 mod link;
 mod link_pages;
@@ -23,8 +24,9 @@ mod tensor;
 mod view_owner;
 
 pub use cache::CacheLimits;
+pub use copy_policy::{CopyPolicy, CopyProgress};
 pub use mapping::Mapping;
-pub use open::{CopyProgress, OpenBuilder};
+pub use open::OpenBuilder;
 pub use reservation::Reservation;
 pub use tensor::Tensor;
 

@@ -6,6 +6,7 @@ use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::copy_policy::{CopyPolicy, CopyProgress, ProgressReport};
 use super::grant::UnusedGrant;
 use super::mapping::{Mapping, region_of};
 use super::open_export::{OpenExport, Patience, is_elsewhere, is_out_of_reach};
@@ -61,8 +62,7 @@ pub struct OpenBuilder<'a> {
     /// Whether the memory is a ring's.
     is_ring: bool,
     reserved: Addresses<'a>,
-    staging: CopyPolicy,
-    pulling: CopyPolicy,
+    copy: CopyPolicy,
     pub(super) progress: ProgressReport<'a>,
     pub(super) delivery: Option<&'a dyn Delivery>,
     replicate: Option<&'a dyn Replicate>,
@@ -136,49 +136,10 @@ impl Addresses<'_> {
     }
 }
 
-/// The progress of a copy; see [`OpenBuilder::on_progress`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct CopyProgress {
-    /// The number of bytes that have arrived.
-    pub copied_bytes: u64,
-    /// The number of bytes of the whole copy.
-    pub total_bytes: u64,
-}
-
-/// The function that receives the progress of copies.
-#[derive(Clone, Copy)]
-pub(super) struct ProgressReport<'a>(Option<&'a dyn Fn(CopyProgress)>);
-
-impl ProgressReport<'_> {
-    const NONE: Self = Self(None);
-
-    pub(super) fn call(&self, copied_bytes: u64, total_bytes: u64) {
-        if let Some(report) = self.0 {
-            report(CopyProgress { copied_bytes, total_bytes });
-        }
-    }
-}
-
-impl fmt::Debug for ProgressReport<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "Some" } else { "None" })
-    }
-}
-
-/// The condition under which the bytes are copied instead of opened, in one of the two ways.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum CopyPolicy {
-    Never,
-    /// If they cannot be opened.
-    IfNeeded,
-    Always,
-}
-
 impl<'a> OpenBuilder<'a> {
     pub(crate) const fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
         let (access, grants, is_ring, reserved) = (None, Grants::Borrowed(&[]), false, Addresses::Chosen);
-        let (staging, pulling, progress) = (CopyPolicy::Never, CopyPolicy::Never, ProgressReport::NONE);
+        let (copy, progress) = (CopyPolicy::Never, ProgressReport(None));
         let (delivery, replicate, keeper) = (None, None, None);
         Self {
             session,
@@ -188,8 +149,7 @@ impl<'a> OpenBuilder<'a> {
             grants,
             is_ring,
             reserved,
-            staging,
-            pulling,
+            copy,
             progress,
             delivery,
             replicate,
@@ -251,7 +211,7 @@ impl<'a> OpenBuilder<'a> {
     /// # Errors
     ///
     /// The method that opens returns [`Error::Unsupported`] for memory of another kind, for memory of the same process, for a
-    /// copy ([`or_staged`](Self::or_staged), [`or_pulled`](Self::or_pulled)), and by backends without reserved ranges.
+    /// [copy](Self::copy), and by backends without reserved ranges.
     pub const fn reserved(mut self) -> Self {
         self.reserved = Addresses::Reserved;
         self
@@ -288,49 +248,26 @@ impl<'a> OpenBuilder<'a> {
         self
     }
 
-    /// Copies the memory if the device cannot reach it: there is no peer access, the home device is hidden from this process, or
-    /// the vendor cannot open the memory there. Of named tensors on several devices, only those are copied that the device cannot
-    /// reach. [`Mapping::is_copy`] returns whether anything was copied.
+    /// Sets the condition under which the memory is copied instead of opened, and the way; by default it is never copied.
+    /// [`Mapping::is_copy`] returns whether anything was copied: of named tensors on several devices, a conditional policy copies
+    /// those only that cannot be opened.
     ///
-    /// The bytes pass through page-locked host memory that both processes map, chunk by chunk. The call waits on the host until
-    /// they are complete in private memory of this process on the named device, so a stream has nothing to wait for. Neither
-    /// process sees later writes of the other, a [`timeline`](Mapping::timeline) is refused, and the lease has ended when the call
-    /// returns. [`timeout`](Self::timeout) limits each answer of the exporter, not the whole copy. For a received export the host
-    /// first waits until the bytes are ready, also if a stream was given.
-    pub const fn or_staged(mut self) -> Self {
-        self.staging = CopyPolicy::IfNeeded;
-        self
-    }
-
-    /// Copies the memory in any case; see [`or_staged`](Self::or_staged). The copy is writable also if the export is read-only,
-    /// provided that [`access`](Self::access) requests it.
-    pub const fn staged(mut self) -> Self {
-        self.staging = CopyPolicy::Always;
-        self
-    }
-
-    /// Copies the memory over the network if the exporter is on another host, or the memory can neither be opened nor
-    /// [staged](Self::or_staged). Needs a transfer engine on both sides ([`IpcBuilder::remote`](crate::IpcBuilder::remote)), of
-    /// which the exporter's [listens](crate::Remote::listen); on [trusted networks](crate::Remote#trusted-networks-only) only.
+    /// The call waits on the host until the copy is complete in private memory of this process on the named device, so a stream
+    /// has nothing to wait for. Neither process sees later writes of the other, a [`timeline`](Mapping::timeline) is refused, and
+    /// the lease has ended when the call returns. For a received export the host first waits until the bytes are ready, also if a
+    /// stream was given; for a copy over the network, in any case. A copy under an unconditional policy is writable also if the
+    /// export is read-only, provided that [`access`](Self::access) requests it.
     ///
-    /// The call waits on the host until the exporter's streams have written the bytes and the copy is complete in private memory
-    /// of this process on the named device. The mapping [is a copy](Mapping::is_copy), as of [`or_staged`](Self::or_staged).
-    ///
-    /// [`timeout`](Self::timeout) limits the exporter's answer, and the time for which it may be silent during the copy. The copy
-    /// itself may take a second longer for each 16 MiB. If the time expires, the library keeps the destination until the engine
-    /// has finished with it, which can be as long as the exporter's process exists.
+    /// [`timeout`](Self::timeout) limits each answer of the exporter, and over the network the time for which it may be silent, not
+    /// the whole copy. Over the network, the copy itself may take a second longer for each 16 MiB; if the time expires, the library
+    /// keeps the destination until the engine has finished with it, which can be as long as the exporter's process exists.
     ///
     /// # Errors
     ///
-    /// [`Error::InPull`], which names the exporter's host, process and address, with the cause.
-    pub const fn or_pulled(mut self) -> Self {
-        self.pulling = CopyPolicy::IfNeeded;
-        self
-    }
-
-    /// Copies the memory over the network in any case; see [`or_pulled`](Self::or_pulled).
-    pub const fn pulled(mut self) -> Self {
-        self.pulling = CopyPolicy::Always;
+    /// The method that opens returns [`Error::InPull`] for a copy over the network, which names the exporter's host, process and
+    /// address, with the cause.
+    pub const fn copy(mut self, policy: CopyPolicy) -> Self {
+        self.copy = policy;
         self
     }
 
@@ -346,9 +283,10 @@ impl<'a> OpenBuilder<'a> {
     /// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
     /// # let ipc = device_ipc_core::Ipc::with_backend(backend);
     /// # let export = ipc.share(ipc.allocate(0, 1024)?).start()?;
-    /// use device_ipc_core::CopyProgress;
+    /// use device_ipc_core::{CopyPolicy, CopyProgress};
     /// let report = |progress: CopyProgress| println!("{} of {} B", progress.copied_bytes, progress.total_bytes);
-    /// let copy = ipc.open(export.descriptor()).staged().on_progress(&report).on_device(0)?;
+    /// let open = ipc.open(export.descriptor()).copy(CopyPolicy::Staged);
+    /// let copy = open.on_progress(&report).on_device(0)?;
     /// # Ok(())
     /// # }
     /// ```
@@ -437,7 +375,7 @@ impl<'a> OpenBuilder<'a> {
     /// Fails for a copy at reserved addresses.
     #[inline]
     pub(super) fn check_reserved(&self) -> Result<()> {
-        if !self.reserved.are_kept() || self.staging.max(self.pulling) == CopyPolicy::Never {
+        if !self.reserved.are_kept() || self.copy == CopyPolicy::Never {
             return Ok(());
         }
         Err(Error::Unsupported {
@@ -531,18 +469,18 @@ impl<'a> OpenBuilder<'a> {
 
     /// Returns whether a part is known to be copied before its open is tried.
     fn will_copy(&self, openings: &[OpenExport<'_>]) -> Result<bool> {
-        match self.staging.max(self.pulling) {
-            CopyPolicy::Never => Ok(false),
-            CopyPolicy::Always => Ok(true),
-            CopyPolicy::IfNeeded => {
-                for opening in openings {
-                    if !opening.has_peer_access()? {
-                        return Ok(true);
-                    }
-                }
-                Ok(false)
+        if self.copy.is_unconditional() {
+            return Ok(true);
+        }
+        if self.copy == CopyPolicy::Never {
+            return Ok(false);
+        }
+        for opening in openings {
+            if !opening.has_peer_access()? {
+                return Ok(true);
             }
         }
+        Ok(false)
     }
 
     #[inline]
@@ -641,7 +579,7 @@ impl<'a> OpenBuilder<'a> {
         layout: impl Fn() -> Result<CopyLayout>,
         blame: &dyn Fn(usize, Error) -> Error,
     ) -> Result<MappingSource> {
-        let known = if self.always_copies() { None } else { opening.reuse_lease() };
+        let known = if self.copy.is_unconditional() { None } else { opening.reuse_lease() };
         match known {
             Some(lease) => Ok(MappingSource::Remote(lease)),
             None => self.open_or_copy(opening, layout, blame).map_err(|error| match error {
@@ -659,29 +597,26 @@ impl<'a> OpenBuilder<'a> {
         layout: impl Fn() -> Result<CopyLayout>,
         blame: &dyn Fn(usize, Error) -> Error,
     ) -> Result<MappingSource> {
-        if self.pulling == CopyPolicy::Always {
-            return self.wait_and(opening, || opening.pull(layout()?, self.progress));
-        }
-        let opened = match self.staging {
-            CopyPolicy::Always => self.wait_and(opening, || opening.copy(layout()?, self.progress)),
+        let stage = || self.wait_and(opening, || opening.copy(layout()?, self.progress));
+        let pull = || self.wait_and(opening, || opening.pull(layout()?, self.progress));
+        let policy = self.copy;
+        let opened = match policy {
+            CopyPolicy::Pulled => return pull(),
+            CopyPolicy::Always | CopyPolicy::Staged => stage(),
             _ => opening.open(blame),
         };
         let Err(error) = opened else { return opened };
         let reason = error.innermost();
-        if self.staging == CopyPolicy::IfNeeded && is_out_of_reach(reason) {
+        if policy.stages() && !policy.is_unconditional() && is_out_of_reach(reason) {
             tracing::debug!(target: crate::os::log::IMPORT, %error, "the memory is copied, as it cannot be opened");
-            return self.wait_and(opening, || opening.copy(layout()?, self.progress));
+            return stage();
         }
         let listens = !opening.named.contents.network.is_empty();
-        if self.pulling == CopyPolicy::IfNeeded && listens && is_elsewhere(reason) {
+        if policy.pulls() && listens && is_elsewhere(reason) {
             tracing::debug!(target: crate::os::log::IMPORT, %error, "the memory is copied over the network, as it cannot be opened");
-            return self.wait_and(opening, || opening.pull(layout()?, self.progress));
+            return pull();
         }
         Err(error)
-    }
-
-    fn always_copies(&self) -> bool {
-        self.staging.max(self.pulling) == CopyPolicy::Always
     }
 
     /// Copies, after the streams of a received export's sender have written the bytes.

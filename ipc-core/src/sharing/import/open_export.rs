@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use super::copy_policy::ProgressReport;
 use super::grant::UnusedGrant;
-use super::open::{ProgressReport, Replicate};
+use super::open::Replicate;
 use super::open_part::{Copied, LocalLease, MappingSource, OpenPart, Terms};
 use super::staged::{Incoming, copy_in};
 use super::table::{LeaseRef, OpenTarget, ReservedTarget, operations};

@@ -27,7 +27,7 @@ type Transfers = BTreeMap<(usize, DeviceOrdinal), Transfer>;
 
 impl OpenBuilder<'_> {
     /// Copies the memory over the network to memory that exists already, and waits on the host until the copy is complete. See
-    /// [`or_pulled`](Self::or_pulled) for what both sides need.
+    /// [`CopyPolicy`](crate::CopyPolicy) for what both sides need.
     ///
     /// The set names the tensors to copy: those of the export with these names, or the only one where the export has no names.
     /// Other tensors of the export are not copied. Each has the element type and the shape of the exporter's, and its elements are
@@ -40,7 +40,7 @@ impl OpenBuilder<'_> {
     /// # Errors
     ///
     /// [`Error::NoSuchTensor`]; [`Error::Layout`] in an [`Error::InBundle`] for another element type or shape, or elements with
-    /// gaps; [`Error::InvalidRegion`] for destinations that overlap; otherwise as for [`or_pulled`](Self::or_pulled). All are in
+    /// gaps; [`Error::InvalidRegion`] for destinations that overlap; otherwise as for [`copy`](Self::copy). All are in
     /// an [`ErrorWith`], which contains the set, or `None` if the engine has not finished: the library then keeps the
     /// memory until it has. After an error of the copy, the contents are unspecified.
     ///

@@ -32,7 +32,7 @@ pub(crate) use ring_in::{RemoteRing, RingMessage, SlotPull};
 
 /// The settings of copies between hosts, for [`IpcBuilder::remote`](crate::IpcBuilder::remote).
 ///
-/// With an engine, an [`Ipc`](crate::Ipc) can copy memory of other hosts ([`OpenBuilder::or_pulled`](crate::OpenBuilder::or_pulled)).
+/// With an engine, an [`Ipc`](crate::Ipc) can copy memory of other hosts ([`OpenBuilder::copy`](crate::OpenBuilder::copy)).
 /// If it also [listens](Self::listen), importers of other hosts can copy its exports.
 ///
 /// # Trusted networks only

@@ -1,7 +1,7 @@
 //! Copies through host memory, for devices that cannot reach each other.
 //!
 //! Two devices without peer access, or a device that the importer does not see, share no memory that a driver could map. The
-//! importer can request a copy instead ([`OpenBuilder::or_staged`](crate::OpenBuilder::or_staged)): the exporter copies to host
+//! importer can request a copy instead ([`OpenBuilder::copy`](crate::OpenBuilder::copy)): the exporter copies to host
 //! memory that both processes map, and the importer copies from there to its own device memory. The mapping states that it is a
 //! copy.
 //!

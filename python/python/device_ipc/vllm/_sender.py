@@ -58,8 +58,8 @@ class WeightSender:
     With ``bucket_bytes``, the weights are copied into the ``slots`` buckets of a ring, each of ``bucket_bytes`` or of what the largest
     tensor needs where that is more.
 
-    ``timeout`` limits each wait, in seconds. ``staged=None`` lets workers without peer access to the trainer's device copy
-    an export through the host; buckets need peer access.
+    ``timeout`` limits each wait, in seconds. ``copy="staged-if-needed"`` lets workers without peer access to the trainer's
+    device copy an export through the host; buckets need peer access.
 
     Raises ``ValueError`` for options that contradict each other.
     """
@@ -71,20 +71,20 @@ class WeightSender:
         bucket_bytes: int = 0,
         slots: int = 2,
         timeout: float = 300.0,
-        staged: bool | None = False,
+        copy: str = "never",
         keep_export: bool = False,
     ) -> None:
         if bucket_bytes < 0 or slots < 1:
             raise ValueError(f"bucket_bytes is {bucket_bytes} and slots is {slots}; bucket_bytes must be 0 or more, slots 1 or more")
-        if bucket_bytes and staged is not False:
-            raise ValueError("buckets cannot be copied through the host; pass bucket_bytes=0 or staged=False")
+        if bucket_bytes and copy != "never":
+            raise ValueError("buckets cannot be copied through the host; pass bucket_bytes=0 or copy='never'")
         if bucket_bytes and keep_export:
             raise ValueError("buckets are allocated once in any case; pass bucket_bytes=0 or keep_export=False")
         self._client = client
         self._bucket_bytes = bucket_bytes
         self._slots = slots
         self._timeout = timeout
-        self._staged = staged
+        self._copy = copy
         self._keep_export = keep_export
         self._kept: tuple[list[Any], _native.Export] | None = None
         self._ring: _native.Ring | None = None
@@ -96,7 +96,7 @@ class WeightSender:
         self._initialize(None)
 
     def _initialize(self, ring: str | None) -> None:
-        self._client.init_weight_transfer_engine({"ring": ring, "timeout": self._timeout, "staged": self._staged})
+        self._client.init_weight_transfer_engine({"ring": ring, "timeout": self._timeout, "copy": self._copy})
         self._connected = True
 
     def send(self, weights: Iterable[tuple[str, Any]], layout: Sequence[Layout] | None = None) -> None:

@@ -26,7 +26,7 @@ class Trainer:
         if source is None:
             raise ValueError("the device_ipc backend needs a WeightSource; pass source=ModuleSource(model)")
         engine = cls._make(init_info, client, source)
-        options = {name: getattr(init_info, name) for name in ("bucket_bytes", "slots", "timeout", "staged", "keep_export")}
+        options = {name: getattr(init_info, name) for name in ("bucket_bytes", "slots", "timeout", "copy", "keep_export")}
         engine._sender = WeightSender(client, **options)
         if engine.is_sender:
             engine._sender.connect()

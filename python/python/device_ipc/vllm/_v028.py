@@ -28,7 +28,7 @@ class TrainerInitInfo(base.TrainerInitInfo):  # type: ignore[misc]
     bucket_bytes: int = 0
     slots: int = 2
     timeout: float = 300.0
-    staged: bool | None = False
+    copy: str = "never"
     keep_export: bool = False
 
 

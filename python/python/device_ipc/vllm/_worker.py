@@ -29,8 +29,8 @@ class InitInfo:
     """The ring of the buckets; None where the weights are one export."""
     timeout: float = 300.0
     """The limit of each wait, in seconds."""
-    staged: bool | None = False
-    """As for ``device_ipc.open``: None copies an export through the host where this device cannot reach it."""
+    copy: str = "never"
+    """As for ``device_ipc.open``: ``"staged-if-needed"`` copies an export through the host where this device cannot reach it."""
 
     def __post_init__(self) -> None:
         if self.ring is not None and not _native.Descriptor(self.ring).is_ring:
@@ -151,7 +151,7 @@ class Worker:
     def _load_export(self, text: str) -> None:
         # The load only reads. vLLM keeps tensors of layers that are not complete until the end of the update.
         init = self._init
-        state = dt.open(text, device=self.device, staged=init.staged, timeout=init.timeout, allow_read_only=True)
+        state = dt.open(text, device=self.device, copy=init.copy, timeout=init.timeout, allow_read_only=True)
         self._mappings = (*self._mappings, state)
         pairs = list(state.items())
         tensors = [tensor for _, tensor in pairs]

@@ -40,9 +40,9 @@ pub enum Copying {
     /// Never.
     #[default]
     Never,
-    /// If it cannot be opened: `or_staged`.
+    /// If it cannot be opened: `CopyPolicy::StagedIfNeeded`.
     IfNeeded,
-    /// Always: `staged`.
+    /// Always: `CopyPolicy::Staged`.
     Always,
 }
 

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use device_ipc_core::limits::{StagingLimits, set_staging_limits};
-use device_ipc_core::{Access, Descriptor, Dtype, counters};
+use device_ipc_core::{Access, CopyPolicy, Descriptor, Dtype, counters};
 
 use crate::agent::{Agent, Answer, Command, Copying, Mapped, Opening, Place, Sharing};
 use crate::check::{equal, refused, same, that};
@@ -60,7 +60,7 @@ pub fn to_another_device(context: &Context) -> Outcome {
     Ok(share.wait_released(SOON)?)
 }
 
-/// Memory that can be opened is opened: `or_staged` copies only if needed.
+/// Memory that can be opened is opened: `StagedIfNeeded` copies only if needed.
 pub fn reachable_memory_is_opened(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
     let share = memory.share()?;
@@ -89,7 +89,7 @@ pub fn tensor_without_elements(context: &Context) -> Outcome {
             same(&receiver.floats("m")?, &[], "its elements")?;
             receiver.drop_mapping("m")?;
         }
-        let own = memory.ipc.open(share.descriptor()).staged().at_home()?;
+        let own = memory.ipc.open(share.descriptor()).copy(CopyPolicy::Staged).at_home()?;
         equal(own.to_host::<f32, _>(&memory.stream)?, Vec::new(), "its elements in the own process")?;
         drop(own);
         share.close(SOON)?;
@@ -115,7 +115,7 @@ pub fn unreachable_memory_is_refused_unless_asked_for(context: &Context) -> Outc
     let share = memory.share()?;
     let mut receiver = context.agent()?;
     let refusal = receiver.try_open("m", Opening::new(share.descriptor(), Place::Device(1)))?;
-    refused(refusal, "opening without peer access", "NoPeerAccess", &["or_staged"])
+    refused(refusal, "opening without peer access", "NoPeerAccess", &["StagedIfNeeded"])
 }
 
 fn without_peer_access(context: &Context) -> Outcome {
@@ -133,7 +133,7 @@ pub fn hidden_home(context: &Context) -> Outcome {
     let share = memory.share()?;
     let mut receiver = context.agent_seeing(&[1])?;
     let refusal = receiver.try_open("m", always(share.descriptor(), Place::Home))?;
-    refused(refusal, "a copy at a home that is hidden", "HomeNotVisible", &["or_staged", "on_device"])?;
+    refused(refusal, "a copy at a home that is hidden", "HomeNotVisible", &["StagedIfNeeded", "on_device"])?;
     for (name, opening) in [
         ("needed", if_needed(share.descriptor(), Place::Device(0))),
         ("always", always(share.descriptor(), Place::Device(0))),
@@ -331,7 +331,7 @@ fn all_at_once(context: &Context, exporter: &mut Agent) -> Outcome {
     receiver.send(&Command::Open(Box::new(opening)))?;
     let ipc = context.ipc();
     let stream = ipc.create_stream(0)?;
-    let copy = |descriptor| bytes_of(&ipc.open(descriptor).staged().on_device(0)?, &stream);
+    let copy = |descriptor| bytes_of(&ipc.open(descriptor).copy(CopyPolicy::Staged).on_device(0)?, &stream);
     let copy = &copy;
     let copies: Vec<_> = thread::scope(|scope| {
         let threads = descriptors.iter().cycle().take(8);
@@ -353,15 +353,15 @@ pub fn own_process(context: &Context) -> Outcome {
     let bytes = pattern(100_001);
     let memory = Memory::with_bytes(context, 0, &bytes)?;
     let share = memory.share()?;
-    let mapping = memory.ipc.open(share.descriptor()).staged().at_home()?;
+    let mapping = memory.ipc.open(share.descriptor()).copy(CopyPolicy::Staged).at_home()?;
     that(mapping.is_copy() && mapping.range() != memory.buffer.range(), "it was to be a copy")?;
     same(&bytes_of(&mapping, &memory.stream)?, &bytes, "the bytes of the copy")?;
-    let mapping = memory.ipc.open(share.descriptor()).or_staged().at_home()?;
+    let mapping = memory.ipc.open(share.descriptor()).copy(CopyPolicy::StagedIfNeeded).at_home()?;
     that(!mapping.is_copy(), "at home there is no need for a copy")?;
     drop(mapping);
     nobody_holds(&share, "the copies of this process")?;
     context.two_devices()?;
-    let mapping = memory.ipc.open(share.descriptor()).or_staged().on_device(1)?;
+    let mapping = memory.ipc.open(share.descriptor()).copy(CopyPolicy::StagedIfNeeded).on_device(1)?;
     that(mapping.is_copy(), "on another card of the exporting process it is a copy")?;
     let stream = memory.ipc.create_stream(1)?;
     same(&bytes_of(&mapping, &stream)?, &bytes, "the bytes on device 1")?;
@@ -387,10 +387,10 @@ pub fn released_on_a_stream(context: &Context) -> Outcome {
     let ipc = context.ipc();
     let stream = ipc.create_stream(0)?;
     let free = || Ok::<_, Stop>(context.backend().memory().memory_info(stream.device())?.free_bytes);
-    drop(ipc.open(&descriptor).staged().on(&stream)?);
+    drop(ipc.open(&descriptor).copy(CopyPolicy::Staged).on(&stream)?);
     device_ipc_core::close_unused(SOON)?;
     let before = free()?;
-    let mapping = ipc.open(&descriptor).staged().on(&stream)?;
+    let mapping = ipc.open(&descriptor).copy(CopyPolicy::Staged).on(&stream)?;
     let gate = Gate::close(&stream)?;
     gate.open_soon();
     let view = bytes_of(&mapping, &stream)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use device_ipc_core::backend::engine::TransferEngine;
-use device_ipc_core::{Ipc, Remote};
+use device_ipc_core::{CopyPolicy, Ipc, Remote};
 use device_ipc_mock::MockBackend;
 use device_ipc_remote_tests::{
     RingShape, SocketEngine, cases, missing_settings_are_named, other_engine_is_refused,
@@ -80,15 +80,27 @@ cases! {
 }
 
 #[test]
-fn ring_of_the_same_process_is_opened_and_not_pulled() {
+fn ring_of_the_same_process_is_opened_and_not_copied() {
     let backend = MockBackend::from_spec("devices=1").unwrap();
     let ipc = Ipc::builder().remote(Remote::new(engine("sockets").unwrap())).with_backend(backend);
     let ring = ipc.ring(ipc.allocate(0, 512).unwrap()).start().unwrap();
-    let reader = ipc.open_ring(ring.descriptor()).or_pulled().at_home().unwrap();
-    assert!(!reader.is_copy());
-    let error = ipc.open_ring(ring.descriptor()).pulled().at_home().unwrap_err().to_string();
-    assert!(error.contains("without RingOpenBuilder::pulled"), "{error}");
-    assert_eq!(ring.readers(), 1);
+    let readers = [CopyPolicy::IfNeeded, CopyPolicy::PulledIfNeeded].map(|policy| {
+        let reader = ipc.open_ring(ring.descriptor()).copy(policy).at_home().unwrap();
+        assert!(!reader.is_copy(), "{policy:?}");
+        reader
+    });
+    let refused = |policy| ipc.open_ring(ring.descriptor()).copy(policy).at_home().unwrap_err().to_string();
+    for policy in [CopyPolicy::Always, CopyPolicy::Pulled] {
+        assert!(refused(policy).contains("without CopyPolicy::Pulled"), "{policy:?}: {}", refused(policy));
+    }
+    for policy in [CopyPolicy::StagedIfNeeded, CopyPolicy::Staged] {
+        assert!(
+            refused(policy).contains("copy a ring through host memory"),
+            "{policy:?}: {}",
+            refused(policy)
+        );
+    }
+    assert_eq!(ring.readers(), readers.len());
 }
 
 #[test]

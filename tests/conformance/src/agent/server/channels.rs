@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use device_ipc_core::{Channel, Message, Result, Stream};
+use device_ipc_core::{Channel, CopyPolicy, Message, Result, Stream};
 
 use super::imports::device_map;
 use super::{Server, named, taken};
@@ -76,8 +76,8 @@ impl Server {
                 }
                 opening = match copying {
                     Copying::Never => opening,
-                    Copying::IfNeeded => opening.or_staged(),
-                    Copying::Always => opening.staged(),
+                    Copying::IfNeeded => opening.copy(CopyPolicy::StagedIfNeeded),
+                    Copying::Always => opening.copy(CopyPolicy::Staged),
                 };
                 let opened = match place {
                     None => opening.on_mapped_devices(&export.device_map()),

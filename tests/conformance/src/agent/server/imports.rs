@@ -2,8 +2,8 @@
 
 use device_ipc_core::backend::{Generation, HandleBytes, HandleKind, ReceivedHandle};
 use device_ipc_core::{
-    Access, DeviceMap, DeviceName, DeviceOrdinal, DevicePtr, DeviceRange, Element, Error, Mapping,
-    OpenBuilder, Result, Stream, ViewMut,
+    Access, CopyPolicy, DeviceMap, DeviceName, DeviceOrdinal, DevicePtr, DeviceRange, Element, Error,
+    Mapping, OpenBuilder, Result, Stream, ViewMut,
 };
 
 use super::{Server, named, taken};
@@ -123,11 +123,11 @@ impl Server {
         }
         builder = match opening.copying {
             Copying::Never => builder,
-            Copying::IfNeeded => builder.or_staged(),
-            Copying::Always => builder.staged(),
+            Copying::IfNeeded => builder.copy(CopyPolicy::StagedIfNeeded),
+            Copying::Always => builder.copy(CopyPolicy::Staged),
         };
         let mapping = self.open_at(builder, opening.place)?;
-        assert!(mapping.is_copy() || opening.copying != Copying::Always, "`staged` always copies");
+        assert!(mapping.is_copy() || opening.copying != Copying::Always, "`Staged` always copies");
         Ok(self.keep_mapping(opening.name, mapping))
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use device_ipc_core::{DeviceOwner, Message};
+use device_ipc_core::{CopyPolicy, DeviceOwner, Message};
 
 use super::bundles::{bundle, bytes_of_tensor, has_tensors};
 use super::{BYTES, COUNT, is_dropped, is_kept, local_pair, pair, receive, witnessed};
@@ -126,9 +126,9 @@ pub fn bundle_is_copied_within_one_process(context: &Context) -> Outcome {
     drop(share);
     let received = far.receive(PATIENCE)?;
     let refusal = received.exports()[0].open().on_device(1);
-    refused(refusal, "memory of the same process on another device", "InBundle", &["or_staged"])?;
+    refused(refusal, "memory of the same process on another device", "InBundle", &["StagedIfNeeded"])?;
     is_kept(&dropped[0], "after an open that failed")?;
-    let mapping = received.exports()[0].open().or_staged().on_device(1)?;
+    let mapping = received.exports()[0].open().copy(CopyPolicy::StagedIfNeeded).on_device(1)?;
     equal((mapping.is_copy(), mapping.device().get()), (true, 1), "whether it is a copy, and its device")?;
     is_dropped(&dropped[0], "when it has been copied")?;
     let stream = context.ipc().create_stream(1)?;
@@ -152,7 +152,7 @@ pub fn copied_where_it_cannot_be_opened(context: &Context) -> Outcome {
     if !reaches {
         let (name, of) = ("copy".to_owned(), "r".to_owned());
         let open = copy_of_first(name, of, Copying::Never, Place::Device(1));
-        refused(agent.request(&open)?.result, "opening without peer access", "NoPeerAccess", &["or_staged"])?;
+        refused(agent.request(&open)?.result, "opening without peer access", "NoPeerAccess", &["StagedIfNeeded"])?;
         is_kept(&dropped, "after an open that failed")?;
     }
     let mapped = copy(&mut agent, Copying::IfNeeded, Place::Device(1))?;

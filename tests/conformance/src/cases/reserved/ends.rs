@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::mpsc::channel;
 
 use device_ipc_core::backend::Lifetime;
-use device_ipc_core::{Access, Error, counters};
+use device_ipc_core::{Access, CopyPolicy, Error, counters};
 
 use crate::agent::{Command, Opening, Place, Sharing};
 use crate::check::{equal, refused, same, that};
@@ -44,7 +44,7 @@ pub fn failed_replace_keeps_the_old_version(context: &Context) -> Outcome {
             exporter.must(&Command::Drop { names: vec!["read".into()] })?;
         }
         let ipc = context.ipc();
-        let staged = ipc.open(&first).staged();
+        let staged = ipc.open(&first).copy(CopyPolicy::Staged);
         refused(mapping.replace(staged), "a copy as the next version", "Unsupported", &["a copy is private memory"])?;
         let other = ipc.open(&first).access(Access::ReadOnly);
         refused(mapping.replace(other), "another access", "Unsupported", &["a read-write mapping read-only"])?;
@@ -281,7 +281,7 @@ pub fn refused_where_addresses_cannot_be_kept(context: &Context) -> Outcome {
     let mut mapping = memory.ipc.open(share.descriptor()).at_home()?;
     refused(mapping.suspend(), "suspending a plain mapping", "Unsupported", &["not reserved"])?;
     refused(mapping.replace(share.descriptor()), "replacing a plain mapping", "Unsupported", &["not reserved"])?;
-    let copy = memory.ipc.open(share.descriptor()).staged().reserved();
+    let copy = memory.ipc.open(share.descriptor()).copy(CopyPolicy::Staged).reserved();
     refused(copy.at_home(), "a copy", "Unsupported", &["a copy is private memory"])?;
     let mut exporter = context.agent()?;
     for kind in context.usable_kinds()?.into_iter().filter(|kind| !kind.remappable) {

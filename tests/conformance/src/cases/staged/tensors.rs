@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device_ipc_core::{DeviceMap, Dtype, Export, TensorLayout};
+use device_ipc_core::{CopyPolicy, DeviceMap, Dtype, Export, TensorLayout};
 
 use super::{CHUNK, always, copied, if_needed, short_chunks};
 use crate::agent::{Agent, Command, Mapped, Opening, Place};
@@ -121,7 +121,7 @@ pub fn named_tensors_where_needed(context: &Context) -> Outcome {
     let reaches = context.backend().peer_access(second.ordinal, first.ordinal)?;
     if !reaches {
         let refusal = receiver.try_open("m", Opening::new(share.descriptor(), Place::Device(1)))?;
-        refused(refusal, "opening without peer access", "InBundle", &["\"0.base\"", "or_staged"])?;
+        refused(refusal, "opening without peer access", "InBundle", &["\"0.base\"", "StagedIfNeeded"])?;
     }
     let mapped = copied(&mut receiver, "m", if_needed(share.descriptor(), Place::Device(1)))?;
     equal((mapped.is_copy, mapped.device), (!reaches, 1), "whether it is a copy, and its device")?;
@@ -136,7 +136,7 @@ pub fn named_tensors_of_a_hidden_home(context: &Context) -> Outcome {
     let (_memories, share) = share(context, &[0, 1])?;
     let mut receiver = context.agent_seeing(&[1])?;
     let refusal = receiver.try_open("m", if_needed(share.descriptor(), Place::Home))?;
-    refused(refusal, "a copy at a home that is hidden", "InBundle", &["\"0.base\"", "or_staged", "on_device"])?;
+    refused(refusal, "a copy at a home that is hidden", "InBundle", &["\"0.base\"", "StagedIfNeeded", "on_device"])?;
     let mapped = copied(&mut receiver, "m", always(share.descriptor(), Place::Device(0)))?;
     is_copy_of_all(&mapped, 0, 2)?;
     has_all(&mut receiver, "m", 2)?;
@@ -164,7 +164,7 @@ pub fn named_tensors_in_own_process(context: &Context) -> Outcome {
     let (_memories, share) = share(context, &[0, 0])?;
     let ipc = context.ipc();
     let check = |device: u32| -> Outcome {
-        let mapping = ipc.open(share.descriptor()).staged().on_device(device)?;
+        let mapping = ipc.open(share.descriptor()).copy(CopyPolicy::Staged).on_device(device)?;
         that(mapping.is_copy(), "it was to be a copy")?;
         let stream = ipc.create_stream(device)?;
         for memory in 0..2 {
@@ -181,5 +181,5 @@ pub fn named_tensors_in_own_process(context: &Context) -> Outcome {
     let [first, second] = context.two_devices()?;
     check(1)?;
     let map = DeviceMap::new().insert(first.identity, second.ordinal)?;
-    that(ipc.open(share.descriptor()).staged().on_mapped_devices(&map)?.is_copy(), "by a map it is a copy too")
+    that(ipc.open(share.descriptor()).copy(CopyPolicy::Staged).on_mapped_devices(&map)?.is_copy(), "by a map it is a copy too")
 }

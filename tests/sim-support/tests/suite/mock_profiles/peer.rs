@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use device_ipc::backend::HandleKind;
-use device_ipc::{Access, Descriptor, Error, Export, Ipc, Mapping, Stream};
+use device_ipc::{Access, CopyPolicy, Descriptor, Error, Export, Ipc, Mapping, Stream};
 use device_ipc_test_process::{Process, answer, request};
 
 /// A process that obeys commands of one line and answers each with one line.
@@ -82,8 +82,8 @@ fn obey(ipc: &Ipc, streams: &[Stream], state: &mut State, fields: &[&str]) -> Re
                 _ => builder,
             };
             let builder = match *copy {
-                "staged" => builder.staged(),
-                "or-staged" => builder.or_staged(),
+                "staged" => builder.copy(CopyPolicy::Staged),
+                "or-staged" => builder.copy(CopyPolicy::StagedIfNeeded),
                 _ => builder,
             };
             let mapping = match *place {
