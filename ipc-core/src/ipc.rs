@@ -20,7 +20,7 @@ use crate::model::error::Result;
 use crate::os::environment::nonempty_variable;
 use crate::patterns::channel::{Channel, ConnectBuilder, ListenBuilder};
 use crate::patterns::keeper::{Keeper, KeptExport, Search};
-use crate::patterns::ring::{RingBuilder, RingOpenBuilder};
+use crate::patterns::ring::{RingBuilder, RingReader};
 use crate::sharing::export::{Export, ShareBuilder, TensorSet, check_backend, copy_and_wait};
 use crate::sharing::import::{OpenBuilder, Reservation};
 use crate::sharing::remote::Remote;
@@ -177,8 +177,51 @@ impl Ipc {
     }
 
     /// Opens a ring of another process, or of this one, as a reader.
-    pub fn open_ring<'a>(&'a self, descriptor: &'a Descriptor) -> RingOpenBuilder<'a> {
-        RingOpenBuilder::new(&self.session, descriptor, self.session.timeout())
+    ///
+    /// The [`timeout`](OpenBuilder::timeout) is also that of [`RingReader::next_ahead`] if
+    /// [the host waits](RingReader::waits_on_host). To the errors of [`OpenBuilder`] are added
+    /// [`DescriptorError::Kind`](crate::DescriptorError::Kind) for the descriptor of other memory, and
+    /// [`Error::Protocol`](crate::Error::Protocol) if the writer's process does not share the memory as a ring.
+    ///
+    /// # Rings of other hosts
+    ///
+    /// A [copy policy](OpenBuilder::copy) applies to each publication: it is pulled. A ring is never staged, so that
+    /// [`IfNeeded`](crate::CopyPolicy::IfNeeded) and [`Always`](crate::CopyPolicy::Always) only pull, and the policies that only
+    /// stage are [`Error::Unsupported`](crate::Error::Unsupported).
+    ///
+    /// The reader of copies has private slots, as many as the ring, and a thread of the library copies each publication into the next
+    /// one as soon as this reader has released it. The writer may reuse its slot when the copy is complete, so it can be ahead of
+    /// the reader by twice the number of slots. The reader works as otherwise, with these differences:
+    ///
+    /// - Errors of the connection and of a copy are [`Error::InPull`](crate::Error::InPull). As after the death of the writer, the reader first receives
+    ///   the publications that have arrived. [`Error::Timeout`](crate::Error::Timeout) in an `InPull` means that the writer's process has been silent for
+    ///   the timeout, because it is suspended or cannot be reached.
+    /// - The writer's [`readers_behind`](crate::Ring::readers_behind) and [`holders`](crate::Ring::holders) contain the
+    ///   process id and the program that this process states, with its network address.
+    /// - [`Ring::close`](crate::Ring::close) waits until the copies are complete, and not for this reader. A writer whose process
+    ///   exits without it ends the ring by [`Error::ExporterGone`](crate::Error::ExporterGone), also if it has dropped the ring.
+    /// - A reader that does not answer, because its process is suspended or cannot be reached, delays the writer for
+    ///   the timeout, 1 s for each 16 MiB of the ring, and 10 s. Then it is dismissed. One whose process terminates
+    ///   leaves the ring at once.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
+    /// # let ring = ipc.ring(ipc.allocate(0, 1 << 10)?).start()?;
+    /// # let line = ring.descriptor().to_string();
+    /// use device_ipc_core::Descriptor;
+    ///
+    /// let descriptor: Descriptor = line.parse()?;
+    /// let stream = ipc.create_stream(0)?;
+    /// let reader = ipc.open_ring(&descriptor).on(&stream)?; // on the stream's device
+    /// assert_eq!(reader.sequence(), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn open_ring<'a>(&'a self, descriptor: &'a Descriptor) -> OpenBuilder<'a, RingReader> {
+        OpenBuilder::new(&self.session, descriptor, self.session.timeout())
     }
 
     /// Listens for channels under a name; see [`Listener`](crate::Listener).

@@ -73,7 +73,7 @@ pub use patterns::channel::{
 };
 pub use patterns::keeper::{Keeper, KeptExport};
 pub use patterns::ring::{
-    ReaderPosition, Ring, RingBuilder, RingOpenBuilder, RingReadSlot, RingReader, RingReaders, RingWriteSlot,
+    ReaderPosition, Ring, RingBuilder, RingReadSlot, RingReader, RingReaders, RingWriteSlot,
 };
 pub use sharing::ErrorWith;
 pub use sharing::export::{

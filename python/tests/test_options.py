@@ -72,6 +72,8 @@ def test_staged_memory_is_a_copy(start: Start) -> None:
     )
     finish(other)
     assert (np.from_dlpack(tensor) == 2).all(), "a write to the copy stays there"
+    with pytest.raises(ValueError, match='copy is "maybe"; expected "never"'):
+        device_ipc.open(str(export), copy="maybe")  # type: ignore[arg-type]
 
 
 def test_changes_of_holders_are_reported(start: Start) -> None:

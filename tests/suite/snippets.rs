@@ -20,9 +20,9 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream};
 use device_ipc::cuda::interop::CudaMappedMut;
 use device_ipc::cuda::raw::{self, RawHandle};
 use device_ipc::{
-    Buffer, CopyPolicy, CopyProgress, Descriptor, DeviceIdentity, DeviceMap, DeviceOrdinal, DeviceRange, Dtype, Error,
-    Export, Grant, Ipc, Keeper, Mapping, Message, Region, RingReadSlot, RingReader, Stream, TensorLayout,
-    View, cuda,
+    Buffer, CopyPolicy, CopyProgress, Descriptor, DeviceIdentity, DeviceMap, DeviceOrdinal, DeviceRange,
+    Dtype, Error, Export, Grant, Ipc, Keeper, Mapping, Message, Region, RingReadSlot, RingReader, Stream,
+    TensorLayout, View, cuda,
 };
 use device_ipc_snippets::snippet;
 

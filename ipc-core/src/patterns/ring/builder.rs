@@ -1,4 +1,4 @@
-//! Builders of rings and of ring readers.
+//! The builder of a ring, and the open of one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,18 +9,15 @@ use super::replica::Replication;
 use super::slots::SlotRanges;
 use super::writer::{Ring, has_no_timelines};
 use crate::backend::interop::Region;
-use crate::backend::stream::AsStream;
 use crate::backend::{Access, DeviceIpc};
-use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Remedy, Result};
 use crate::model::layout::{TensorLayout, check_alignment};
-use crate::model::placement::DeviceMap;
+use crate::sharing::ErrorWith;
 use crate::sharing::export::{ShareBuilder, check_backend};
-use crate::sharing::import::{CopyPolicy, Mapping, OpenBuilder};
+use crate::sharing::import::{Mapping, OpenOptions, Opened};
 use crate::sharing::timeline::OwnCounter;
-use crate::sharing::{ErrorWith, Session};
-use crate::wire::descriptor::{Descriptor, DescriptorError};
-use crate::wire::ring::{ALIGNMENT, MAX_RING_SLOTS, RingSlots};
+use crate::wire::descriptor::DescriptorError;
+use crate::wire::ring::{ALIGNMENT, MAX_RING_SLOTS};
 
 /// Default number of slots: one is read while the other is written.
 const DEFAULT_SLOTS: u32 = 2;
@@ -159,129 +156,24 @@ impl<O> fmt::Debug for RingBuilder<'_, O> {
     }
 }
 
-/// A builder for [`RingReader`]s; see [`Ipc::open_ring`](crate::Ipc::open_ring).
-///
-/// The method that selects the device opens the ring.
-///
-/// # Examples
-///
-/// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
-/// # let ring = ipc.ring(ipc.allocate(0, 1 << 10)?).start()?;
-/// # let line = ring.descriptor().to_string();
-/// use device_ipc_core::Descriptor;
-///
-/// let descriptor: Descriptor = line.parse()?;
-/// let stream = ipc.create_stream(0)?;
-/// let reader = ipc.open_ring(&descriptor).on(&stream)?; // on the stream's device
-/// assert_eq!(reader.sequence(), 0);
-/// # Ok(())
-/// # }
-/// ```
-#[must_use = "the ring is not opened before at_home, on_device, on or on_mapped_devices"]
-#[derive(Debug)]
-pub struct RingOpenBuilder<'a> {
-    session: &'a Session,
-    open: OpenBuilder<'a>,
-    copy: CopyPolicy,
-    slots: Option<RingSlots>,
-    timeout: Duration,
-}
-
-impl<'a> RingOpenBuilder<'a> {
-    pub(crate) fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
-        let open = OpenBuilder::new(session, descriptor, timeout).of_ring();
-        Self { session, open, copy: CopyPolicy::Never, slots: descriptor.ring(), timeout }
-    }
-
-    /// Sets the access of this reader, by default the access that the writer permits.
-    pub fn access(mut self, access: Access) -> Self {
-        self.open = self.open.access(access);
-        self
-    }
-
-    /// Sets the timeout for the writer's process to answer, and of [`RingReader::next_ahead`] if [the host
-    /// waits](RingReader::waits_on_host).
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self.open = self.open.timeout(timeout);
-        self
-    }
-
-    /// Sets the condition under which each publication is copied over the network; by default none is. A ring is never staged:
-    /// [`CopyPolicy::IfNeeded`] and [`CopyPolicy::Always`] only pull, and the method that opens returns [`Error::Unsupported`] for
-    /// the policies that only stage.
-    ///
-    /// The reader of copies has private slots, as many as the ring, and a thread of the library copies each publication into the next
-    /// one as soon as this reader has released it. The writer may reuse its slot when the copy is complete, so it can be ahead of
-    /// the reader by twice the number of slots. The reader works as otherwise, with these differences:
-    ///
-    /// - Errors of the connection and of a copy are [`Error::InPull`]. As after the death of the writer, the reader first receives
-    ///   the publications that have arrived. [`Error::Timeout`] in an `InPull` means that the writer's process has been silent for
-    ///   [`timeout`](Self::timeout), because it is suspended or cannot be reached.
-    /// - The writer's [`readers_behind`](crate::Ring::readers_behind) and [`holders`](crate::Ring::holders) contain the
-    ///   process id and the program that this process states, with its network address.
-    /// - [`Ring::close`](crate::Ring::close) waits until the copies are complete, and not for this reader. A writer whose process
-    ///   exits without it ends the ring by [`Error::ExporterGone`], also if it has dropped the ring.
-    /// - A reader that does not answer, because its process is suspended or cannot be reached, delays the writer for
-    ///   [`timeout`](Self::timeout), 1 s for each 16 MiB of the ring, and 10 s. Then it is dismissed. One whose process terminates
-    ///   leaves the ring at once.
-    pub fn copy(mut self, policy: CopyPolicy) -> Self {
-        self.copy = policy;
-        self
-    }
-
-    /// Opens the ring on the home device of the memory.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`OpenBuilder::at_home`]; [`DescriptorError::Kind`] for the descriptor of other memory; [`Error::Protocol`] if the writer's process does not
-    /// share the memory as a ring.
-    pub fn at_home(self) -> Result<RingReader> {
-        self.open(|open| open.at_home())
-    }
-
-    /// Opens the ring on the device with this ordinal.
-    ///
-    /// # Errors
-    ///
-    /// As for [`OpenBuilder::on_device`] and [`at_home`](Self::at_home).
-    pub fn on_device(self, device: impl Into<DeviceOrdinal>) -> Result<RingReader> {
-        self.open(|open| open.on_device(device))
-    }
-
-    /// Opens the ring on the device of a stream.
-    ///
-    /// # Errors
-    ///
-    /// As for [`OpenBuilder::on`] and [`at_home`](Self::at_home).
-    pub fn on<M>(self, stream: &impl AsStream<M>) -> Result<RingReader> {
-        self.open(|open| open.on(stream))
-    }
-
-    /// Opens the ring on the device that the map assigns to the home device.
-    ///
-    /// # Errors
-    ///
-    /// As for [`OpenBuilder::on_mapped_devices`] and [`at_home`](Self::at_home).
-    pub fn on_mapped_devices(self, map: &DeviceMap) -> Result<RingReader> {
-        self.open(|open| open.on_mapped_devices(map))
-    }
-
-    fn open(self, open: impl FnOnce(OpenBuilder<'_>) -> Result<Mapping>) -> Result<RingReader> {
-        let slots = self.slots.ok_or(DescriptorError::Kind {
+impl Opened for RingReader {
+    fn open(
+        options: OpenOptions<'_>,
+        open: impl FnOnce(&OpenOptions<'_>) -> Result<Mapping>,
+    ) -> Result<Self> {
+        let slots = options.descriptor.ring().ok_or(DescriptorError::Kind {
             expected: "a ring",
             found: "other memory",
             remedy: Remedy::OpenMemory,
         })?;
-        let copy = self.copy.without_staging().ok_or_else(|| Error::Unsupported {
-            backend: self.session.backend().info().name,
+        let copy = options.copy.without_staging().ok_or_else(|| Error::Unsupported {
+            backend: options.session.backend().info().name,
             what: "copy a ring through host memory".into(),
             why: "such a copy does not receive later publications; open the ring in place, or copy it over the network".into(),
         })?;
-        let replication = Replication::new(slots, self.timeout);
-        let mapping = open(self.open.copy(copy).replicated_by(&replication))?;
-        RingReader::open(mapping, slots, self.timeout, replication.into_relay())
+        let timeout = options.timeout;
+        let replication = Replication::new(slots, timeout);
+        let mapping = open(&options.of_ring(copy, &replication))?;
+        Self::open(mapping, slots, timeout, replication.into_relay())
     }
 }

@@ -29,7 +29,7 @@ mod replica;
 mod slots;
 mod writer;
 
-pub use builder::{RingBuilder, RingOpenBuilder};
+pub use builder::RingBuilder;
 pub use members::ReaderPosition;
 pub use read_slot::RingReadSlot;
 pub use reader::RingReader;

@@ -295,7 +295,7 @@ impl RingReader {
         }
     }
 
-    /// Returns whether publications are copied from another host ([`RingOpenBuilder::copy`](crate::RingOpenBuilder::copy)).
+    /// Returns whether publications are copied from another host ([`OpenBuilder::copy`](crate::OpenBuilder::copy)).
     pub fn is_copy(&self) -> bool {
         self.inner.replica.is_some()
     }

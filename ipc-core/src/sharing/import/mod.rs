@@ -1,6 +1,7 @@
 //! The importer's side: import cache, builder, and guard.
 
 mod addresses;
+mod builder;
 mod cache;
 #[cfg(all(loom, test))]
 mod cache_loom;
@@ -23,17 +24,18 @@ mod table;
 mod tensor;
 mod view_owner;
 
+pub use builder::OpenBuilder;
 pub use cache::CacheLimits;
 pub use copy_policy::{CopyPolicy, CopyProgress};
 pub use mapping::Mapping;
-pub use open::OpenBuilder;
 pub use reservation::Reservation;
 pub use tensor::Tensor;
 
+pub(crate) use builder::Opened;
 pub(crate) use grant::{GrantReturn, UnusedGrant};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use link::Link;
-pub(crate) use open::{Delivery, KeeperAddress, Replicate};
+pub(crate) use open::{Delivery, KeeperAddress, OpenOptions, Replicate};
 pub(crate) use own::OwnMemory;
 pub(crate) use table::ImportTable;
 pub(crate) use view_owner::ViewOwner;

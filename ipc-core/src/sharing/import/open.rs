@@ -1,4 +1,4 @@
-//! The builder of a mapping.
+//! The open of a descriptor's memory: all of its parts or none.
 
 use std::fmt;
 use std::ops::Deref;
@@ -6,7 +6,7 @@ use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::copy_policy::{CopyPolicy, CopyProgress, ProgressReport};
+use super::copy_policy::{CopyPolicy, ProgressReport};
 use super::grant::UnusedGrant;
 use super::mapping::{Mapping, region_of};
 use super::open_export::{OpenExport, Patience, is_elsewhere, is_out_of_reach};
@@ -14,58 +14,36 @@ use super::open_part::{MappingSource, OpenPart};
 use super::reservation::{Place, Reservation};
 use super::table::ReservedTarget;
 use crate::backend::Access;
-use crate::backend::stream::{AsStream, BorrowedStream};
+use crate::backend::stream::BorrowedStream;
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
 use crate::model::error::{DescriptorError, Error, Remedy, Result};
 use crate::model::one_or_many::OneOrMany;
-use crate::model::placement::DeviceMap;
 use crate::sharing::export::check_backend;
 use crate::sharing::remote::IncomingPull;
 use crate::sharing::staging::CopyLayout;
 use crate::sharing::{Runtime, Session};
 use crate::transport::Deadline;
-use crate::wire::Grant;
 use crate::wire::descriptor::{Contents, DescribedRegion, Descriptor, Memory, Regions};
 
-/// A builder for [`Mapping`]s; see [`Ipc::open`](crate::Ipc::open) and [`ReceivedExport::open`](crate::ReceivedExport::open).
-///
-/// The method that selects the device opens the memory: all of it or nothing.
-///
-/// A received export is opened by the grants of its message, one for each home device, also after the sender has dropped it;
-/// each is used up by the first answer of the sender, and later opens are those of the plain descriptor. The bytes are ready
-/// when the sender's streams have written them. The device map of the channel, if there is one, must permit the device.
-///
-/// # Examples
-///
-/// ```
-/// # fn main() -> device_ipc_core::Result<()> {
-/// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
-/// # let ipc = device_ipc_core::Ipc::with_backend(backend);
-/// use std::time::Duration;
-/// use device_ipc_core::Access;
-/// let export = ipc.share(ipc.allocate(0, 1024)?).start()?;
-/// let stream = ipc.create_stream(0)?;
-/// let open = ipc.open(export.descriptor()).access(Access::ReadOnly).timeout(Duration::from_secs(5));
-/// let mapping = open.on(&stream)?; // the stream waits until the bytes are ready
-/// assert_eq!((mapping.len(), mapping.access()), (1024, Access::ReadOnly));
-/// # Ok(())
-/// # }
-/// ```
-#[must_use = "nothing is opened before at_home, on_device, on or on_mapped_devices"]
+/// The parameters of an open.
 #[derive(Debug)]
-pub struct OpenBuilder<'a> {
-    pub(super) session: &'a Session,
-    pub(super) descriptor: &'a Descriptor,
+pub struct OpenOptions<'a> {
+    pub(crate) session: &'a Session,
+    pub(crate) descriptor: &'a Descriptor,
+    /// The access of this process; the exporter's by default.
     pub(super) access: Option<Access>,
-    pub(super) timeout: Duration,
-    grants: Grants<'a>,
-    /// Whether the memory is a ring's.
+    pub(crate) timeout: Duration,
+    pub(super) grants: Grants<'a>,
+    /// Whether the memory is a ring's, which is opened by a lease, and so a timeline, that no other mapping shares.
     is_ring: bool,
-    reserved: Addresses<'a>,
-    copy: CopyPolicy,
+    pub(super) addresses: Addresses<'a>,
+    pub(crate) copy: CopyPolicy,
     pub(super) progress: ProgressReport<'a>,
+    /// The message that has brought the export.
     pub(super) delivery: Option<&'a dyn Delivery>,
+    /// Opened instead of a copy over the network.
     replicate: Option<&'a dyn Replicate>,
+    /// The keeper that has answered with the export.
     pub(super) keeper: Option<&'a Arc<KeeperAddress>>,
 }
 
@@ -102,7 +80,7 @@ pub(crate) trait Delivery: fmt::Debug {
 
 /// One for each part, or none.
 #[derive(Debug)]
-enum Grants<'a> {
+pub(super) enum Grants<'a> {
     Borrowed(&'a [UnusedGrant]),
     /// On the heap: a grant is much larger than the rest of a builder.
     Owned(Vec<UnusedGrant>),
@@ -121,7 +99,7 @@ impl Deref for Grants<'_> {
 
 /// The addresses of the mapping.
 #[derive(Clone, Copy, Debug)]
-enum Addresses<'a> {
+pub(super) enum Addresses<'a> {
     /// The driver's choice, for as long as the memory is mapped.
     Chosen,
     /// A range that the mapping keeps.
@@ -136,218 +114,30 @@ impl Addresses<'_> {
     }
 }
 
-impl<'a> OpenBuilder<'a> {
-    pub(crate) const fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
-        let (access, grants, is_ring, reserved) = (None, Grants::Borrowed(&[]), false, Addresses::Chosen);
-        let (copy, progress) = (CopyPolicy::Never, ProgressReport(None));
-        let (delivery, replicate, keeper) = (None, None, None);
+impl<'a> OpenOptions<'a> {
+    pub(super) const fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
         Self {
             session,
             descriptor,
-            access,
+            access: None,
             timeout,
-            grants,
-            is_ring,
-            reserved,
-            copy,
-            progress,
-            delivery,
-            replicate,
-            keeper,
+            grants: Grants::Borrowed(&[]),
+            is_ring: false,
+            addresses: Addresses::Chosen,
+            copy: CopyPolicy::Never,
+            progress: ProgressReport(None),
+            delivery: None,
+            replicate: None,
+            keeper: None,
         }
     }
 
-    /// Opens by grants, one for each part, as long as they have not been used.
-    pub(crate) fn by_grants(mut self, grants: &'a [UnusedGrant]) -> Self {
-        self.grants = Grants::Borrowed(grants);
-        self
-    }
-
-    /// Opens an export of a message.
-    pub(crate) fn delivered_by(mut self, delivery: &'a dyn Delivery) -> Self {
-        self.delivery = Some(delivery);
-        self
-    }
-
-    /// Opens the answer of a keeper.
-    pub(crate) const fn kept_by(mut self, keeper: &'a Arc<KeeperAddress>) -> Self {
-        self.keeper = Some(keeper);
-        self
-    }
-
-    /// Opens by a grant of the exporter ([`Export::grant`](crate::Export::grant)), also if it has dropped the export since. The
-    /// open uses the grant up, or gives it back if this process has the memory open already; if the exporter could not be asked,
-    /// the grant remains for another try. A grant that has ended is ignored: then the export opens as long as it has not been
-    /// dropped, and fails with [`Error::GrantEnded`] afterwards.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Descriptor`] for the grant of another export.
-    pub fn grant(mut self, grant: &Grant) -> Result<Self> {
-        self.grants = Grants::Owned(grant.of_parts(self.descriptor, self.session.allow_list())?);
-        Ok(self)
-    }
-
-    /// Opens the memory of this replacement instead of making a copy over the network.
-    pub(crate) fn replicated_by(mut self, replicate: &'a dyn Replicate) -> Self {
-        self.replicate = Some(replicate);
-        self
-    }
-
-    /// Opens the slots of a ring, by a lease, and so a timeline, that no other mapping shares.
-    pub(crate) const fn of_ring(mut self) -> Self {
-        self.is_ring = true;
-        self
-    }
-
-    /// Maps the memory in an address range that the mapping keeps: it can be [suspended](Mapping::suspend),
-    /// [resumed](Mapping::resume) and [replaced](Mapping::replace) by another export of equal layout, and all addresses stay,
-    /// also those in captured graphs.
-    ///
-    /// The mapping has a lease and addresses of its own: it shares neither with other mappings of the export, and the import
-    /// cache does not keep it. The memory must be of a kind that can be mapped at any address
-    /// ([`MemoryUse::remappable`](crate::MemoryUse::remappable)): CUDA's and Ascend's virtual memory.
-    ///
-    /// # Errors
-    ///
-    /// The method that opens returns [`Error::Unsupported`] for memory of another kind, for memory of the same process, for a
-    /// [copy](Self::copy), and by backends without reserved ranges.
-    pub const fn reserved(mut self) -> Self {
-        self.reserved = Addresses::Reserved;
-        self
-    }
-
-    /// Maps the memory in a reservation, `byte_offset` bytes behind its start, as [`reserved`](Self::reserved) does in a range of the
-    /// mapping alone: it can be suspended, resumed and replaced, and the other mappings in the reservation are not affected.
-    ///
-    /// At the offset lies the first byte of [`Mapping::regions`]; further regions follow side by side. The driver maps whole
-    /// allocations, so that the allocation of a region that begins in the middle of one needs the addresses before the offset too.
-    /// Allocations begin at multiples of [`Reservation::granularity`] and fill whole units.
-    ///
-    /// # Errors
-    ///
-    /// The method that opens returns, before the exporter is asked, [`Error::AddressesInUse`] for addresses of another mapping, and
-    /// [`Error::InvalidRegion`] for an offset that is no such multiple, for memory that exceeds the reservation, and for a device
-    /// that is not the reservation's; as for [`reserved`](Self::reserved).
-    pub const fn reserved_in(mut self, reservation: &'a Reservation, byte_offset: u64) -> Self {
-        self.reserved = Addresses::In(reservation, byte_offset);
-        self
-    }
-
-    /// Sets the access of this process, by default the access that the exporter permits.
-    pub const fn access(mut self, access: Access) -> Self {
-        self.access = Some(access);
-        self
-    }
-
-    /// Sets the timeout for the exporter's answer, and for the bytes to be ready if no stream waits for them; by default the
-    /// timeout of the [`Ipc`](crate::Ipc). A timeout of zero opens memory that this process has open or keeps open, without a request
-    /// to the exporter.
-    pub const fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-
-    /// Sets the condition under which the memory is copied instead of opened, and the way; by default it is never copied.
-    /// [`Mapping::is_copy`] returns whether anything was copied: of named tensors on several devices, a conditional policy copies
-    /// those only that cannot be opened.
-    ///
-    /// The call waits on the host until the copy is complete in private memory of this process on the named device, so a stream
-    /// has nothing to wait for. Neither process sees later writes of the other, a [`timeline`](Mapping::timeline) is refused, and
-    /// the lease has ended when the call returns. For a received export the host first waits until the bytes are ready, also if a
-    /// stream was given; for a copy over the network, in any case. A copy under an unconditional policy is writable also if the
-    /// export is read-only, provided that [`access`](Self::access) requests it.
-    ///
-    /// [`timeout`](Self::timeout) limits each answer of the exporter, and over the network the time for which it may be silent, not
-    /// the whole copy. Over the network, the copy itself may take a second longer for each 16 MiB; if the time expires, the library
-    /// keeps the destination until the engine has finished with it, which can be as long as the exporter's process exists.
-    ///
-    /// # Errors
-    ///
-    /// The method that opens returns [`Error::InPull`] for a copy over the network, which names the exporter's host, process and
-    /// address, with the cause.
-    pub const fn copy(mut self, policy: CopyPolicy) -> Self {
-        self.copy = policy;
-        self
-    }
-
-    /// Calls `report` with the progress of a copy, from time to time and at its end, on the thread of the call that opens. A
-    /// function that takes long delays the copy.
-    ///
-    /// The memory of each home device is copied for itself, and reported for itself. Memory that is opened is not reported.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # fn main() -> device_ipc_core::Result<()> {
-    /// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
-    /// # let ipc = device_ipc_core::Ipc::with_backend(backend);
-    /// # let export = ipc.share(ipc.allocate(0, 1024)?).start()?;
-    /// use device_ipc_core::{CopyPolicy, CopyProgress};
-    /// let report = |progress: CopyProgress| println!("{} of {} B", progress.copied_bytes, progress.total_bytes);
-    /// let open = ipc.open(export.descriptor()).copy(CopyPolicy::Staged);
-    /// let copy = open.on_progress(&report).on_device(0)?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub const fn on_progress(mut self, report: &'a dyn Fn(CopyProgress)) -> Self {
-        self.progress = ProgressReport(Some(report));
-        self
-    }
-
-    /// Opens each tensor on its home device. Waits on the host until all tensors are ready.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::HomeNotVisible`] if this process does not see a home device; as for [`on_device`](Self::on_device).
-    pub fn at_home(self) -> Result<Mapping> {
-        let backend = self.session.backend();
-        self.open(None, |home, visible| {
-            let not_visible = || Error::HomeNotVisible { home, variable: backend.visible_devices_variable() };
-            visible.ok_or_else(not_visible)
-        })
-    }
-
-    /// Opens all tensors on the device with this ordinal, by peer access if it is not their home device. Waits on the host until
-    /// they are ready.
-    ///
-    /// # Errors
-    ///
-    /// [`DescriptorError::Kind`] for the descriptor of a ring; [`Error::NoSuchDevice`], [`Error::NoPeerAccess`]; a stale or refused descriptor ([`Error::ExporterGone`],
-    /// [`Error::ExportDropped`], [`Error::OtherHost`], [`Error::NotPermitted`], …); the vendor's. Errors that concern one of
-    /// several named tensors are in an [`Error::InBundle`], which names the tensor.
-    ///
-    /// For a received export also [`Error::InvalidDeviceMap`] if the channel's device map names another device,
-    /// [`Error::PeerGone`] if the sender terminated before its streams had written the bytes, and [`Error::Timeout`], after which
-    /// the export can be opened again.
-    pub fn on_device(self, device: impl Into<DeviceOrdinal>) -> Result<Mapping> {
-        let device = device.into();
-        self.open(None, |_, _| Ok(device))
-    }
-
-    /// Opens all tensors on the device of a stream. The stream waits until they are ready, the host does not.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::WrongBackend`] for a stream of another backend; [`Error::WrongStream`] if a received export's channel has a
-    /// device map that names another device than the stream's; as for [`on_device`](Self::on_device).
-    pub fn on<M>(self, stream: &impl AsStream<M>) -> Result<Mapping> {
-        let stream = stream.as_stream();
-        check_backend("the stream", stream.backend(), self.session.backend().info().name)?;
-        self.open(Some(stream), |_, _| Ok(stream.device()))
-    }
-
-    /// Opens each tensor on the device that the map names for its home device. Waits on the host until all tensors are ready.
-    ///
-    /// The map of a received export is [`ReceivedExport::device_map`](crate::ReceivedExport::device_map).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NotInDeviceMap`]; [`Error::InvalidDeviceMap`] for a map that names the home device by its ordinal, or a device
-    /// that this process does not see; as for [`on_device`](Self::on_device).
-    pub fn on_mapped_devices(self, map: &DeviceMap) -> Result<Mapping> {
-        let session = self.session;
-        self.open(None, |home, _| session.mapped_device(map, home))
+    /// Opens a ring: of another host, the replacement of its copies.
+    pub(crate) fn of_ring<'b>(self, copy: CopyPolicy, replicate: &'b dyn Replicate) -> OpenOptions<'b>
+    where
+        'a: 'b,
+    {
+        OpenOptions { is_ring: true, copy, replicate: Some(replicate), ..self }
     }
 
     /// Fails for a ring that is not opened as one: a plain mapping could read and write slots out of turn.
@@ -362,7 +152,7 @@ impl<'a> OpenBuilder<'a> {
 
     /// Fails for a place in a reservation: the next version of a mapping takes the addresses of the mapping.
     pub(super) fn check_no_place(&self) -> Result<()> {
-        if !matches!(self.reserved, Addresses::In(..)) {
+        if !matches!(self.addresses, Addresses::In(..)) {
             return Ok(());
         }
         Err(Error::Unsupported {
@@ -375,7 +165,7 @@ impl<'a> OpenBuilder<'a> {
     /// Fails for a copy at reserved addresses.
     #[inline]
     pub(super) fn check_reserved(&self) -> Result<()> {
-        if !self.reserved.are_kept() || self.copy == CopyPolicy::Never {
+        if !self.addresses.are_kept() || self.copy == CopyPolicy::Never {
             return Ok(());
         }
         Err(Error::Unsupported {
@@ -387,13 +177,13 @@ impl<'a> OpenBuilder<'a> {
 
     /// Opens each part on the device that `place` returns for its home, which has the given ordinal if it is visible.
     #[inline]
-    fn open(
+    pub(super) fn open(
         &self,
         stream: Option<BorrowedStream<'_>>,
         place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
     ) -> Result<Mapping> {
         let mapping = self.open_placed(stream, place)?;
-        Ok(if self.reserved.are_kept() { mapping.reserved_by(self) } else { mapping })
+        Ok(if self.addresses.are_kept() { mapping.reserved_by(self) } else { mapping })
     }
 
     #[inline]
@@ -409,7 +199,7 @@ impl<'a> OpenBuilder<'a> {
         let places = self.places(&patience)?;
         let opening = |index| {
             let mut opening = self.opening(index, &place, stream, &patience)?;
-            if let (Addresses::In(reservation, _), Some(places)) = (self.reserved, places.get(index)) {
+            if let (Addresses::In(reservation, _), Some(places)) = (self.addresses, places.get(index)) {
                 reservation.check_place(&**self.session.backend(), opening.device)?;
                 opening.reserved = Some(ReservedTarget::Places(places));
             }
@@ -433,7 +223,7 @@ impl<'a> OpenBuilder<'a> {
 
     /// Takes the addresses for all regions of each part, if they lie in a reservation.
     fn places(&self, patience: &Patience) -> Result<Vec<Vec<Arc<Place>>>> {
-        let Addresses::In(reservation, offset) = self.reserved else { return Ok(Vec::new()) };
+        let Addresses::In(reservation, offset) = self.addresses else { return Ok(Vec::new()) };
         let contents = self.descriptor.contents();
         match reservation.places(contents, offset) {
             Err(Error::AddressesInUse { .. }) => {
@@ -552,8 +342,8 @@ impl<'a> OpenBuilder<'a> {
         }
         let access = self.access.unwrap_or(named.contents.access);
         let (session, grant, alone) =
-            (self.session, self.grants.get(index), self.is_ring || self.reserved.are_kept());
-        let reserved = self.reserved.are_kept().then_some(ReservedTarget::New);
+            (self.session, self.grants.get(index), self.is_ring || self.addresses.are_kept());
+        let reserved = self.addresses.are_kept().then_some(ReservedTarget::New);
         let replicate = self.replicate;
         Ok(OpenExport {
             runtime: Runtime::get()?,

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::open::OpenBuilder;
+use super::builder::OpenBuilder;
+use super::open::OpenOptions;
 use super::open_export::Patience;
 use crate::backend::engine::Piece;
 use crate::model::address::DeviceRange;
@@ -58,6 +59,12 @@ impl OpenBuilder<'_> {
     /// # }
     /// ```
     pub fn pull_into(self, destination: TensorSet) -> Result<TensorSet, ErrorWith<Option<TensorSet>>> {
+        self.options.pull_into(destination)
+    }
+}
+
+impl OpenOptions<'_> {
+    fn pull_into(&self, destination: TensorSet) -> Result<TensorSet, ErrorWith<Option<TensorSet>>> {
         let transfers = match self.check_destination(&destination) {
             Ok(transfers) => transfers,
             Err(error) => return Err(ErrorWith::new(error, Some(destination))),

@@ -7,9 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::builder::OpenBuilder;
 use super::link::Link;
 use super::mapping::Mapping;
-use super::open::{KeeperAddress, OpenBuilder, blame};
+use super::open::{Addresses, KeeperAddress, OpenOptions, blame};
 use super::open_export::{OpenExport, Patience};
 use super::open_part::{MappingSource, OpenPart};
 use super::reservation::Place;
@@ -43,7 +44,7 @@ pub struct Replacement<'a>(VersionSource<'a>);
 #[derive(Debug)]
 enum VersionSource<'a> {
     Descriptor(&'a Descriptor),
-    Opened(OpenBuilder<'a>),
+    Opened(OpenOptions<'a>),
 }
 
 impl<'a> From<&'a Descriptor> for Replacement<'a> {
@@ -54,7 +55,7 @@ impl<'a> From<&'a Descriptor> for Replacement<'a> {
 
 impl<'a> From<OpenBuilder<'a>> for Replacement<'a> {
     fn from(builder: OpenBuilder<'a>) -> Self {
-        Self(VersionSource::Opened(builder))
+        Self(VersionSource::Opened(builder.options))
     }
 }
 
@@ -139,7 +140,7 @@ impl Mapping {
                 why: "its addresses hold memory; replace it instead".into(),
             });
         }
-        let next = next.into().builder(reserved);
+        let next = next.into().options(reserved);
         check_may_wait("resuming a mapping", next.timeout)?;
         let next = self.import(next)?;
         kill_point!("importer:replace-ready");
@@ -182,7 +183,7 @@ impl Mapping {
         next: Replacement<'_>,
         stream: Option<BorrowedStream<'_>>,
     ) -> Result<()> {
-        let next = next.builder(self.reserved("replace")?);
+        let next = next.options(self.reserved("replace")?);
         if self.is_suspended() {
             return Err(Error::Suspended);
         }
@@ -243,9 +244,9 @@ impl Mapping {
     }
 
     /// Sets the parameters with which the next versions are opened.
-    pub(super) fn reserved_by(mut self, builder: &OpenBuilder<'_>) -> Self {
-        let (session, keeper) = (builder.session.clone(), builder.keeper.cloned());
-        let timeout = builder.timeout;
+    pub(super) fn reserved_by(mut self, options: &OpenOptions<'_>) -> Self {
+        let (session, keeper) = (options.session.clone(), options.keeper.cloned());
+        let timeout = options.timeout;
         self.reserved = Some(Box::new(ReservedOpen { session, timeout, keeper, current_at: None }));
         self
     }
@@ -264,37 +265,37 @@ impl Mapping {
     }
 
     /// Imports the next version for the addresses of this mapping, and waits until its bytes are ready.
-    fn import(&self, builder: OpenBuilder<'_>) -> Result<NextVersion> {
+    fn import(&self, mut options: OpenOptions<'_>) -> Result<NextVersion> {
         let backend = self.first_part().backend().info().name;
-        check_backend("the next version", builder.session.backend().info().name, backend)?;
-        if let Some(wanted) = builder.access.filter(|wanted| *wanted != self.access()) {
+        check_backend("the next version", options.session.backend().info().name, backend)?;
+        if let Some(wanted) = options.access.filter(|wanted| *wanted != self.access()) {
             return Err(Error::Unsupported {
                 backend,
                 what: format!("open the next version of a {} mapping {wanted}", self.access()),
                 why: "the access of a mapping stays; open the export as another mapping".into(),
             });
         }
-        builder.check_no_place()?;
-        let builder = builder.access(self.access()).reserved();
-        builder.check_kind()?;
-        builder.check_reserved()?;
-        let contents = builder.descriptor.contents();
+        options.check_no_place()?;
+        (options.access, options.addresses) = (Some(self.access()), Addresses::Reserved);
+        options.check_kind()?;
+        options.check_reserved()?;
+        let contents = options.descriptor.contents();
         check_same_layout(self.descriptor.contents(), contents)?;
-        let patience = Patience::new(builder.timeout);
+        let patience = Patience::new(options.timeout);
         let places: Vec<_> = self.parts.iter().map(places_of).collect();
         let opening = |(index, part): (usize, &OpenPart)| {
-            let opening = builder.opening(index, |_, _| Ok(part.device()), None, &patience);
+            let opening = options.opening(index, |_, _| Ok(part.device()), None, &patience);
             let mut opening = opening.map_err(|error| blame(contents, index, None, error))?;
             opening.reserved = Some(ReservedTarget::Exchange(&places[index]));
             Ok(opening)
         };
         let openings: OneOrMany<_> = self.parts.iter().enumerate().map(opening).collect::<Result<_>>()?;
-        let (descriptor, keeper) = (builder.descriptor.clone(), builder.keeper.cloned());
+        let (descriptor, keeper) = (options.descriptor.clone(), options.keeper.cloned());
         let (runtime, leases) = (self.first_part().runtime()?, Vec::with_capacity(self.parts.len()));
         let mut next = NextVersion { runtime, descriptor, keeper, leases };
-        builder.deliver(&openings, None, || {
+        options.deliver(&openings, None, || {
             for (index, opening) in openings.iter().enumerate() {
-                next.leases.push(import_part(&builder, index, opening)?);
+                next.leases.push(import_part(&options, index, opening)?);
             }
             Ok(())
         })?;
@@ -385,12 +386,12 @@ impl Mapping {
 }
 
 impl<'a> Replacement<'a> {
-    fn builder(self, reserved: &'a ReservedOpen) -> OpenBuilder<'a> {
+    fn options(self, reserved: &'a ReservedOpen) -> OpenOptions<'a> {
         match self.0 {
             VersionSource::Descriptor(descriptor) => {
-                OpenBuilder::new(&reserved.session, descriptor, reserved.timeout)
+                OpenOptions::new(&reserved.session, descriptor, reserved.timeout)
             }
-            VersionSource::Opened(builder) => builder,
+            VersionSource::Opened(options) => options,
         }
     }
 }
@@ -405,14 +406,14 @@ fn places_of(part: &OpenPart) -> Vec<Arc<Place>> {
 
 /// Imports a part of the next version. Returns its lease, and whether its home device is the device of the part.
 fn import_part(
-    builder: &OpenBuilder<'_>,
+    options: &OpenOptions<'_>,
     index: usize,
     opening: &OpenExport<'_>,
 ) -> Result<(LeaseRef, bool)> {
     let contents = opening.named.contents;
     let layout = || unreachable!("memory at reserved addresses is no copy");
     let source =
-        builder.acquire(opening, layout, &|region, error| blame(contents, index, Some(region), error));
+        options.acquire(opening, layout, &|region, error| blame(contents, index, Some(region), error));
     match source.map_err(|error| blame(contents, index, None, error))? {
         MappingSource::Remote(lease) => Ok((lease, opening.home == Some(opening.device))),
         _ => unreachable!("a reserved part is an import of another process"),
