@@ -908,9 +908,206 @@ def test_loader_loads_from_a_keeper(version: str, engines: "list[Engine]") -> No
         loaded = one.load_model(config, types.SimpleNamespace(dtype=torch.float32))
     assert loaded is model and not model.training
     assert model.digests() == {name: digest(tensor) for name, tensor in state.items()}
-    for extra, message in [({}, "source"), ({"source": "keeper:x", "sorce": 1}, "sorce")]:
+    refused = [
+        ({}, "source"),
+        ({"source": "keeper:x", "sorce": 1}, "sorce"),
+        ({"source": "keeper:x", "publish": True}, "in_place"),
+        ({"source": "x", "in_place": True}, "keeper:NAME"),
+    ]
+    for extra, message in refused:
         with pytest.raises(ValueError, match=message):
             loader(types.SimpleNamespace(model_loader_extra_config=extra))
+
+
+class Attention(torch.nn.Module):  # type: ignore[misc]
+    """A layer as vLLM's are: parameters without contents, a scale in Python, memory that a forward writes, and a table of its own."""
+
+    def __init__(self, size: int, scale: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(size, size), requires_grad=False)
+        self.bias = torch.nn.Parameter(torch.empty(size), requires_grad=False)
+        self.scale = scale
+        self.scratch = torch.empty(size, size)
+        self.register_buffer("table", torch.arange(size * size, dtype=torch.float32))
+        self.register_buffer("step", torch.zeros(1))
+
+
+class Tied(torch.nn.Module):  # type: ignore[misc]
+    """A model of such layers whose first and last have the same weight."""
+
+    def __init__(self, size: int = 64, scale: float = 2.0) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Attention(size, scale) for _ in range(3))
+        self.layers[2].weight = self.layers[0].weight
+
+    def fill(self) -> None:
+        """Loads weights."""
+        for number, parameter in enumerate(self.parameters()):
+            parameter.data.copy_(torch.arange(parameter.numel()).view(parameter.shape) + number)
+        self.layers[0].step.fill_(7)
+
+    def process(self) -> None:
+        """Processes the weights, as vLLM does after a load."""
+        self.layers[1].weight = torch.nn.Parameter(self.layers[1].weight.data.t(), requires_grad=False)
+
+
+class Building:
+    """vLLM's configuration of an engine that builds its model in the load."""
+
+    def __init__(self, build: Any, rank: int = 0, name: str = "tied") -> None:
+        self.build, self.built = build, None
+        self.device_config = types.SimpleNamespace(device="cpu")
+        self.load_config = types.SimpleNamespace(device=None)
+        self.quant_config = None
+        self.parallel_config = types.SimpleNamespace(
+            tensor_parallel_size=2, pipeline_parallel_size=1, enable_expert_parallel=False, rank=rank
+        )
+        self.model_config = types.SimpleNamespace(
+            model=name, revision=None, dtype=torch.float32, quantization=None, hf_config=types.SimpleNamespace(to_dict=dict)
+        )
+
+    @property
+    def model(self) -> Any:
+        if self.built is None:
+            self.built = self.build()
+        return self.built
+
+
+@pytest.fixture(params=WORKERS)
+def in_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> "Iterator[Any]":
+    """Returns a function that loads a model in place, from a keeper."""
+    vllm_modules.install(request.param)
+    device_ipc.vllm.register()
+    loaders: Any = importlib.import_module("vllm.model_executor.model_loader")
+    vllm: Any = importlib.import_module("vllm")
+    vllm.__version__ = request.param
+    utils: Any = importlib.import_module("vllm.model_executor.model_loader.utils")
+    utils.initialize_model = lambda vllm_config, model_config, prefix: vllm_config.model
+    base: Any = importlib.import_module("vllm.model_executor.model_loader.base_loader")
+    for module in (utils, base):
+        module.process_weights_after_loading = lambda model, model_config, device: model.process()
+    loads: "list[Any]" = []
+
+    class Normal(base.BaseModelLoader):  # type: ignore[misc]
+        def download_model(self, model_config: Any) -> None: ...
+        def load_weights(self, model: Any, model_config: Any) -> None:
+            loads.append(self.load_config.load_format)
+            model.fill()
+
+    loaders.get_model_loader = Normal
+
+    def load(config: Building, **extra: Any) -> Any:
+        options = {"source": f"keeper:vllm-{os.getpid()}", "in_place": True, "timeout": 60.0, **extra}
+        loader = loaders.loaders["device_ipc"](types.SimpleNamespace(model_loader_extra_config=options, device=None, load_format="device_ipc"))
+        model = loader.load_model(config, config.model_config)
+        assert not model.training
+        return model
+
+    load.loads = loads  # type: ignore[attr-defined]
+    with device_ipc.vllm.WeightKeeper(f"vllm-{os.getpid()}"):
+        yield load
+
+
+def test_engines_use_the_weights_in_place(in_place: Any) -> None:
+    expected = Tied()
+    expected.fill()
+    expected.process()
+    first = in_place(Building(Tied), publish=True, load_format="auto")
+    second = in_place(Building(Tied))
+    # It may publish, and need not.
+    third = in_place(Building(Tied), publish=True)
+    assert in_place.loads == ["auto"]
+    for model in (first, second, third):
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, expected.get_parameter(name)), name
+            assert type(parameter) is torch.nn.Parameter and not parameter.requires_grad
+        assert model.layers[0].weight is model.layers[2].weight
+        assert model.layers[1].weight.stride() == (1, 64)
+        assert model.device_ipc_weights.mapping.read_only
+        memory = [(one.ptr, one.ptr + one.nbytes) for one in model.device_ipc_weights.mapping.regions]
+
+        def inside(tensor: Any, memory: "list[tuple[int, int]]" = memory) -> bool:
+            return any(begin <= tensor.data_ptr() < end for begin, end in memory)
+
+        assert all(inside(parameter) for parameter in model.parameters())
+        # What a forward may write is the engine's own.
+        model.layers[0].scratch.fill_(1)
+        model.layers[0].step.add_(1)
+        assert not any(inside(one) for layer in model.layers for one in (layer.scratch, layer.table, layer.step))
+        assert model.layers[0].step == 8 and model.layers[1].table[5] == 5
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (lambda: Building(Tied, name="other"), "another model than this engine: 'tied', and not 'other'"),
+        (lambda: Building(functools.partial(Tied, scale=3.0)), r"the number layers.0.scale of the kept weights is 2.0, and in this engine 3.0"),
+        (lambda: Building(functools.partial(Tied, size=80)), r"the tensor layers.0.weight of the kept weights is .*64, 64"),
+    ],
+)
+def test_other_weights_are_refused_before_they_are_opened(
+    in_place: Any, config: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: "list[str]" = []
+    real = dt.open
+
+    def noted(name: str, **options: Any) -> Any:
+        opened.append(name)
+        return real(name, **options)
+
+    monkeypatch.setattr(dt, "open", noted)
+    in_place(Building(Tied), publish=True)
+    assert len(opened) == 1
+    with pytest.raises(device_ipc.LayoutError, match=message):
+        in_place(config())
+    assert len(opened) == 1
+
+
+def test_ranks_have_their_own_weights(in_place: Any) -> None:
+    models = [in_place(Building(Tied, rank=rank), publish=True) for rank in (1, 0, 3)]
+    # The third is rank 1 of another replica.
+    assert [model.device_ipc_weights.mapping.descriptor for model in models].count(models[0].device_ipc_weights.mapping.descriptor) == 2
+    assert len(in_place.loads) == 2
+
+
+def test_model_that_reads_its_weights_is_refused(in_place: Any) -> None:
+    in_place(Building(Tied), publish=True)
+
+    class Reading(Tied):
+        def process(self) -> None:
+            super().process()
+            self.maximum = self.layers[0].weight.max().item()
+
+    with pytest.raises(device_ipc.UnsupportedError, match="without its weights"):
+        in_place(Building(Reading))
+
+
+def test_update_of_weights_in_place_is_refused(in_place: Any) -> None:
+    config: Any = Building(Tied)
+    model = in_place(config, publish=True)
+    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
+    backend = types.SimpleNamespace(backend="device_ipc")
+    worker = factory.WeightTransferEngineFactory.create_engine(backend, config, torch.device("cpu"), model)
+    with pytest.raises(device_ipc.UnsupportedError, match="without in_place"):
+        worker.start_weight_update()
+
+
+def test_engine_waits_for_a_publisher_until_its_timeout(in_place: Any) -> None:
+    with pytest.raises(device_ipc.TimeoutError, match='"publish": true'):
+        in_place(Building(Tied), timeout=0.2)
+    with pytest.raises(ZeroDivisionError):
+        in_place(Building(lambda: 1 / 0), publish=True)
+    # A publisher that has failed is replaced by the next.
+    in_place(Building(Tied), publish=True)
+
+
+def test_engines_of_a_real_vllm_in_place() -> None:
+    # In processes of their own: the stand-ins of this one take vLLM's place.
+    there = subprocess.run([sys.executable, "-c", "import vllm.model_executor.model_loader"], capture_output=True, timeout=TIMEOUT)
+    if there.returncode != 0:
+        pytest.skip("vLLM is not installed")
+    done = subprocess.run([sys.executable, str(TESTS / "vllm_in_place.py")], capture_output=True, text=True, timeout=280)
+    assert "logits equal in 4 engines" in done.stdout, done.stdout[-3000:] + done.stderr[-6000:]
 
 
 def test_programs_of_the_guide_run(engines: "list[Engine]", monkeypatch: pytest.MonkeyPatch) -> None:

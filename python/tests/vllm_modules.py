@@ -213,8 +213,11 @@ def _surroundings(version: str) -> None:
         def load_weights(self, model: Any, model_config: Any) -> None: ...
 
         def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
-            self.load_weights(vllm_config.model, model_config)
-            return vllm_config.model.eval()
+            utils: Any = sys.modules[f"{model_loader}.utils"]
+            model = utils.initialize_model(vllm_config, model_config, prefix)
+            self.load_weights(model, model_config)
+            utils.process_weights_after_loading(model, model_config, None)
+            return model.eval()
 
     add(f"{model_loader}.base_loader", BaseModelLoader=BaseModelLoader)
 

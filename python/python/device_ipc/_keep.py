@@ -1,5 +1,5 @@
-"""``python -m device_ipc keep``: keeps the tensors of safetensors files in device memory, for processes that start and end as they
-like.
+"""``python -m device_ipc keep``: keeps the tensors of safetensors files, or the processed weights of an engine, in device memory, for
+processes that start and end as they like.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 import device_ipc
 
 from . import _backends, _native
+from ._weight_keeper import WeightKeeper
 
 MAX_HEADER = 16 << 20
 """The maximum length of a header in bytes."""
@@ -162,24 +163,41 @@ def report(keeper: device_ipc.Keeper, export: device_ipc.Export) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument("files", nargs="+", metavar="FILE|DIRECTORY", help="safetensors files of one model, or a directory of them")
+    parser.add_argument("files", nargs="*", metavar="FILE|DIRECTORY", help="safetensors files of one model, or a directory of them")
+    parser.add_argument("--empty", action="store_true", help="keep the weights that the first engine of vLLM publishes, for all engines")
     parser.add_argument("--name", required=True, help="processes open the weights as keeper:NAME")
     parser.add_argument("--device", help="device to load to, by the name that `devices` prints; by default the first")
     parser.add_argument("--writable", action="store_true", help="share the weights read-write")
     parser.add_argument("--allow-user", type=int, action="append", default=[], metavar="UID", help="a further user that may open them")
 
 
+def take_signals() -> None:
+    """Leaves SIGINT and SIGTERM to the pipe."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+
+
 def run(arguments: argparse.Namespace) -> None:
     """Keeps the tensors until SIGINT or SIGTERM; SIGHUP loads the files again."""
+    if arguments.empty == bool(arguments.files):
+        raise ValueError("pass the files of a model, or --empty for the weights that an engine publishes")
+    if arguments.empty and (arguments.device or arguments.writable):
+        raise ValueError("--empty takes neither --device, which is the publishing engine's, nor --writable: engines only read")
     # A signal writes its number to the pipe, whichever thread receives it.
     reader, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     signal.signal(signal.SIGHUP, lambda *_: None)
+    if arguments.empty:
+        with WeightKeeper(arguments.name, allow_users=arguments.allow_user):
+            take_signals()
+            print(f"process {os.getpid()} keeps what an engine publishes to keeper:{arguments.name}", flush=True)
+            while os.read(reader, 1)[0] == signal.SIGHUP:
+                pass
+        return
     export = load(arguments)
     keeper = device_ipc.keep(arguments.name, export, allow_users=arguments.allow_user)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
+    take_signals()
     report(keeper, export)
     while os.read(reader, 1)[0] == signal.SIGHUP:
         try:

@@ -11,10 +11,11 @@ import logging
 import weakref
 from typing import Any
 
+from .._weight_keeper import WeightKeeper
 from ._http import HTTPClient
 from ._sender import WeightSender
 
-__all__ = ["BACKEND", "HTTPClient", "WeightSender", "register"]
+__all__ = ["BACKEND", "HTTPClient", "WeightKeeper", "WeightSender", "register"]
 
 BACKEND = "device_ipc"
 """The name of the weight transfer backend and of the load format."""

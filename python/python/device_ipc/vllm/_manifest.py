@@ -6,15 +6,16 @@ engines compare manifests before they open memory.
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from .._errors import LayoutError
 
-LIMIT = 1 << 20
-"""The number of characters of a manifest that is read."""
+
+IN_PLACE = "device_ipc_weights"
+"""The name of a model's attribute that holds the mapping of the parameters, if they are a keeper's memory."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,6 @@ class Manifest:
     revision: str | None
     dtype: str
     quantization: str | None
-    """The method; its parameters belong to ``further``."""
     tensor_parallel_size: int
     pipeline_parallel_size: int
     expert_parallel: bool
@@ -34,13 +34,14 @@ class Manifest:
     """The version of vLLM."""
     architecture: str
     """The device's, such as ``"sm_90"``: kernels choose layouts by it."""
-    further: dict[str, str | int | float | bool | None] = field(default_factory=dict)
-    """Scalars that the processing has left in Python, such as scales, by their names in the model."""
+    config: str
+    """A digest of the model's ``config.json``, with what the command line changes of it."""
 
     @classmethod
-    def of(cls, vllm_config: Any, version: str, architecture: str, further: dict[str, Any] | None = None) -> Manifest:
-        """Returns the manifest of a rank with vLLM's configuration."""
-        model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    def of(cls, model: Any, parallel: Any, version: str, architecture: str) -> Manifest:
+        """Returns the manifest of a rank: ``model`` and ``parallel`` are vLLM's configurations of these names."""
+        config = {name: value for name, value in model.hf_config.to_dict().items() if name not in _NOT_OF_WEIGHTS}
+        text = json.dumps(config, sort_keys=True, default=str)
         return cls(
             model=str(model.model),
             revision=model.revision,
@@ -52,65 +53,34 @@ class Manifest:
             rank=int(parallel.rank) % (int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)),
             vllm=version,
             architecture=architecture,
-            further=dict(further or {}),
+            config=hashlib.sha256(text.encode()).hexdigest()[:16],
         )
 
     @classmethod
-    def parse(cls, text: str) -> Manifest:
-        """Returns the manifest that ``str`` has written. Raises ``LayoutError`` if another program has written the text."""
+    def parse(cls, values: Any) -> Manifest:
+        """Returns the manifest that ``asdict`` has made the values of. Raises ``LayoutError`` for other values."""
         try:
-            if len(text) > LIMIT:
-                raise ValueError(f"it has {len(text)} characters, more than {LIMIT}")
-            values = json.loads(text, parse_constant=_refuse)
-            if not isinstance(values, dict):
-                raise ValueError("it is not an object")
             manifest = cls(**values)
-            for one in fields(cls):
-                _check(one.name, str(one.type), getattr(manifest, one.name))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise LayoutError(f"the text is not a manifest: {error}") from None
+        except TypeError as error:
+            raise LayoutError(f"this is not a manifest: {error}") from None
+        for one in fields(cls):
+            if type(value := getattr(manifest, one.name)) not in _TYPES[str(one.type)]:
+                raise LayoutError(f"this is not a manifest: {one.name} has the type {type(value).__name__}, and not {one.type}")
         return manifest
-
-    def __str__(self) -> str:
-        return json.dumps(asdict(self), allow_nan=False)
 
     def check(self, kept: Manifest) -> None:
         """Raises ``LayoutError``, which names the first difference, if kept weights are not those of this manifest."""
-        here, there = self._scalars(), kept._scalars()
-        for name in {**here, **there}:
-            needed, found = here.get(name, "absent"), there.get(name, "absent")
-            if needed != found:
+        there = asdict(kept)
+        for name, needed in asdict(self).items():
+            if needed != there[name]:
                 raise LayoutError(
-                    f"the kept weights have another {name} than this engine: {found}, and not {needed}; "
+                    f"the kept weights have another {name} than this engine: {there[name]!r}, and not {needed!r}; "
                     "keep the weights of this configuration under another name"
                 )
-
-    def _scalars(self) -> dict[str, str]:
-        """Returns the values as JSON, in which 1, 1.0 and true differ."""
-        values = asdict(self)
-        further = {f"further[{name!r}]": value for name, value in sorted(values.pop("further").items())}
-        return {name: json.dumps(value) for name, value in {**values, **further}.items()}
 
 
 _TYPES: dict[str, list[type]] = {"str": [str], "str | None": [str, type(None)], "int": [int], "bool": [bool]}
 """The permitted types of an annotation: a truth value is no number."""
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"it contains {constant}")
-
-
-def _check(name: str, kind: str, value: Any) -> None:
-    """Checks the type of a value, which an annotation names."""
-    if name == "further":
-        if not isinstance(value, dict):
-            raise ValueError("further is not an object")
-        wrong = [key for key, one in value.items() if not (one is None or isinstance(one, (str, bool, int)) or _is_finite(one))]
-        if wrong:
-            raise ValueError(f"further[{wrong[0]!r}] is neither a text nor a number")
-    elif type(value) not in _TYPES[kind]:
-        raise ValueError(f"{name} has the type {type(value).__name__}, and not {kind}")
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, float) and math.isfinite(value)
+_NOT_OF_WEIGHTS = ("_name_or_path", "transformers_version")

@@ -12,8 +12,9 @@ from typing import Any
 
 from .. import _native
 from .. import torch as dt
-from .._errors import GoneError, LayoutError
+from .._errors import GoneError, LayoutError, UnsupportedError
 from .._recorded import Plan, RecordedLoad, Recording, layout, load_key, recorded
+from ._manifest import IN_PLACE
 
 _logger = logging.getLogger(__name__)
 
@@ -78,6 +79,10 @@ class Worker:
 
     def start_weight_update(self) -> None:
         """Joins the ring."""
+        if hasattr(self.model, IN_PLACE):
+            raise UnsupportedError(
+                "the parameters of this engine are a keeper's memory, which it may only read; start it without in_place for updates"
+            )
         self._close_mappings()
         if self._init.ring is not None and self._reader is None:
             # Before the trainer publishes: a reader receives what is published after it has joined.

@@ -1,0 +1,251 @@
+"""A keeper of the processed weights of engines: the first engine of each rank fills a block of its memory, and all engines read it.
+
+Its messages, JSON over a channel:
+
+=======================================  =====================================================================================
+an engine                                the keeper
+=======================================  =====================================================================================
+``{"rank": 0}``                          the answer ``kept``, as soon as there are weights of this rank; or ``{"publish": true}`` to one
+                                         engine at a time that may publish, if there are none
+``{"manifest", "tensors", "device"}``    ``{"memory": true}`` with one tensor for each of ``tensors`` (name, element type, shape), which the engine
+                                         fills; or ``{"error"}``
+``{"filled": true}``                     ``kept``: ``{"keeper", "manifest"}``, the keeper's name to open, and the text that came with the tensors
+=======================================  =====================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from . import _native
+from ._errors import Error, TimeoutError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_logger = logging.getLogger("device_ipc")
+
+ANSWER_LIMIT = 5.0
+"""Seconds that an engine may take to make room for an answer; one that takes longer is given up."""
+
+
+def channel(name: str, publishes: bool) -> str:
+    """Returns the name of the keeper's channel for engines that publish, or of that for the others."""
+    return f"{'publish' if publishes else 'weights'}.{name}"
+
+
+class WeightKeeper:
+    """Keeps the processed weights of engines in device memory of this process, one block for each rank.
+
+    ``name`` is that of the keeper: engines find it as ``keeper:NAME``, and the weights of a rank R > 0 are ``keeper:NAME.R``. The first engine
+    that may publish fills the block of its rank; then the keeper shares it read-only. ``allow_users`` are further user ids whose engines may
+    read; only engines of this process's user can publish. A thread of its own answers. Raises as ``device_ipc.listen``.
+
+    As a context manager, it is closed at the end of the block.
+    """
+
+    def __init__(self, name: str, *, allow_users: Sequence[int] | None = None) -> None:
+        self._name = name
+        self._allow_users = allow_users
+        self._parts: dict[int, _Part] = {}
+        self._engines: set[_Engine] = set()
+        self._selector = selectors.DefaultSelector()
+        self._listeners = [
+            _native.listen(channel(name, publishes=False), allow_users=allow_users),
+            _native.listen(channel(name, publishes=True)),
+        ]
+        for listener, publishes in zip(self._listeners, (False, True), strict=True):
+            self._selector.register(listener.fileno(), selectors.EVENT_READ, (listener, publishes))
+        self._end, self._stop = os.pipe()
+        self._selector.register(self._end, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="device-ipc-weights", daemon=True)
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """The name that engines look for."""
+        return self._name
+
+    @property
+    def exports(self) -> list[_native.Export]:
+        """The exports of the ranks whose weights are kept, in the order of the ranks."""
+        return [part.export for _, part in sorted(self._parts.items()) if part.export is not None]
+
+    def close(self) -> None:
+        """Ends the keeper. Engines that have the weights open keep them where mappings outlive the exporter (CUDA, the mock)."""
+        if self._thread.is_alive():
+            os.write(self._stop, b"\0")
+            self._thread.join()
+        if self._stop >= 0:
+            os.close(self._stop)
+            self._stop = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        with self._selector as selector:
+            running = True
+            while running:
+                for key, _ in selector.select():
+                    if key.data is None:
+                        running = False
+                    elif isinstance(key.data, _Engine):
+                        self._receive(key.data)
+                    else:
+                        self._accept(*key.data)
+        os.close(self._end)
+        for listener in self._listeners:
+            listener.close()
+        for engine in list(self._engines):
+            engine.close()
+        for part in self._parts.values():
+            part.close()
+
+    def _accept(self, listener: _native.Listener, publishes: bool) -> None:
+        try:
+            engine = _Engine(listener.accept(0), publishes)
+        except (Error, OSError):
+            return
+        self._engines.add(engine)
+        self._selector.register(engine.channel.fileno(), selectors.EVENT_READ, engine)
+        self._receive(engine)
+
+    def _receive(self, engine: _Engine) -> None:
+        """Answers the messages that have arrived."""
+        while engine in self._engines:
+            try:
+                message = engine.channel.receive(0)
+            except TimeoutError:
+                return
+            except (Error, OSError, ValueError):
+                self._leave(engine)
+                return
+            try:
+                self._answer(engine, json.loads(message.data))
+            except (Error, OSError, ValueError, TypeError, KeyError) as error:
+                _logger.warning("the keeper %s refuses process %s: %s", self._name, engine.channel.peer, error)
+                engine.tell({"error": str(error)})
+                self._leave(engine)
+
+    def _answer(self, engine: _Engine, request: dict[str, Any]) -> None:
+        if "rank" in request:
+            engine.rank = int(request["rank"])
+            self._parts.setdefault(engine.rank, _Part()).waiting.append(engine)
+            self._turn(engine.rank)
+            return
+        part = self._parts.get(-1 if engine.rank is None else engine.rank)
+        if part is None or part.publisher is not engine:
+            raise ValueError("this process is not the one that publishes the weights of this rank")
+        if "tensors" in request:
+            names = [str(name) for name, _, _ in request["tensors"]]
+            layouts = [([int(size) for size in shape], str(dtype)) for _, dtype, shape in request["tensors"]]
+            # Memory that engines can open read-only.
+            blocks = _native._empty_block(layouts, _device(str(request["device"])), True)
+            part.manifest, part.memory = str(request["manifest"]), dict(zip(names, blocks, strict=True))
+            engine.channel.send(b'{"memory": true}', part.memory, timeout=ANSWER_LIMIT)
+        elif "filled" in request and part.memory is not None:
+            part.export = _native.share(part.memory, access="r", allow_users=self._allow_users)
+            name = self._name if engine.rank == 0 else f"{self._name}.{engine.rank}"
+            part.keeper = _native.keep(name, part.export, allow_users=self._allow_users)
+            part.publisher = None
+            part.waiting.append(engine)
+            self._turn(engine.rank or 0)
+        else:
+            raise ValueError(f"the request has no known key: {sorted(request)}")
+
+    def _turn(self, rank: int) -> None:
+        """Answers the engines that wait for this rank, or has one of them publish."""
+        part = self._parts[rank]
+        if part.keeper is not None:
+            kept = {"keeper": part.keeper.name, "manifest": part.manifest}
+            waiting, part.waiting = part.waiting, []
+            for engine in waiting:
+                engine.tell(kept)
+        elif part.publisher is None:
+            part.publisher = next((engine for engine in part.waiting if engine.publishes), None)
+            if part.publisher is not None:
+                part.waiting.remove(part.publisher)
+                part.publisher.tell({"publish": True})
+
+    def _leave(self, engine: _Engine) -> None:
+        """Forgets an engine that has gone. Memory that it has not filled is freed, and the next one publishes."""
+        self._engines.discard(engine)
+        self._selector.unregister(engine.fileno)
+        engine.close()
+        part = self._parts.get(-1 if engine.rank is None else engine.rank)
+        if part is None:
+            return
+        if engine in part.waiting:
+            part.waiting.remove(engine)
+        if part.publisher is engine:
+            part.publisher = part.memory = None
+            part.manifest = ""
+            assert engine.rank is not None
+            self._turn(engine.rank)
+
+
+@dataclass(eq=False)
+class _Engine:
+    """A process that asks."""
+
+    channel: _native.Channel
+    publishes: bool
+    rank: int | None = None
+    fileno: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fileno = self.channel.fileno()
+
+    def tell(self, answer: dict[str, Any]) -> None:
+        """Answers. An engine that has gone, or reads nothing, is noticed when its channel ends."""
+        try:
+            self.channel.send(json.dumps(answer).encode(), timeout=ANSWER_LIMIT)
+        except (Error, OSError, ValueError) as error:
+            _logger.warning("process %s does not take the keeper's answer: %s", self.channel.peer, error)
+
+
+    def close(self) -> None:
+        """Ends the channel, without a wait for the engine to take the last answer."""
+        with contextlib.suppress(Error):
+            self.channel.close(timeout=0)
+
+
+@dataclass(eq=False)
+class _Part:
+    """The weights of one rank."""
+
+    waiting: list[_Engine] = field(default_factory=list)
+    publisher: _Engine | None = None
+    """The engine that loads these weights now."""
+    manifest: str = ""
+    memory: dict[str, _native.Tensor] | None = None
+    export: _native.Export | None = None
+    keeper: _native.Keeper | None = None
+
+    def close(self) -> None:
+        if self.keeper is not None:
+            self.keeper.close()
+        if self.export is not None:
+            # Those that use the weights are notified, and release them when they like.
+            with contextlib.suppress(Error):
+                self.export.close(timeout=0)
+
+
+def _device(uuid: str) -> str:
+    """Returns the name of a device in this process."""
+    for device in _native.devices():
+        if device.uuid == uuid:
+            return device.device
+    raise ValueError(f"the keeper's process has no device {uuid}; start it with the same devices visible")

@@ -1,0 +1,294 @@
+"""Models whose parameters are the memory of a keeper of processed weights: one copy for all engines of a rank.
+
+The first engine loads as usual and publishes its parameters as vLLM has processed them. Another one builds the model with its parameters on
+PyTorch's meta device, has vLLM process them there, which moves no bytes, and then takes the published ones. What is not computed from the
+weights, such as scratch memory and tables of positions, stays its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .. import _backends, _native
+from .. import torch as dt
+from .._errors import Error, GoneError, LayoutError, TimeoutError, UnsupportedError
+from .._weight_keeper import channel
+from ._manifest import IN_PLACE, Manifest
+
+SMALL = 4096
+"""Tensors of fewer bytes are real in a model that is built on the meta device: they are scales and the like, which Python reads."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a module has a tensor."""
+
+    module: torch.nn.Module
+    kind: str
+    """``_parameters``, ``_buffers`` or ``__dict__``."""
+    name: str
+
+    def set(self, tensor: torch.Tensor) -> None:
+        """Puts another tensor there."""
+        getattr(self.module, self.kind)[self.name] = tensor
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor of a model, with all places that have it."""
+
+    tensor: torch.Tensor
+    places: list[Place]
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether the first place is that of a parameter."""
+        return self.places[0].kind == "_parameters"
+
+    @property
+    def layout(self) -> list[Any]:
+        """Element type, shape and strides, as JSON has them."""
+        return [str(self.tensor.dtype).removeprefix("torch."), list(self.tensor.shape), list(self.tensor.stride())]
+
+    def set(self, tensor: torch.Tensor) -> None:
+        """Puts another tensor in all places."""
+        for place in self.places:
+            place.set(tensor)
+
+
+def held(model: torch.nn.Module, device: torch.device) -> dict[str, Held]:
+    """Returns the parameters, buffers and attributes of a model that are tensors of the device or of the meta device, by their first names."""
+    found: dict[int, tuple[str, Held]] = {}
+    for prefix, module in model.named_modules():
+        for kind in ("_parameters", "_buffers", "__dict__"):
+            for name, tensor in getattr(module, kind).items():
+                if isinstance(tensor, torch.Tensor) and tensor.numel() and (tensor.is_meta or tensor.device == device):
+                    one = found.setdefault(id(tensor), (f"{prefix}.{name}".lstrip("."), Held(tensor, [])))[1]
+                    one.places.append(Place(module, kind, name))
+    return dict(found.values())
+
+
+def floats(model: torch.nn.Module) -> dict[str, float | str]:
+    """Returns the numbers that modules keep in Python, such as scales: the processing may have computed them from the weights."""
+    found: dict[str, float | str] = {}
+    for prefix, module in model.named_modules():
+        for name, value in vars(module).items():
+            if type(value) is float:
+                # JSON has neither infinities nor NaN.
+                found[f"{prefix}.{name}"] = value if math.isfinite(value) else repr(value)
+    return found
+
+
+def refuse_unsupported(vllm_config: Any) -> None:
+    """Raises ``UnsupportedError`` for a configuration in which vLLM writes or moves the parameters."""
+    parallel, offload = vllm_config.parallel_config, getattr(vllm_config, "offload_config", None)
+    if getattr(parallel, "enable_eplb", False):
+        raise UnsupportedError("--enable-eplb moves experts in the parameters, which are read-only in place; load without in_place")
+    if getattr(getattr(offload, "uva", None), "cpu_offload_gb", 0) or getattr(getattr(offload, "prefetch", None), "offload_group_size", 0):
+        raise UnsupportedError("weights in place cannot be offloaded to the host; load without in_place")
+
+
+@dataclass(frozen=True)
+class Published:
+    """What engines of a manifest have to agree in, as the keeper passes it on."""
+
+    manifest: Manifest
+    tensors: dict[str, list[Any]]
+    """Element type, shape and strides of each tensor."""
+    floats: dict[str, float | str]
+
+    @classmethod
+    def parse(cls, text: str) -> Published:
+        try:
+            values = json.loads(text)
+            published = cls(Manifest.parse(values.pop("manifest")), **values)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise LayoutError(f"the keeper's weights were not published by this package: {error}") from None
+        return published
+
+
+class Source:
+    """The keeper of the weights, as an engine sees it."""
+
+    def __init__(self, source: str, publishes: bool, timeout: float) -> None:
+        self._name, self.timeout = source.removeprefix("keeper:"), timeout
+        self._channel = _native.connect(channel(self._name, publishes), timeout=timeout)
+
+    def ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], _native.Received]:
+        """Sends a request, and returns the answer."""
+        self._channel.send(json.dumps(request).encode(), timeout=self.timeout)
+        try:
+            message = self._channel.receive(self.timeout)
+        except TimeoutError:
+            raise TimeoutError(
+                f"the keeper {self._name!r} has had no weights of this rank for {self.timeout} s; start one engine with "
+                '"publish": true, or raise "timeout"'
+            ) from None
+        except GoneError:
+            raise GoneError(f"the keeper {self._name!r} has ended; start it again, then the engine") from None
+        answer: dict[str, Any] = json.loads(message.data)
+        if "error" in answer:
+            raise LayoutError(f"the keeper {self._name!r} refuses: {answer['error']}")
+        return answer, message
+
+    def close(self) -> None:
+        """Ends the connection. A keeper that waits for this engine's weights has the next engine publish."""
+        with contextlib.suppress(Error):
+            self._channel.close(timeout=0)
+
+    def publish(self, manifest: Manifest, model: torch.nn.Module, device: torch.device) -> dict[str, Any]:
+        """Copies the tensors of a loaded model to the keeper's memory; returns the answer."""
+        tensors = held(model, device)
+        described = {name: one.layout for name, one in tensors.items()}
+        text = json.dumps({"manifest": asdict(manifest), "tensors": described, "floats": floats(model)})
+        flat = {name: _flat(name, one.tensor) for name, one in tensors.items()}
+        layouts = [[name, "uint8", [one.numel()]] for name, one in flat.items()]
+        _, message = self.ask({"manifest": text, "tensors": layouts, "device": _uuid(device)})
+        with dt.Tensors(message.open(device=device, access="rw", timeout=self.timeout)) as memory:
+            for name, one in flat.items():
+                memory[name].copy_(one)
+            if device.type != "cpu":
+                torch.accelerator.current_stream(device).synchronize()
+        return self.ask({"filled": True})[0]
+
+
+def load(
+    source: Source,
+    manifest: Manifest,
+    device: torch.device,
+    load_normally: Callable[[], torch.nn.Module],
+    load_without_weights: Callable[[Unfilled], torch.nn.Module],
+) -> torch.nn.Module:
+    """Returns a model whose parameters are the keeper's memory.
+
+    ``load_normally`` loads it as without a keeper, for the engine that publishes. ``load_without_weights`` does the same in the context of its
+    argument, and calls its ``fill`` in place of loading the weights.
+    """
+    answer, _ = source.ask({"rank": manifest.rank})
+    publishes = "publish" in answer
+    if publishes:
+        model = load_normally()
+        answer = source.publish(manifest, model, device)
+    published = Published.parse(answer["manifest"])
+    manifest.check(published.manifest)
+    if not publishes:
+        model = _without_weights(Unfilled(device), load_without_weights)
+    _compare(model, published, device)
+    # The engine only reads.
+    weights = dt.open(f"keeper:{answer['keeper']}", device=device, timeout=source.timeout, allow_read_only=True)
+    with torch.no_grad():
+        for name, one in held(model, device).items():
+            kept = _view(weights[name], *published.tensors[name])
+            if one.is_parameter or one.tensor.is_meta:
+                one.set(_alike(one.tensor, kept))
+            elif not publishes:
+                one.tensor.copy_(kept)
+    setattr(model, IN_PLACE, weights)
+    return model
+
+
+class Unfilled(TorchDispatchMode):  # type: ignore[misc,no-untyped-call,unused-ignore]
+    """While a model is built, has ``torch.empty`` make tensors of a device on the meta device, except small ones."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        self._device = device
+        self._is_built = False
+
+    def fill(self, model: torch.nn.Module) -> None:
+        """Ends that. Tensors of the built model other than parameters, which a forward may write, get memory of their own."""
+        self._is_built = True
+        for one in held(model, self._device).values():
+            if one.tensor.is_meta and not one.is_parameter:
+                one.set(_alike(one.tensor, torch.empty_like(one.tensor, device=self._device)))
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        options = dict(options or {})
+        if not self._is_built and function is torch.ops.aten.empty.memory_format:
+            dtype = options.get("dtype") or torch.get_default_dtype()
+            is_here = torch.device(options.get("device") or "cpu").type == self._device.type
+            if is_here and math.prod(arguments[0]) * dtype.itemsize >= SMALL:
+                options.update(device="meta", pin_memory=False)
+        return function(*arguments, **options)
+
+
+def _without_weights(unfilled: Unfilled, load: Callable[[Unfilled], torch.nn.Module]) -> torch.nn.Module:
+    """Returns a model whose large parameters, and what vLLM computes of them, are on the meta device."""
+    try:
+        with unfilled:
+            model = load(unfilled)
+    except RuntimeError as error:
+        raise UnsupportedError(f"vLLM cannot build this model without its weights ({error}); load it without in_place") from error
+    for prefix, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name not in ("_parameters", "_buffers", "_modules") and not isinstance(value, torch.Tensor) and _has_meta(value, 3):
+                raise UnsupportedError(f"{prefix}.{name} has a tensor computed from the weights, which no name reaches; load without in_place")
+    return model
+
+
+def _has_meta(value: Any, depth: int) -> bool:
+    """Returns whether an object, or one that it names, is a tensor on the meta device."""
+    if isinstance(value, torch.Tensor):
+        return bool(value.is_meta)
+    if depth == 0 or isinstance(value, (torch.nn.Module, type)):
+        return False
+    if isinstance(value, dict):
+        inner = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        inner = list(value)
+    else:
+        inner = list(getattr(value, "__dict__", {}).values())
+    return any(_has_meta(one, depth - 1) for one in inner)
+
+
+def _compare(model: torch.nn.Module, published: Published, device: torch.device) -> None:
+    """Raises ``LayoutError``, which names the first difference, if a model has other tensors or numbers than the published one."""
+    layouts = {name: one.layout for name, one in held(model, device).items()}
+    for what, here, there in (("tensor", layouts, published.tensors), ("number", floats(model), published.floats)):
+        for name in {**there, **here}:
+            if here.get(name) != there.get(name):
+                raise LayoutError(
+                    f"the {what} {name} of the kept weights is {there.get(name, 'absent')}, and in this engine {here.get(name, 'absent')}: "
+                    "vLLM has processed the weights in another way; load without in_place"
+                )
+
+
+def _flat(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of a tensor in the order of its memory."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            raise UnsupportedError(f"the tensor {name} has gaps (strides {tuple(tensor.stride())}); load without in_place")
+        expected *= size
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def _view(memory: torch.Tensor, dtype: str, shape: list[int], strides: list[int]) -> torch.Tensor:
+    """Returns the tensor in bytes of ``_flat``."""
+    return memory.view(dt._dtype(torch, dtype)).as_strided(shape, strides)
+
+
+def _alike(old: torch.Tensor, contents: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of the class and with the attributes of another one."""
+    if type(old) is torch.Tensor:
+        return contents
+    new: torch.Tensor = torch.Tensor._make_subclass(type(old), contents, False)
+    vars(new).update(vars(old))
+    return new
+
+
+def _uuid(device: torch.device) -> str:
+    """Returns the identity of a device, by which another process finds it under its own number."""
+    for one in _native.devices():
+        kind, _, number = one.device.partition(":")
+        if int(number) == (device.index or 0) and (_backends.is_host(one.device) if device.type == "cpu" else kind == device.type):
+            return one.uuid
+    raise UnsupportedError(f"no backend has the device {device}")
