@@ -1,4 +1,34 @@
 //! One process's endpoint of a timeline: its words, and its termination.
+//!
+//! # Protocol
+//!
+//! The threads of a process share an endpoint. The peer and the devices see the words only, and may write anything to those that
+//! they can write, so an endpoint keeps its own record:
+//!
+//! | field | written | read |
+//! |---|---|---|
+//! | `uses` | by each operation on the words, at its begin and its end; by `report` and `settle`, from 0 to `SEALED` | by each operation |
+//! | `end` | once, by the first `end` | by each operation, after its begin; by `value` and `seen`, after the word |
+//! | `at_end` | once, by the same call | by `seen`, which waits for it; by `seen_at_end` |
+//! | `after_end` | by `poison`, with each value that it replaces | by `seen_at_end` |
+//! | `last_signalled`, `awaited` | before a signal or a wait is submitted | by `settle`, `report`; `awaited` by `needs_poison` |
+//! | `ready_submitted`, `finished` | after the operation that they name | by `settle` |
+//! | `peer_has_gone` | by `end` | by `finish_if_arrived`, which then has no reader to end the counter for |
+//! | `peer_has_finished` | by the exporter, when the importer has returned the slot | by `needs_poison` |
+//!
+//! Three pairs order them:
+//!
+//! *Operations and the seal, by `uses`.* The end of an operation releases, and the exchange of 0 for `SEALED` acquires. So the thread
+//! that seals sees all that operations have stored and noted, and no operation begins later: the slot may have a new life.
+//! `settle` evaluates its conditions before the seal, as a seal is final for the importer's threads, and again after it.
+//!
+//! *The end and its word.* `end` is stored before the incoming word is replaced by [`ENDED`], by a release that a read of the word
+//! acquires. So a thread that reads a word, and then finds no end, has read neither that `ENDED` nor a word of a later life.
+//!
+//! *Waits and the poison.* After the peer's termination its device may still write a lower value over `ENDED`, and a stream that waits
+//! would wait for ever, so the poller stores `ENDED` again for a while, where a stream waits. A wait notes its value, issues a
+//! fence and checks for the end again; `needs_poison` issues a fence, after the end, and reads that value. At least one of them
+//! observes the other: the wait is not submitted, or the word is poisoned again.
 
 #![allow(
     unsafe_code,
@@ -7,7 +37,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 use super::Returned;
 use super::page::{Word, timelines_of};
@@ -162,12 +192,23 @@ impl Endpoint {
     }
 
     /// Makes the stream wait for the value. It may reach the wait after the timeline has ended, so the value is noted.
+    ///
+    /// # Errors
+    ///
+    /// That of [`check`](Self::check) or [`check_ready`](Self::check_ready) if the timeline has ended meanwhile.
     pub(super) fn wait_on(&self, word: Word, value: u64, stream: BorrowedStream<'_>) -> Result<()> {
         let TimelineSlot { page, slot, base } = &self.place;
         let address = page.word_on(&self.backend, stream.device(), *slot, word)?;
         let timelines = timelines_of(&*self.backend, stream.device())?;
         self.awaited.fetch_max(value, Ordering::AcqRel);
         page.note_awaited();
+        fence(Ordering::SeqCst);
+        if word == Word::Ready {
+            // Bytes that were ready stay so after the end.
+            self.check_ready()?;
+        } else if word == self.incoming() {
+            self.check()?;
+        }
         // SAFETY: as in `write_on`.
         unsafe { timelines.wait_value(address, base + value, stream) }
     }
@@ -253,6 +294,7 @@ impl Endpoint {
     /// Returns whether the peer may still write words that streams of this process wait for, so that they have to be poisoned again
     /// for a while.
     pub(crate) fn needs_poison(&self) -> bool {
+        fence(Ordering::SeqCst);
         self.awaited.load(Ordering::Acquire) > 0 && !self.peer_has_finished.load(Ordering::Acquire)
     }
 

@@ -4,7 +4,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use super::{ENDED, Side};
 use crate::backend::{DeviceIpc, DeviceTimelines};
@@ -73,6 +73,8 @@ impl WordPage {
 
     /// Returns whether a stream of this process was made to wait for a word of the page.
     pub(crate) fn is_awaited(&self) -> bool {
+        // Pairs with the fence of a wait: see `endpoint`.
+        fence(Ordering::SeqCst);
         self.awaited.load(Ordering::Acquire)
     }
 

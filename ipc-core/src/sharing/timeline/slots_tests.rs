@@ -1,18 +1,55 @@
+#![allow(unsafe_code, reason = "implements the vendor boundary")]
+
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
 
 use super::*;
+use crate::backend::stream::BorrowedStream;
 use crate::backend::{
-    Access, BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, Exported, HandleKind,
-    HandleKindInfo, Opened, ReceivedHandle,
+    Access, BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceTimelines, Exported,
+    HandleKind, HandleKindInfo, Opened, ReceivedHandle,
 };
-use crate::model::address::{DeviceRange, Extent};
+use crate::model::address::{DevicePtr, DeviceRange, Extent};
 use crate::model::device::{DeviceInfo, DeviceOrdinal};
 use crate::sharing::timeline::{Side, Termination};
 
-/// No stream is involved here, so no driver is called.
-#[derive(Debug)]
-struct NoDriver;
+/// A driver without memory, whose streams do nothing.
+#[derive(Default)]
+struct NoDriver {
+    /// Runs when a page is registered.
+    on_register: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    submitted_waits: AtomicU32,
+}
+
+impl std::fmt::Debug for NoDriver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("NoDriver")
+    }
+}
+
+impl DeviceTimelines for NoDriver {
+    unsafe fn register(&self, _: DeviceOrdinal, pages: NonNull<u8>, _: usize) -> Result<DevicePtr> {
+        if let Some(hook) = self.on_register.lock().unwrap().take() {
+            hook();
+        }
+        Ok(DevicePtr::new(pages.addr().get() as u64))
+    }
+
+    unsafe fn unregister(&self, _: DeviceOrdinal, _: NonNull<u8>) -> Result<()> {
+        Ok(())
+    }
+
+    unsafe fn write_value(&self, _: DevicePtr, _: u64, _: BorrowedStream<'_>) -> Result<()> {
+        unreachable!()
+    }
+
+    unsafe fn wait_value(&self, _: DevicePtr, _: u64, _: BorrowedStream<'_>) -> Result<()> {
+        self.submitted_waits.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
 
 impl DeviceIpc for NoDriver {
     fn info(&self) -> &BackendInfo {
@@ -32,7 +69,11 @@ impl DeviceIpc for NoDriver {
     }
 
     fn capabilities(&self, _: DeviceOrdinal) -> Result<Capabilities> {
-        unreachable!()
+        Ok(Capabilities::NONE.with_timelines(true))
+    }
+
+    fn timelines(&self) -> Option<&dyn DeviceTimelines> {
+        Some(self)
     }
 
     fn handle_kinds(&self) -> Vec<HandleKindInfo> {
@@ -68,7 +109,7 @@ impl DeviceIpc for NoDriver {
     }
 
     fn synchronize_device(&self, _: DeviceOrdinal) -> Result<()> {
-        unreachable!()
+        Ok(())
     }
 
     fn memory(&self) -> &dyn DeviceMemory {
@@ -90,7 +131,7 @@ impl Fixture {
     /// The exporter's and the importer's part of a new timeline, with its key.
     fn begin(&mut self) -> (u32, Timeline, Timeline) {
         let place = self.slots.take().unwrap();
-        let side = |side| Timeline::new(place.clone(), side, Arc::new(NoDriver), 7);
+        let side = |side| Timeline::new(place.clone(), side, Arc::<NoDriver>::default(), 7);
         let (exporter, importer) = (side(Side::Exporter), side(Side::Importer));
         self.next += 1;
         self.slots.note(self.next, &exporter);
@@ -238,6 +279,27 @@ fn thread_in_the_middle_of_an_operation_keeps_the_slot() {
     assert_ne!(at(&fixture.begin().1), at(&pair.1));
     drop(operation);
     assert_eq!(at(&fixture.begin().1), at(&pair.1));
+}
+
+/// The poller poisons the words of a terminated peer repeatedly only if a stream waits for them: a signal that its device still
+/// writes would make the stream wait for ever.
+#[test]
+fn wait_that_the_end_of_the_timeline_precedes_is_not_submitted() {
+    let driver = Arc::<NoDriver>::default();
+    let mut slots = Slots::<u32>::new(true);
+    let backend = Arc::clone(&driver) as Arc<dyn DeviceIpc>;
+    let importer = Timeline::new(slots.take().unwrap(), Side::Importer, backend, 7);
+    let endpoint = Arc::clone(importer.endpoint());
+    *driver.on_register.lock().unwrap() = Some(Box::new(move || {
+        endpoint.end(Termination::Died);
+        assert!(!endpoint.needs_poison(), "no stream waits yet");
+    }));
+    // SAFETY: the backend uses no stream.
+    let stream = unsafe { BorrowedStream::from_raw("test", DeviceOrdinal::new(0), 0) };
+    let _operation = importer.endpoint().enter().unwrap();
+    let waited = importer.endpoint().wait_on(Word::FromExporter, 1, stream);
+    assert!(matches!(waited, Err(Error::ExporterGone { pid: 7 })), "{waited:?}");
+    assert_eq!(driver.submitted_waits.load(Ordering::Relaxed), 0);
 }
 
 #[test]
