@@ -1,5 +1,6 @@
 //! The guards of a ring's writer.
 
+mod publisher;
 mod readers;
 mod write_slot;
 
@@ -8,25 +9,27 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::members::{Member, Members, ReaderPosition, describe_readers};
+use super::members::{Members, ReaderPosition, describe_readers};
 use super::slots::{SlotRanges, count_host_wait};
 use crate::backend::DeviceIpc;
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
-use crate::model::error::{Error, Remedy, Result};
+use crate::model::error::{Error, Result};
 use crate::model::layout::TensorLayout;
 use crate::model::lease::{Holders, LeaseId};
 use crate::os::kill::kill_point;
 use crate::os::wait_for_words;
 use crate::sharing::export::{Export, ExportChanges, check_backend};
 use crate::sharing::import::OwnMemory;
-use crate::sharing::timeline::{OwnCounter, TIMELINE_END, Timeline};
+use crate::sharing::timeline::{OwnCounter, TIMELINE_END};
 use crate::sharing::{PolledReadiness, RuntimeRef};
 use crate::transport::check_may_wait;
 use crate::wire::descriptor::{Descriptor, Memory};
 use crate::wire::ring::RingSlots;
 
+use publisher::Publisher;
+pub(super) use publisher::{StreamKey, record_event_on};
 pub use readers::RingReaders;
 pub use write_slot::RingWriteSlot;
 
@@ -70,32 +73,12 @@ pub struct Ring {
     descriptor: Descriptor,
     backend: Arc<dyn DeviceIpc>,
     slots: SlotRanges,
-    members: Arc<Members>,
-    /// The readers at `version` of the list.
-    known: Vec<Arc<Member>>,
-    version: u64,
+    publisher: Publisher,
     next: u64,
-    /// The stream that published last.
-    last_stream: Option<StreamKey>,
-    /// Counts publications for the writer's own streams; `None` if the host waits.
-    own: Option<Arc<OwnCounter>>,
     timeout: Duration,
     /// The descriptor of the writer, created by its first use.
     readiness: PolledReadiness,
     runtime: RuntimeRef,
-}
-
-/// Maximum time for which a publication by the host waits for the writer's own counter after a reader was notified.
-const OWN_COUNTER_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// The identity of a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct StreamKey(DeviceOrdinal, u64);
-
-impl StreamKey {
-    pub(super) const fn of(stream: BorrowedStream<'_>) -> Self {
-        Self(stream.device(), stream.raw())
-    }
 }
 
 /// A guard that closes the ring when it is dropped.
@@ -144,14 +127,10 @@ impl Ring {
             export,
             memory: OwnMemory::new(Arc::clone(&backend), slots.device(), "the ring"),
             descriptor,
+            publisher: Publisher::new(Arc::clone(&backend), members, own),
             backend,
             slots,
-            members,
-            known: Vec::new(),
-            version: 0,
             next: first,
-            last_stream: None,
-            own,
             timeout,
             readiness: PolledReadiness::default(),
             runtime,
@@ -174,7 +153,7 @@ impl Ring {
     ///
     /// Then [`write`](Self::write) waits for releases, and a thread of the library signals publications.
     pub const fn waits_on_host(&self) -> bool {
-        self.own.is_none()
+        self.publisher.waits_on_host()
     }
 
     /// Returns the next sequence to publish, which is the number of publications so far.
@@ -222,7 +201,11 @@ impl Ring {
 
     /// Returns a handle to the readers for other threads, for use while the writer's thread waits in the driver.
     pub fn watch(&self) -> RingReaders {
-        RingReaders { members: Arc::clone(&self.members), slots: self.slots.count(), runtime: self.runtime }
+        RingReaders {
+            members: Arc::clone(self.publisher.members()),
+            slots: self.slots.count(),
+            runtime: self.runtime,
+        }
     }
 
     /// Returns a descriptor that becomes readable when a reader has joined, and with every change of
@@ -267,10 +250,10 @@ impl Ring {
         let stream = stream.as_stream();
         self.check_next(stream)?;
         if let Some(previous) = self.slots.previous_in_slot(self.next)
-            && self.is_in_use(previous)
+            && self.publisher.is_in_use(previous)
         {
             self.readiness.watch(self.runtime, || {
-                let members = Arc::clone(&self.members);
+                let members = Arc::clone(self.publisher.members());
                 move || !members.is_in_use(previous)
             });
             return Ok(None);
@@ -280,8 +263,9 @@ impl Ring {
 
     /// Returns the slot of a sequence that has not been published, if every reader has released it.
     pub(super) fn free_slot(&mut self, sequence: u64) -> Option<DeviceRange> {
-        self.members.update(&mut self.known, &mut self.version);
-        let is_free = self.slots.previous_in_slot(sequence).is_none_or(|previous| !self.is_in_use(previous));
+        self.publisher.update();
+        let is_free =
+            self.slots.previous_in_slot(sequence).is_none_or(|previous| !self.publisher.is_in_use(previous));
         is_free.then(|| self.slots.of(sequence))
     }
 
@@ -293,7 +277,7 @@ impl Ring {
             let why = "the ring has used up its sequence numbers; create a new ring".into();
             return Err(Error::TimelineValue { value: self.next + 1, why });
         }
-        self.members.update(&mut self.known, &mut self.version);
+        self.publisher.update();
         Ok(())
     }
 
@@ -302,33 +286,11 @@ impl Ring {
         if !self.waits_on_host()
             && let Some(previous) = self.slots.previous_in_slot(self.next)
         {
-            self.wait_release_on_stream(previous, stream)?;
+            self.publisher.wait_release_on_stream(previous, stream)?;
         }
         kill_point!("exporter:ring-waited");
         let sequence = self.next;
         Ok(RingWriteSlot { ring: self, sequence })
-    }
-
-    /// Makes the stream wait until every reader has released a sequence.
-    fn wait_release_on_stream(&self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
-        if let Some(own) = &self.own
-            && self.last_stream != Some(StreamKey::of(stream))
-        {
-            // After the work of another stream of this process on the slot.
-            own.wait_for_own(sequence + 1, stream)?;
-        }
-        for member in &self.known {
-            // A reader that has released the slot or has left needs no driver call.
-            if !member.is_behind(sequence) {
-                continue;
-            }
-            if let Err(error) = member.timeline.wait(sequence + 1, &stream)
-                && member.position().is_some()
-            {
-                return Err(error);
-            }
-        }
-        Ok(())
     }
 
     /// Waits on the host until every reader has released the slot that the next [`write`](Self::write) returns.
@@ -340,37 +302,27 @@ impl Ring {
     pub fn wait_writable(&self, timeout: Duration) -> Result<()> {
         self.runtime.check()?;
         let Some(previous) = self.slots.previous_in_slot(self.next) else { return Ok(()) };
-        if !self.is_in_use(previous) {
+        if !self.publisher.is_in_use(previous) {
             return Ok(());
         }
         check_may_wait("waiting for a writable slot", timeout)?;
         count_host_wait(self.runtime);
         wait_for_words(
             timeout,
-            || Ok(!self.is_in_use(previous)),
+            || Ok(!self.publisher.is_in_use(previous)),
             || Error::Timeout {
                 what: format!("the release of sequence {previous}, whose slot is to be reused"),
                 after: timeout,
-                detail: describe_readers(&self.members.behind(previous)),
+                detail: describe_readers(&self.publisher.members().behind(previous)),
             },
         )
-    }
-
-    /// Returns whether a reader has not released a sequence, or the host has not signalled it.
-    fn is_in_use(&self, sequence: u64) -> bool {
-        self.known.iter().any(|member| member.is_behind(sequence))
-            || (self.waits_on_host() && self.members.first_unsignalled() <= sequence)
     }
 
     /// Publishes a sequence to every reader by a stream.
     fn publish(&mut self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
         self.runtime.check()?;
         check_backend("the stream", stream.backend(), self.backend.info().name)?;
-        if self.waits_on_host() {
-            self.publish_on_host(sequence, stream)?;
-        } else {
-            self.signal_all(sequence, stream)?;
-        }
+        self.publisher.publish(sequence, stream, self.runtime)?;
         self.next = sequence + 1;
         kill_point!("exporter:ring-published");
         Ok(())
@@ -379,143 +331,13 @@ impl Ring {
     /// Publishes a sequence to every reader from the host.
     pub(super) fn publish_now(&mut self, sequence: u64) -> Result<()> {
         self.runtime.check()?;
-        self.check_writable_now(sequence)?;
-        if self.waits_on_host() {
-            self.count_publication(sequence);
-            self.members.signal_complete(sequence);
-        } else {
-            self.check_arrived(sequence)?;
-            let now = |timeline: &Timeline| timeline.signal_now(sequence + 1);
-            self.signal_readers(sequence, now, |own| drop(now(own)))?;
-            self.last_stream = None;
+        if let Some(previous) = self.slots.previous_in_slot(sequence) {
+            self.publisher.check_released(previous, sequence)?;
         }
+        self.publisher.publish_now(sequence, self.timeout)?;
         self.next = sequence + 1;
         kill_point!("exporter:ring-published");
         Ok(())
-    }
-
-    /// Checks that every reader has released the slot of a sequence. Newer readers have never taken it.
-    fn check_writable_now(&self, sequence: u64) -> Result<()> {
-        let Some(previous) = self.slots.previous_in_slot(sequence) else { return Ok(()) };
-        if !self.known.iter().any(|member| member.is_behind(previous)) {
-            return Ok(());
-        }
-        let why = format!(
-            "sequence {previous} in the same slot has not been released{}; {}, or \
-             publish on the stream that waits for the release",
-            describe_readers(&self.members.behind(previous)),
-            Remedy::WaitWritable
-        );
-        Err(Error::RingNotYet { sequence, what: "published", why })
-    }
-
-    /// Checks that the streams have reached all earlier publications.
-    ///
-    /// The check uses the writer's own counter, which streams write after the readers' counters. The readers' counters cannot
-    /// be trusted, because the readers can write them.
-    fn check_arrived(&self, sequence: u64) -> Result<()> {
-        let Some(own) = &self.own else { return Ok(()) };
-        let notified =
-            |member: &Arc<Member>| member.has_been_notified(sequence) && member.position().is_some();
-        let not_yet = || {
-            let why = "a stream has not reached the publication of an earlier sequence; synchronise that stream, or \
-                       publish on a stream";
-            Error::RingNotYet { sequence, what: "published", why: why.into() }
-        };
-        let holds = || match own.has_arrived() {
-            true => Ok(true),
-            // A stream that has signalled the readers writes the writer's own counter next, and a reader may react before
-            // that. A reader that falsely claims the signal only delays the error.
-            false if self.known.iter().any(notified) => Ok(false),
-            false => Err(not_yet()),
-        };
-        wait_for_words(self.timeout.min(OWN_COUNTER_TIMEOUT), holds, not_yet)
-    }
-
-    /// Signals a publication to every reader by a stream, after publications on other streams.
-    fn signal_all(&mut self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
-        let key = StreamKey::of(stream);
-        if let Some(own) = &self.own
-            && self.last_stream != Some(key)
-        {
-            // This does not wait for the readers' counters: a reader that leaves ends its counter, and a stream that passed it
-            // too early would decrease it.
-            own.wait_for_own(sequence, stream)?;
-        }
-        self.signal_readers(
-            sequence,
-            |timeline| timeline.signal(sequence + 1, &stream),
-            |own| own.mark(sequence + 1, stream),
-        )?;
-        self.last_stream = Some(key);
-        Ok(())
-    }
-
-    /// Signals a publication to every reader, and marks it on the writer's own counter.
-    fn signal_readers(
-        &mut self,
-        sequence: u64,
-        signal: impl Fn(&Timeline) -> Result<()>,
-        mark: impl Fn(&OwnCounter),
-    ) -> Result<()> {
-        let mut signalled = 0;
-        loop {
-            self.members.update(&mut self.known, &mut self.version);
-            for member in &self.known {
-                if member.timeline.last_signalled() > sequence || member.position().is_none() {
-                    continue;
-                }
-                match signal(&member.timeline) {
-                    Ok(()) => signalled += 1,
-                    // The reader has left meanwhile.
-                    Err(_) if member.position().is_none() => continue,
-                    // No reader has been signalled: the slot is unpublished.
-                    Err(error) if signalled == 0 => return Err(error),
-                    // Other readers may be reading the slot, so it is published. This reader would wait for ever.
-                    Err(error) => {
-                        tracing::warn!(target: crate::os::log::RING, pid = member.timeline.peer(), %error, "cannot signal a ring reader");
-                        member.dismiss();
-                    }
-                }
-                if member.is_dismissed() {
-                    member.dismiss();
-                }
-                kill_point!("exporter:ring-signalled");
-            }
-            if let Some(own) = &self.own {
-                // Without readers, this signal is the first that can fail.
-                if own.last_signalled() <= sequence && signalled == 0 {
-                    signal(own)?;
-                }
-                if own.last_signalled() <= sequence {
-                    mark(own);
-                }
-            }
-            // A reader that opened the ring meanwhile begins with this sequence.
-            if self.members.advance(sequence, self.version) {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Publishes a sequence from a thread of the library when the stream reaches this point.
-    fn publish_on_host(&mut self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
-        let runtime = self.runtime.check()?;
-        let reached = record_event_on(&*self.backend, stream)?;
-        self.count_publication(sequence);
-        let members = Arc::clone(&self.members);
-        match reached {
-            Some(event) => runtime.worker.submit_when(event, move || members.signal_complete(sequence)),
-            None => members.signal_complete(sequence),
-        }
-        Ok(())
-    }
-
-    /// Makes new readers begin after a sequence.
-    fn count_publication(&mut self, sequence: u64) {
-        while !self.members.advance(sequence, self.version) {
-            self.members.update(&mut self.known, &mut self.version);
-        }
     }
 
     /// Closes the ring, and waits until every reader has closed it and the memory's owner has been dropped.
@@ -528,20 +350,6 @@ impl Ring {
         drop(close_guard);
         Ok(export.close(timeout)?)
     }
-}
-
-/// Records an event on a stream. If the device has no events, waits for the stream and returns `None`.
-pub(super) fn record_event_on(
-    backend: &dyn DeviceIpc,
-    stream: BorrowedStream<'_>,
-) -> Result<Option<Box<dyn crate::backend::DeviceEvent>>> {
-    if !backend.capabilities(stream.device())?.ipc_events {
-        backend.memory().synchronize(stream)?;
-        return Ok(None);
-    }
-    let event = backend.create_event(stream.device())?;
-    event.record(stream)?;
-    Ok(Some(event))
 }
 
 /// Returns whether a device has no timelines, so that the host waits.
@@ -577,7 +385,7 @@ impl fmt::Debug for Ring {
         f.debug_struct("Ring")
             .field("descriptor", &self.descriptor)
             .field("next", &self.next)
-            .field("readers", &self.known.len())
+            .field("publisher", &self.publisher)
             .finish_non_exhaustive()
     }
 }
