@@ -63,8 +63,12 @@ enum Timer {
     Listen,
 }
 
-/// A watched item, and the id of the source that is its process.
-type Watched<T> = (T, Option<u64>);
+/// A client or a socket that is watched.
+struct Watched<T> {
+    item: T,
+    /// The source that is its process.
+    process: Option<u64>,
+}
 
 /// The state of the poller's thread.
 pub(super) struct EventLoop<S: Service> {
@@ -160,8 +164,8 @@ impl<S: Service> EventLoop<S> {
         if id == WAKE {
             self.run_commands();
         } else if id & CLIENT_BIT != 0 {
-            if let Some((client, _)) = self.clients.get(&id) {
-                let client = Arc::clone(client);
+            if let Some(watched) = self.clients.get(&id) {
+                let client = Arc::clone(&watched.item);
                 // A caller that is reading lets the poller look again when it has finished.
                 if client.on_readable() && !client.is_gone() {
                     self.queue.epoll.arm(id, client.socket(), true);
@@ -203,14 +207,14 @@ impl<S: Service> EventLoop<S> {
                 }
                 PollerCommand::Watch(client, process) => self.watch(client, process),
                 PollerCommand::Unwatch(id) => {
-                    if let Some((client, process)) = self.clients.remove(&id) {
+                    if let Some(Watched { item: client, process }) = self.clients.remove(&id) {
                         self.queue.epoll.remove(client.socket());
                         process.map(|process| self.sources.remove(&process));
                     }
                 }
                 PollerCommand::WatchSocket(id, socket, process) => self.watch_socket(id, socket, process),
                 PollerCommand::UnwatchSocket(id) => {
-                    if let Some((_, Some(process))) = self.sockets.remove(&id) {
+                    if let Some(Watched { process: Some(process), .. }) = self.sockets.remove(&id) {
                         self.sources.remove(&process);
                     }
                 }
@@ -253,7 +257,7 @@ impl<S: Service> EventLoop<S> {
                 .then(|| self.sources.insert(id, Source::ClientProcess(Arc::clone(&client), process)))
                 .map(|_| id)
         });
-        self.clients.insert(client.watch_id(), (client, process));
+        self.clients.insert(client.watch_id(), Watched { item: client, process });
     }
 
     fn watch_socket(&mut self, id: u64, socket: Arc<dyn WatchedSocket>, process: Option<OwnedFd>) {
@@ -269,14 +273,14 @@ impl<S: Service> EventLoop<S> {
             let added = self.add(process.as_fd(), source, EventFlags::IN | EventFlags::ONESHOT);
             added.then(|| self.sources.insert(source, Source::SocketProcess(id, process))).map(|_| source)
         });
-        self.sockets.insert(id, (Arc::downgrade(&socket), process));
+        self.sockets.insert(id, Watched { item: Arc::downgrade(&socket), process });
         if Arc::strong_count(&socket) == 1 {
             self.drop_elsewhere(socket);
         }
     }
 
     fn hung_up(&mut self, id: u64) {
-        if let Some(socket) = self.sockets.get(&id).and_then(|(socket, _)| socket.upgrade()) {
+        if let Some(socket) = self.sockets.get(&id).and_then(|watched| watched.item.upgrade()) {
             socket.hung_up();
             self.drop_elsewhere(socket);
         }

@@ -61,12 +61,27 @@ struct ServedConnections {
     is_closed: bool,
     /// The number of connections that are being served.
     connections: usize,
-    /// The idle connections, with their numbers, the one that has been idle for the longest time first.
-    idle: VecDeque<(u64, Arc<TcpStream>)>,
-    /// The connections whose clients have not proved themselves, with their numbers, the oldest first.
-    unproved: VecDeque<(u64, IpAddr, Arc<TcpStream>)>,
-    /// The connections in use: their numbers, hosts and keys.
-    in_use: Vec<(u64, IpAddr, u64)>,
+    /// The idle connections, the one that has been idle for the longest time first.
+    idle: VecDeque<ServedConnection>,
+    /// The connections whose clients have not proved themselves, the oldest first.
+    unproved: VecDeque<ServedConnection>,
+    in_use: Vec<UsedConnection>,
+}
+
+/// A connection that is being served.
+#[derive(Clone, Debug)]
+struct ServedConnection {
+    number: u64,
+    host: IpAddr,
+    stream: Arc<TcpStream>,
+}
+
+/// A connection in use.
+#[derive(Debug)]
+struct UsedConnection {
+    number: u64,
+    host: IpAddr,
+    key: u64,
 }
 
 /// Whether a client may use its connection.
@@ -87,9 +102,7 @@ pub(crate) struct ServerId(u64);
 /// it is [in use](Self::mark_in_use), and while it is [idle](Self::mark_idle).
 pub(crate) struct ConnectionPermit {
     shared: Arc<ServerState>,
-    number: u64,
-    host: IpAddr,
-    stream: Arc<TcpStream>,
+    connection: ServedConnection,
 }
 
 impl TcpServer {
@@ -131,7 +144,7 @@ impl Drop for TcpServer {
     fn drop(&mut self) {
         let mut state = self.shared.state();
         state.is_closed = true;
-        state.idle.drain(..).for_each(|(_, stream)| shut_down(&stream));
+        state.idle.drain(..).for_each(|idle| shut_down(&idle.stream));
         drop(state);
         self.shared.changed.set();
     }
@@ -147,23 +160,29 @@ impl ServedConnections {
     /// Removes a connection that may be closed for another one. Returns whether there was one of this number.
     fn remove(&mut self, number: u64) -> bool {
         let before = self.idle.len() + self.unproved.len();
-        self.idle.retain(|(known, _)| *known != number);
-        self.unproved.retain(|(known, ..)| *known != number);
+        self.idle.retain(|known| known.number != number);
+        self.unproved.retain(|known| known.number != number);
         self.idle.len() + self.unproved.len() < before
+    }
+
+    /// Removes a connection, also one in use.
+    fn end_use(&mut self, number: u64) {
+        self.remove(number);
+        self.in_use.retain(|used| used.number != number);
     }
 
     /// Returns whether a connection of this host with this key may be used.
     fn has_share(&self, host: IpAddr, key: u64) -> bool {
-        let of_host = self.in_use.iter().filter(|(_, other, _)| *other == host);
-        let with_key = self.in_use.iter().filter(|(_, _, other)| *other == key).count();
-        let of_both = of_host.clone().filter(|(_, _, other)| *other == key).count();
+        let of_host = self.in_use.iter().filter(|used| used.host == host);
+        let with_key = self.in_use.iter().filter(|used| used.key == key).count();
+        let of_both = of_host.clone().filter(|used| used.key == key).count();
         of_both < MAX_OF_HOST_AND_KEY && of_host.count() < MAX_OF_EITHER && with_key < MAX_OF_EITHER
     }
 
     /// Removes the oldest unproved connection of the host that has the most.
-    fn take_unproved(&mut self) -> Option<Arc<TcpStream>> {
-        let hosts: Vec<_> = self.unproved.iter().map(|(_, host, _)| ((), *host)).collect();
-        greediest(&hosts).and_then(|index| self.unproved.remove(index)).map(|(_, _, stream)| stream)
+    fn take_unproved(&mut self) -> Option<ServedConnection> {
+        let hosts: Vec<_> = self.unproved.iter().map(|unproved| ((), unproved.host)).collect();
+        greediest(&hosts).and_then(|index| self.unproved.remove(index))
     }
 }
 
@@ -217,10 +236,10 @@ fn accept_all(listener: &TcpListener, shared: &Arc<ServerState>, serve: &Arc<Ser
 fn close_oldest(shared: &ServerState) {
     let oldest = {
         let mut state = shared.state();
-        state.idle.pop_front().map(|(_, stream)| stream).or_else(|| state.take_unproved())
+        state.idle.pop_front().or_else(|| state.take_unproved())
     };
     let Some(oldest) = oldest else { return };
-    shut_down(&oldest);
+    shut_down(&oldest.stream);
     let _ = clock::poll(&mut [PollFd::new(&shared.changed, PollFlags::IN)], clock::now() + PAUSE);
 }
 
@@ -237,7 +256,8 @@ fn is_transient(error: &std::io::Error) -> bool {
 
 fn spawn(shared: &Arc<ServerState>, serve: &Arc<Serve>, number: u64, stream: TcpStream, peer: SocketAddr) {
     let stream = Arc::new(stream);
-    let permit = ConnectionPermit::new(shared, number, peer.ip(), &stream);
+    let connection = ServedConnection { number, host: peer.ip(), stream: Arc::clone(&stream) };
+    let permit = ConnectionPermit::new(shared, connection);
     let serve = Arc::clone(serve);
     let begun = spawn_without_signals("device-ipc-tcp", move || serve(permit, stream, peer));
     if let Err(error) = begun {
@@ -246,30 +266,31 @@ fn spawn(shared: &Arc<ServerState>, serve: &Arc<Serve>, number: u64, stream: Tcp
 }
 
 impl ConnectionPermit {
-    fn new(shared: &Arc<ServerState>, number: u64, host: IpAddr, stream: &Arc<TcpStream>) -> Self {
+    fn new(shared: &Arc<ServerState>, connection: ServedConnection) -> Self {
         let mut state = shared.state();
         state.connections += 1;
         if state.unproved.len() >= MAX_UNPROVED
             && let Some(oldest) = state.take_unproved()
         {
-            shut_down(&oldest);
+            shut_down(&oldest.stream);
         }
-        state.unproved.push_back((number, host, Arc::clone(stream)));
+        state.unproved.push_back(connection.clone());
         drop(state);
-        Self { shared: Arc::clone(shared), number, host, stream: Arc::clone(stream) }
+        Self { shared: Arc::clone(shared), connection }
     }
 
     /// Keeps the connection until it is idle, if the shares of its host and of its key permit it.
     pub(crate) fn mark_in_use(&self, key: u64) -> Admission {
         let mut state = self.shared.state();
-        if !state.remove(self.number) {
+        let ServedConnection { number, host, .. } = self.connection;
+        if !state.remove(number) {
             return Admission::Closed;
         }
-        if !state.has_share(self.host, key) {
-            state.idle.push_back((self.number, Arc::clone(&self.stream)));
+        if !state.has_share(host, key) {
+            state.idle.push_back(self.connection.clone());
             return Admission::Exhausted;
         }
-        state.in_use.push((self.number, self.host, key));
+        state.in_use.push(UsedConnection { number, host, key });
         Admission::Granted
     }
 
@@ -277,11 +298,10 @@ impl ConnectionPermit {
     pub(crate) fn mark_idle(&self) {
         let mut state = self.shared.state();
         if state.is_closed {
-            shut_down(&self.stream);
+            shut_down(&self.connection.stream);
         }
-        state.remove(self.number);
-        state.in_use.retain(|(number, ..)| *number != self.number);
-        state.idle.push_back((self.number, Arc::clone(&self.stream)));
+        state.end_use(self.connection.number);
+        state.idle.push_back(self.connection.clone());
         if state.connections >= MAX_CONNECTIONS {
             self.shared.changed.set();
         }
@@ -292,8 +312,7 @@ impl Drop for ConnectionPermit {
     /// The peer sees the end of the connection when the last reference to its stream has been dropped, so none remains here.
     fn drop(&mut self) {
         let mut state = self.shared.state();
-        state.remove(self.number);
-        state.in_use.retain(|(number, ..)| *number != self.number);
+        state.end_use(self.connection.number);
         state.connections -= 1;
         drop(state);
         self.shared.changed.set();
@@ -320,7 +339,7 @@ mod tests {
             for index in 0..share as u32 {
                 let (of_host, key) = of(index);
                 assert!(state.has_share(host(of_host), key));
-                state.in_use.push((u64::from(index), host(of_host), key));
+                state.in_use.push(UsedConnection { number: u64::from(index), host: host(of_host), key });
             }
             let (of_host, key) = of(share as u32);
             assert!(!state.has_share(host(of_host), key), "the share has an end");

@@ -78,8 +78,8 @@ pub(super) enum PutResult {
 }
 
 impl<W: SharedWord> Inbox<'_, W> {
-    /// Puts a message into the inbox, for the sender. `last` is the number of the previous message in this inbox.
-    pub(super) fn put(&self, (last, number): (u64, u64), message: &[u8]) -> PutResult {
+    /// Puts a message with a number into the inbox, for the sender. `last` is the number of the previous message in this inbox.
+    pub(super) fn put(&self, last: u64, number: u64, message: &[u8]) -> PutResult {
         if message.len() > self.capacity_bytes()
             || self.taken.load(Ordering::Acquire) != last
             || !self.has_awake_receiver()

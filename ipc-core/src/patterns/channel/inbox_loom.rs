@@ -56,7 +56,7 @@ impl Model {
 
     /// Sends as `ChannelConnection::send` does.
     fn send(&self, number: u64, last: &mut u64) {
-        let put = self.inbox().put((*last, number), &[number as u8]);
+        let put = self.inbox().put(*last, number, &[number as u8]);
         if put != PutResult::Refused {
             *last = number;
         }

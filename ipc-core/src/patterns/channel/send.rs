@@ -240,12 +240,12 @@ impl ChannelConnection {
     /// Puts the message into the peer's inbox. Returns `false` if it must be sent by the socket.
     fn put(&self, outgoing: &OutgoingPacket, sending: &mut SendState) -> bool {
         let Some(message) = outgoing.message() else { return false };
-        let numbers = (sending.last_put, sending.messages + 1);
-        let put = self.link.counters.outbox().put(numbers, message);
+        let number = sending.messages + 1;
+        let put = self.link.counters.outbox().put(sending.last_put, number, message);
         if put == PutResult::Refused {
             return false;
         }
-        sending.last_put = numbers.1;
+        sending.last_put = number;
         // If the socket is full, its packets wake the receiver.
         if put == PutResult::Unnoticed
             && let Ok(look) = OutgoingPacket::look()

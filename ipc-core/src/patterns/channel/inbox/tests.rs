@@ -26,7 +26,7 @@ fn messages_of_any_length_round_trip() {
     let lengths = [0, 1, 7, 8, 9, 200, CAPACITY_BYTES - 1, CAPACITY_BYTES];
     for (number, length) in (1..).zip(lengths) {
         let message: Vec<u8> = (0..length).map(|index| (index % 251) as u8 + 1).collect();
-        assert_eq!(inbox.put((number - 1, number), &message), PutResult::Done);
+        assert_eq!(inbox.put(number - 1, number, &message), PutResult::Done);
         assert!(inbox.has(number) && !inbox.has(number + 1));
         assert_eq!(inbox.take(number), Some(message));
     }
@@ -36,16 +36,16 @@ fn messages_of_any_length_round_trip() {
 fn put_into_full_or_sleeping_inbox_is_refused() {
     let page = page();
     let inbox = inbox(&page, false);
-    assert_eq!(inbox.put((0, 1), b"one"), PutResult::Refused, "the receiver is not awake");
+    assert_eq!(inbox.put(0, 1, b"one"), PutResult::Refused, "the receiver is not awake");
     inbox.wake_up();
-    assert_eq!(inbox.put((0, 2), &[0; CAPACITY_BYTES + 1]), PutResult::Refused, "the message is too long");
-    assert_eq!(inbox.put((0, 3), b"three"), PutResult::Done);
-    assert_eq!(inbox.put((3, 4), b"four"), PutResult::Refused, "the inbox is full");
+    assert_eq!(inbox.put(0, 2, &[0; CAPACITY_BYTES + 1]), PutResult::Refused, "the message is too long");
+    assert_eq!(inbox.put(0, 3, b"three"), PutResult::Done);
+    assert_eq!(inbox.put(3, 4, b"four"), PutResult::Refused, "the inbox is full");
     assert!(!inbox.fall_asleep(3), "the message keeps the receiver awake");
     assert!(inbox.has_awake_receiver());
     assert_eq!(inbox.take(3), Some(b"three".to_vec()));
     assert!(inbox.fall_asleep(4));
-    assert_eq!(inbox.put((3, 5), b"five"), PutResult::Refused, "the receiver sleeps");
+    assert_eq!(inbox.put(3, 5, b"five"), PutResult::Refused, "the receiver sleeps");
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn inboxes_overlap_neither_each_other_nor_counters() {
     let inboxes = [true, false].map(|listening| inbox(&page, listening));
     for (inbox, byte) in inboxes.iter().zip([1, 2]) {
         inbox.wake_up();
-        assert_eq!(inbox.put((0, 3 + u64::from(byte)), &[byte; CAPACITY_BYTES]), PutResult::Done);
+        assert_eq!(inbox.put(0, 3 + u64::from(byte), &[byte; CAPACITY_BYTES]), PutResult::Done);
     }
     for (inbox, byte) in inboxes.iter().zip([1, 2]) {
         assert!(inbox.has(3 + u64::from(byte)));
