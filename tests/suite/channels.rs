@@ -161,9 +161,7 @@ fn messages_in_flight_stay_within_the_default_limit() {
 #[test]
 fn pinned_memory_of_a_slow_reader_stays_within_the_limit() {
     // The counter is that of the whole process.
-    if !alone(concat!(module_path!(), "::pinned_memory_of_a_slow_reader_stays_within_the_limit")) {
-        return;
-    }
+    alone!();
     let (ipc, channel, mut peer) = connect("pinned", |builder| builder.max_bytes_in_flight(8 * MIB));
     let send = |timeout| channel.send(Message::new().export(tensor(&ipc, MIB)), timeout);
     let pinned = || device_ipc::counters().exported_bytes;

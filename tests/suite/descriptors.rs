@@ -13,9 +13,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 #[test]
 fn descriptor_that_cannot_be_created_is_an_error() {
     // The limit is that of the whole process.
-    if !alone(concat!(module_path!(), "::descriptor_that_cannot_be_created_is_an_error")) {
-        return;
-    }
+    alone!();
     let ipc = Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a valid machine"));
     let memory = || ipc.allocate(0, 4096).expect("memory");
     let export = ipc.share(memory()).start().expect("shared");

@@ -7,18 +7,16 @@ use device_ipc_test_process::{answer, hex, request, serve, unhex};
 
 use super::importer::{IMPORTER, close_and_unexport, encode, importer, open_expecting_success, received};
 use super::memory::{HUGE, ONE, ZERO, backend, extent_of, memory, pattern, read, share};
-use super::support::{Raw, Scene};
+use super::support::{Raw, Scene, scene};
 
 #[test]
 fn key_memory_of_another_card_uses_supported_copies() {
-    Scene::on("rules::cards::key_memory_of_another_card_uses_supported_copies", "soc=910b;devices=2")
-        .play(|scene| copies_across(scene, KEY), IMPORTER);
+    scene!("soc=910b;devices=2").play(|scene| copies_across(scene, KEY), IMPORTER);
 }
 
 #[test]
 fn physical_memory_of_another_card_uses_supported_copies() {
-    Scene::on("rules::cards::physical_memory_of_another_card_uses_supported_copies", "soc=910b;devices=2")
-        .play(|scene| copies_across(scene, SHAREABLE), IMPORTER);
+    scene!("soc=910b;devices=2").play(|scene| copies_across(scene, SHAREABLE), IMPORTER);
 }
 
 fn copies_across(scene: &Scene, kind: HandleKind) {
@@ -52,7 +50,7 @@ fn copies_across(scene: &Scene, kind: HandleKind) {
 
 #[test]
 fn failed_key_import_across_cards_suggests_remedies() {
-    Scene::on("rules::cards::failed_key_import_across_cards_suggests_remedies", "devices=2").play(
+    scene!("devices=2").play(
         |scene| {
             let backend = backend();
             let mut peer = scene.peer("refused");
@@ -91,62 +89,59 @@ fn failed_key_import_across_cards_suggests_remedies() {
 
 #[test]
 fn unreachable_cards_are_rejected_before_driver_calls() {
-    Scene::on("rules::cards::unreachable_cards_are_rejected_before_driver_calls", "devices=2;peers=none")
-        .play(
-            |_| {
-                let (backend, raw) = (backend(), Raw::open());
-                for kind in [KEY, SHAREABLE] {
-                    let bytes =
-                        if kind == KEY { [b'a'; 64].into_iter().chain([0]).collect() } else { vec![1; 16] };
-                    let handle = received(kind, bytes, HUGE, Some(ZERO));
-                    let error = backend.open(vec![handle], ONE, Access::ReadWrite).unwrap_err();
-                    assert!(matches!(error, Error::NoPeerAccess { from: ONE, .. }), "{error:?}");
-                }
-                assert_eq!(raw.calls("aclrtIpcMemImportByKey"), 0);
-                assert_eq!(raw.calls("aclrtMemImportFromShareableHandle"), 0);
-            },
-            &[],
-        );
+    scene!("devices=2;peers=none").play(
+        |_| {
+            let (backend, raw) = (backend(), Raw::open());
+            for kind in [KEY, SHAREABLE] {
+                let bytes =
+                    if kind == KEY { [b'a'; 64].into_iter().chain([0]).collect() } else { vec![1; 16] };
+                let handle = received(kind, bytes, HUGE, Some(ZERO));
+                let error = backend.open(vec![handle], ONE, Access::ReadWrite).unwrap_err();
+                assert!(matches!(error, Error::NoPeerAccess { from: ONE, .. }), "{error:?}");
+            }
+            assert_eq!(raw.calls("aclrtIpcMemImportByKey"), 0);
+            assert_eq!(raw.calls("aclrtMemImportFromShareableHandle"), 0);
+        },
+        &[],
+    );
 }
 
 #[test]
 fn peer_access_is_enabled_in_both_directions() {
     // Positions 0 and 1 are the physical cards 4 and 5: the status call would take the physical id.
     const VISIBLE: &[(&str, &str)] = &[("ASCEND_RT_VISIBLE_DEVICES", "4,5")];
-    Scene::on("rules::cards::peer_access_is_enabled_in_both_directions", "devices=8")
-        .environment(VISIBLE)
-        .play(
-            |scene| {
-                let (backend, raw) = (backend(), Raw::open());
-                for kind in [KEY, SHAREABLE] {
-                    let exported = share(&backend, ZERO, HUGE, kind);
-                    let mut peer = scene.peer("importer");
-                    open_expecting_success(&backend, &exported, &mut peer, 1);
-                    assert_eq!(peer.ask("whole"), "true", "kind {}", kind.0);
-                    let enabled = if kind == KEY { "0" } else { "2" };
-                    assert_eq!(peer.ask("calls aclrtDeviceEnablePeerAccess"), enabled);
-                    assert_eq!(peer.ask("calls aclrtDevicePeerAccessStatus"), "0");
-                    close_and_unexport(&backend, exported, peer);
-                }
-                let source = memory(&backend, ZERO, HUGE, KEY);
-                let target = backend.allocate(ONE, HUGE).expect("memory");
-                let stream = backend.create_stream(ONE).expect("a stream");
-                for _ in 0..2 {
-                    // SAFETY: both ranges are ours.
-                    unsafe { backend.copy(target, source, stream.as_borrowed()) }.expect("a copy");
-                }
-                let seen = read(&backend, target, &*stream).expect("it can be read");
-                assert!(seen == pattern(seen.len()));
-                assert_eq!(raw.calls("aclrtDeviceEnablePeerAccess"), 2, "each direction once");
-            },
-            IMPORTER,
-        );
+    scene!("devices=8").environment(VISIBLE).play(
+        |scene| {
+            let (backend, raw) = (backend(), Raw::open());
+            for kind in [KEY, SHAREABLE] {
+                let exported = share(&backend, ZERO, HUGE, kind);
+                let mut peer = scene.peer("importer");
+                open_expecting_success(&backend, &exported, &mut peer, 1);
+                assert_eq!(peer.ask("whole"), "true", "kind {}", kind.0);
+                let enabled = if kind == KEY { "0" } else { "2" };
+                assert_eq!(peer.ask("calls aclrtDeviceEnablePeerAccess"), enabled);
+                assert_eq!(peer.ask("calls aclrtDevicePeerAccessStatus"), "0");
+                close_and_unexport(&backend, exported, peer);
+            }
+            let source = memory(&backend, ZERO, HUGE, KEY);
+            let target = backend.allocate(ONE, HUGE).expect("memory");
+            let stream = backend.create_stream(ONE).expect("a stream");
+            for _ in 0..2 {
+                // SAFETY: both ranges are ours.
+                unsafe { backend.copy(target, source, stream.as_borrowed()) }.expect("a copy");
+            }
+            let seen = read(&backend, target, &*stream).expect("it can be read");
+            assert!(seen == pattern(seen.len()));
+            assert_eq!(raw.calls("aclrtDeviceEnablePeerAccess"), 2, "each direction once");
+        },
+        IMPORTER,
+    );
 }
 
 #[test]
 fn dies_of_one_chip_share_without_peer_access() {
     for machine in ["soc=910_93;devices=4", "soc=910_93;devices=4;two-links"] {
-        Scene::on("rules::cards::dies_of_one_chip_share_without_peer_access", machine).play(
+        scene!(machine).play(
             |scene| {
                 let (backend, raw) = (backend(), Raw::open());
                 let two_links = scene.machine.contains("two-links");
@@ -180,38 +175,33 @@ fn dies_of_one_chip_share_without_peer_access() {
 
 #[test]
 fn event_of_the_other_die_is_awaited_through_a_relay() {
-    Scene::on("rules::cards::event_of_the_other_die_is_awaited_through_a_relay", "soc=910_93;devices=2")
-        .play(
-            |scene| {
-                let backend = backend();
-                let event = backend.create_event(ZERO).expect("an event");
-                let stream = backend.create_stream(ZERO).expect("a stream");
-                event.record(stream.as_borrowed()).expect("a record");
-                let mut peer = scene.peer("waiter");
-                assert_eq!(peer.ask(&hex(event.export().expect("a handle").as_slice())), "waited");
-                peer.finish();
-            },
-            &[("waiter", || {
-                let backend = backend();
-                serve(|handle, _| {
-                    let event = backend.open_event(&unhex(handle), ONE).expect("it opens");
-                    assert_eq!(
-                        event.device(),
-                        ZERO,
-                        "opening enables peer access, which the dies do not have"
-                    );
-                    let stream = backend.create_stream(ONE).expect("a stream");
-                    event.wait_on(stream.as_borrowed()).expect("a wait");
-                    backend.synchronize(stream.as_borrowed()).expect("it is reached");
-                    "waited".to_owned()
-                });
-            })],
-        );
+    scene!("soc=910_93;devices=2").play(
+        |scene| {
+            let backend = backend();
+            let event = backend.create_event(ZERO).expect("an event");
+            let stream = backend.create_stream(ZERO).expect("a stream");
+            event.record(stream.as_borrowed()).expect("a record");
+            let mut peer = scene.peer("waiter");
+            assert_eq!(peer.ask(&hex(event.export().expect("a handle").as_slice())), "waited");
+            peer.finish();
+        },
+        &[("waiter", || {
+            let backend = backend();
+            serve(|handle, _| {
+                let event = backend.open_event(&unhex(handle), ONE).expect("it opens");
+                assert_eq!(event.device(), ZERO, "opening enables peer access, which the dies do not have");
+                let stream = backend.create_stream(ONE).expect("a stream");
+                event.wait_on(stream.as_borrowed()).expect("a wait");
+                backend.synchronize(stream.as_borrowed()).expect("it is reached");
+                "waited".to_owned()
+            });
+        })],
+    );
 }
 
 #[test]
 fn allocations_on_310p_use_peer_pages() {
-    Scene::on("rules::cards::allocations_on_310p_use_peer_pages", "soc=310p;devices=2").play(
+    scene!("soc=310p;devices=2").play(
         |scene| {
             let backend = backend();
             for kind in [KEY, SHAREABLE] {
@@ -228,7 +218,7 @@ fn allocations_on_310p_use_peer_pages() {
 
 #[test]
 fn copies_between_cards_of_one_process_work_both_ways() {
-    Scene::on("rules::cards::copies_between_cards_of_one_process_work_both_ways", "devices=2").play(
+    scene!("devices=2").play(
         |_| {
             let backend = backend();
             for (kind, from, to) in [(KEY, ZERO, ONE), (SHAREABLE, ONE, ZERO), (SHAREABLE, ZERO, ONE)] {

@@ -8,11 +8,11 @@ use device_ipc_core::{Access, BorrowedStream, DeviceRange};
 
 use super::importer::received;
 use super::memory::{HUGE, ONE, ZERO, backend, extent_of, memory, read, status_of};
-use super::support::{Raw, Scene};
+use super::support::{Raw, scene};
 
 #[test]
 fn calls_set_and_restore_the_context_on_each_thread() {
-    Scene::on("rules::contexts::calls_set_and_restore_the_context_on_each_thread", "devices=2").play(
+    scene!("devices=2").play(
         |_| {
             let backend = backend();
             let raw = Raw::open();
@@ -92,7 +92,7 @@ fn calls_set_and_restore_the_context_on_each_thread() {
 
 #[test]
 fn device_reset_is_reported_as_error() {
-    Scene::on("rules::contexts::device_reset_is_reported_as_error", "devices=1").play(
+    scene!("devices=1").play(
         |_| {
             let backend = backend();
             let raw = Raw::open();
@@ -110,7 +110,7 @@ fn device_reset_is_reported_as_error() {
 
 #[test]
 fn stream_of_another_context_is_rejected() {
-    Scene::on("rules::contexts::stream_of_another_context_is_rejected", "devices=1").play(
+    scene!("devices=1").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             let range = memory(&backend, ZERO, HUGE, KEY);
@@ -130,7 +130,7 @@ fn stream_of_another_context_is_rejected() {
 
 #[test]
 fn stream_is_destroyed_after_its_work() {
-    Scene::on("rules::contexts::stream_is_destroyed_after_its_work", "devices=1").play(
+    scene!("devices=1").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             let range = backend.allocate(ZERO, HUGE).expect("memory");

@@ -8,11 +8,11 @@ use device_ipc_core::{DeviceIdentity, Ipc};
 use device_ipc_test_process::answer;
 
 use super::memory::{ONE, ZERO, backend};
-use super::support::{Raw, Scene};
+use super::support::{Raw, scene};
 
 #[test]
 fn chip_without_uuid_is_identified_by_host_and_id() {
-    Scene::on("rules::devices::chip_without_uuid_is_identified_by_host_and_id", "soc=310p;devices=4").play(
+    scene!("soc=310p;devices=4").play(
         |scene| {
             let physical = |physical| DeviceIdentity::HostPhysical { host: HostId::local(), physical };
             let identities = |backend: &AscendBackend| -> Vec<DeviceIdentity> {
@@ -32,7 +32,7 @@ fn chip_without_uuid_is_identified_by_host_and_id() {
 
 #[test]
 fn listing_devices_creates_no_context() {
-    Scene::on("rules::devices::listing_devices_creates_no_context", "devices=2").play(
+    scene!("devices=2").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             assert_eq!(backend.devices().expect("devices").len(), 2);

@@ -3,7 +3,7 @@
 use device_ipc_ascend::Observation;
 
 use super::memory::backend;
-use super::support::{Raw, Scene};
+use super::support::{Raw, scene};
 
 fn of<'a>(observations: &'a [Observation], topic: &str) -> &'a Observation {
     observations
@@ -15,7 +15,7 @@ fn of<'a>(observations: &'a [Observation], topic: &str) -> &'a Observation {
 #[test]
 fn observations_on_the_simulator_are_as_assumed() {
     for machine in ["soc=910b;devices=2", "soc=910_93;devices=4", "soc=950;devices=2", "soc=310p;devices=1"] {
-        Scene::on("rules::diagnostics::observations_on_the_simulator_are_as_assumed", machine).play(
+        scene!(machine).play(
             |_| {
                 let observations = backend().observe().expect("observations");
                 let other: Vec<_> = observations.iter().filter(|one| !one.as_assumed).collect();
@@ -33,7 +33,7 @@ fn observations_on_the_simulator_are_as_assumed() {
 fn observations_report_differences() {
     // Streams that write words in host memory, and a driver that refuses the second key.
     const MACHINE: &str = "soc=910b;devices=2;host-words;fault=aclrtIpcMemGetExportKey:2:507899";
-    Scene::on("rules::diagnostics::observations_report_differences", MACHINE).play(
+    scene!(MACHINE).play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             raw.own_device(0);

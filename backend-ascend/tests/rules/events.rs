@@ -4,7 +4,7 @@ use device_ipc_core::Error;
 use device_ipc_core::backend::DeviceIpc;
 
 use super::memory::{ZERO, backend};
-use super::support::Scene;
+use super::support::scene;
 
 #[test]
 fn ipc_events_are_reported_only_after_a_trial() {
@@ -18,7 +18,7 @@ fn ipc_events_are_reported_only_after_a_trial() {
         "soc=910b;devices=1;old-driver",
         "soc=910b;devices=1;page-size=65536",
     ] {
-        Scene::on("rules::events::ipc_events_are_reported_only_after_a_trial", machine).play(
+        scene!(machine).play(
             |scene| {
                 let backend = backend();
                 let claimed = backend.capabilities(ZERO).expect("capabilities").ipc_events;
@@ -37,7 +37,7 @@ fn ipc_events_are_reported_only_after_a_trial() {
 
 #[test]
 fn event_handle_is_64_bytes_padded_with_zeros() {
-    Scene::on("rules::events::event_handle_is_64_bytes_padded_with_zeros", "devices=1").play(
+    scene!("devices=1").play(
         |_| {
             let backend = backend();
             let handles = [(); 2].map(|()| {

@@ -8,11 +8,11 @@ use device_ipc_test_process::{answer, hex, request, unhex};
 
 use super::importer::{IMPORTER, close_and_unexport, encode, open_expecting_success, received};
 use super::memory::{HUGE, ZERO, backend, extent_of, memory, range, share};
-use super::support::{Raw, Scene};
+use super::support::{Raw, scene};
 
 #[test]
 fn allocations_are_whole_huge_pages() {
-    Scene::on("rules::exports::allocations_are_whole_huge_pages", "soc=910b;devices=1").play(
+    scene!("soc=910b;devices=1").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             for bytes in [1, 4096, HUGE - 1, HUGE, HUGE + 1] {
@@ -34,8 +34,7 @@ fn allocations_are_whole_huge_pages() {
 #[test]
 fn interior_address_is_shared_by_allocation_base() {
     for cann in [Cann::V9_0, Cann::V8_5] {
-        let scene = Scene::on("rules::exports::interior_address_is_shared_by_allocation_base", "devices=1")
-            .cann(cann);
+        let scene = scene!("devices=1").cann(cann);
         scene.play(
             |scene| {
                 let backend = backend();
@@ -59,68 +58,62 @@ fn interior_address_is_shared_by_allocation_base() {
 
 #[test]
 fn foreign_memory_before_cann_9_needs_a_stated_base() {
-    Scene::on("rules::exports::foreign_memory_before_cann_9_needs_a_stated_base", "devices=1")
-        .cann(Cann::V8_5)
-        .play(
-            |_| {
-                let (backend, raw) = (backend(), Raw::open());
-                raw.own_device(0);
-                let base = raw.malloc(2 * HUGE as usize - 32, 0);
-                let whole = range(ZERO, base, 2 * HUGE - 32);
-                let inner = whole.slice(HUGE, 64).expect("it lies inside");
-                let error = backend.extents_of(inner, None).unwrap_err().to_string();
-                assert!(error.contains("with_allocation") && error.contains("CANN 9.0"), "{error}");
-                let extents = backend.extents_of(inner, Some(whole)).expect("the base was stated");
-                assert_eq!(extents, [Extent { allocation: whole, generation: None }]);
-                drop(backend.export(&extents[0], None).expect("it can be shared"));
-                // The backend checks the stated base as far as ACL has queries for it.
-                for wrong in [
-                    range(ZERO, base, 1 << 40),
-                    range(ZERO, base, 64),
-                    range(ZERO, base + HUGE + 4096, 64),
-                    range(ZERO, 0x10, u64::MAX),
-                ] {
-                    let error = backend.extents_of(inner, Some(wrong)).unwrap_err();
-                    assert!(
-                        matches!(
-                            error,
-                            Error::InvalidRegion(_)
-                                | Error::NotDeviceMemory { .. }
-                                | Error::NotShareable { .. }
-                        ),
-                        "{wrong:?}: {error:?}"
-                    );
-                }
-            },
-            &[],
-        );
+    scene!("devices=1").cann(Cann::V8_5).play(
+        |_| {
+            let (backend, raw) = (backend(), Raw::open());
+            raw.own_device(0);
+            let base = raw.malloc(2 * HUGE as usize - 32, 0);
+            let whole = range(ZERO, base, 2 * HUGE - 32);
+            let inner = whole.slice(HUGE, 64).expect("it lies inside");
+            let error = backend.extents_of(inner, None).unwrap_err().to_string();
+            assert!(error.contains("with_allocation") && error.contains("CANN 9.0"), "{error}");
+            let extents = backend.extents_of(inner, Some(whole)).expect("the base was stated");
+            assert_eq!(extents, [Extent { allocation: whole, generation: None }]);
+            drop(backend.export(&extents[0], None).expect("it can be shared"));
+            // The backend checks the stated base as far as ACL has queries for it.
+            for wrong in [
+                range(ZERO, base, 1 << 40),
+                range(ZERO, base, 64),
+                range(ZERO, base + HUGE + 4096, 64),
+                range(ZERO, 0x10, u64::MAX),
+            ] {
+                let error = backend.extents_of(inner, Some(wrong)).unwrap_err();
+                assert!(
+                    matches!(
+                        error,
+                        Error::InvalidRegion(_) | Error::NotDeviceMemory { .. } | Error::NotShareable { .. }
+                    ),
+                    "{wrong:?}: {error:?}"
+                );
+            }
+        },
+        &[],
+    );
 }
 
 #[test]
 fn wrong_stated_base_is_rejected_since_cann_9() {
-    Scene::on("rules::exports::wrong_stated_base_is_rejected_since_cann_9", "devices=1")
-        .cann(Cann::V9_0)
-        .play(
-            |_| {
-                let (backend, raw) = (backend(), Raw::open());
-                raw.own_device(0);
-                let base = raw.malloc(2 * HUGE as usize - 32, 0);
-                let inner = range(ZERO, base + HUGE, 64);
-                let extents = backend.extents_of(inner, None).expect("ACL returns the base");
-                assert_eq!(extents[0].allocation.ptr.get(), base);
-                for wrong in [range(ZERO, base + HUGE, 64), range(ZERO, base, 4 * HUGE)] {
-                    let error = backend.extents_of(inner, Some(wrong)).unwrap_err().to_string();
-                    assert!(error.contains("was stated as"), "{error}");
-                }
-            },
-            &[],
-        );
+    scene!("devices=1").cann(Cann::V9_0).play(
+        |_| {
+            let (backend, raw) = (backend(), Raw::open());
+            raw.own_device(0);
+            let base = raw.malloc(2 * HUGE as usize - 32, 0);
+            let inner = range(ZERO, base + HUGE, 64);
+            let extents = backend.extents_of(inner, None).expect("ACL returns the base");
+            assert_eq!(extents[0].allocation.ptr.get(), base);
+            for wrong in [range(ZERO, base + HUGE, 64), range(ZERO, base, 4 * HUGE)] {
+                let error = backend.extents_of(inner, Some(wrong)).unwrap_err().to_string();
+                assert!(error.contains("was stated as"), "{error}");
+            }
+        },
+        &[],
+    );
 }
 
 #[test]
 fn small_unaligned_allocation_is_rejected_with_remedy() {
     const UNALIGNED: &str = "devices=1;unaligned";
-    Scene::on("rules::exports::small_unaligned_allocation_is_rejected_with_remedy", UNALIGNED).play(
+    scene!(UNALIGNED).play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             raw.own_device(0);
@@ -135,27 +128,25 @@ fn small_unaligned_allocation_is_rejected_with_remedy() {
 
 #[test]
 fn unaligned_stated_base_is_rejected_with_remedy() {
-    Scene::on("rules::exports::unaligned_stated_base_is_rejected_with_remedy", "devices=1")
-        .cann(Cann::V8_5)
-        .play(
-            |_| {
-                let (backend, raw) = (backend(), Raw::open());
-                raw.own_device(0);
-                let base = raw.malloc(4 * HUGE as usize - 32, 0);
-                // A block of a caching allocator.
-                let block = range(ZERO, base + 512, 4096);
-                let error = backend.extents_of(block, Some(block)).unwrap_err();
-                assert!(matches!(error, Error::NotShareable { .. }), "{error:?}");
-                let text = error.to_string();
-                assert!(text.contains("2097152") && text.contains("ACL_MEM_MALLOC_HUGE_FIRST"), "{text}");
-            },
-            &[],
-        );
+    scene!("devices=1").cann(Cann::V8_5).play(
+        |_| {
+            let (backend, raw) = (backend(), Raw::open());
+            raw.own_device(0);
+            let base = raw.malloc(4 * HUGE as usize - 32, 0);
+            // A block of a caching allocator.
+            let block = range(ZERO, base + 512, 4096);
+            let error = backend.extents_of(block, Some(block)).unwrap_err();
+            assert!(matches!(error, Error::NotShareable { .. }), "{error:?}");
+            let text = error.to_string();
+            assert!(text.contains("2097152") && text.contains("ACL_MEM_MALLOC_HUGE_FIRST"), "{text}");
+        },
+        &[],
+    );
 }
 
 #[test]
 fn export_of_imported_memory_is_rejected() {
-    Scene::on("rules::exports::export_of_imported_memory_is_rejected", "devices=1").play(
+    scene!("devices=1").play(
         |scene| {
             let backend = backend();
             let exported = share(&backend, ZERO, HUGE, KEY);

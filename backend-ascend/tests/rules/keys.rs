@@ -5,12 +5,12 @@ use device_ipc_core::backend::{DeviceIpc, DeviceMemory, Exported};
 
 use super::importer::{IMPORTER, close_and_unexport, encode, open_expecting_success, open_listed};
 use super::memory::{HUGE, ZERO, backend, extent_of, memory};
-use super::support::{Raw, Scene};
+use super::support::{Raw, scene};
 
 #[test]
 fn key_is_65_bytes_of_any_value() {
     for machine in ["soc=910b;devices=1", "soc=950;devices=1"] {
-        Scene::on("rules::keys::key_is_65_bytes_of_any_value", machine).play(
+        scene!(machine).play(
             |scene| {
                 let backend = backend();
                 let range = memory(&backend, ZERO, HUGE, KEY);
@@ -33,7 +33,7 @@ fn key_is_65_bytes_of_any_value() {
 
 #[test]
 fn key_is_imported_once_and_closed_once() {
-    Scene::on("rules::keys::key_is_imported_once_and_closed_once", "devices=1").play(
+    scene!("devices=1").play(
         |scene| {
             let (backend, raw) = (backend(), Raw::open());
             let range = memory(&backend, ZERO, HUGE, KEY);
@@ -71,7 +71,7 @@ fn key_is_imported_once_and_closed_once() {
 
 #[test]
 fn keys_of_one_block_are_destroyed_in_creation_order() {
-    Scene::on("rules::keys::keys_of_one_block_are_destroyed_in_creation_order", "devices=2").play(
+    scene!("devices=2").play(
         |scene| {
             let (backend, raw) = (backend(), Raw::open());
             let range = memory(&backend, ZERO, HUGE, KEY);
@@ -104,7 +104,7 @@ fn keys_of_one_block_are_destroyed_in_creation_order() {
 
 #[test]
 fn second_device_of_a_process_requires_another_key() {
-    Scene::on("rules::keys::second_device_of_a_process_requires_another_key", "devices=2").play(
+    scene!("devices=2").play(
         |scene| {
             let backend = backend();
             assert!(backend.handle_kinds()[0].one_open_per_process);

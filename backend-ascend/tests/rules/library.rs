@@ -9,11 +9,11 @@ use device_ipc_sim_ascendcl::Cann;
 
 use super::importer::{IMPORTER, close_and_unexport, encode, open_expecting_success};
 use super::memory::{HUGE, ONE, ZERO, backend, extent_of, memory, status_of};
-use super::support::{Raw, Scene, has_simulator, library_of};
+use super::support::{Raw, has_simulator, library_of, scene};
 
 #[test]
 fn other_runtime_owner_survives_backend_drop() {
-    Scene::on("rules::library::other_runtime_owner_survives_backend_drop", "devices=1").play(
+    scene!("devices=1").play(
         |_| {
             let raw = Raw::open();
             assert_eq!(raw.call_with_null("aclInit"), 0);
@@ -37,7 +37,7 @@ fn other_runtime_owner_survives_backend_drop() {
 
 #[test]
 fn listing_devices_does_not_call_aclinit() {
-    Scene::on("rules::library::listing_devices_does_not_call_aclinit", "devices=2").play(
+    scene!("devices=2").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             assert_eq!(backend.devices().expect("devices").len(), 2);
@@ -62,7 +62,7 @@ fn listing_devices_does_not_call_aclinit() {
 
 #[test]
 fn later_runtime_owner_is_not_rejected() {
-    Scene::on("rules::library::later_runtime_owner_is_not_rejected", "devices=1").play(
+    scene!("devices=1").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             backend.synchronize_device(ZERO).expect("a context");
@@ -80,7 +80,7 @@ fn later_runtime_owner_is_not_rejected() {
 #[test]
 fn runtime_requiring_aclinit_first_is_initialised() {
     const FAULT: &str = "devices=1;fault=aclrtGetDeviceCount:1:100001";
-    Scene::on("rules::library::runtime_requiring_aclinit_first_is_initialised", FAULT).play(
+    scene!(FAULT).play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             assert_eq!(backend.devices().expect("devices").len(), 1);
@@ -93,7 +93,7 @@ fn runtime_requiring_aclinit_first_is_initialised() {
 
 #[test]
 fn second_library_name_is_found() {
-    Scene::on("rules::library::second_library_name_is_found", "devices=1").play(
+    scene!("devices=1").play(
         |scene| {
             let directory = std::env::temp_dir().join(format!("device-ipc-acl-rt-{}", std::process::id()));
             std::fs::create_dir_all(&directory).expect("a directory");
@@ -116,36 +116,34 @@ fn second_library_name_is_found() {
 
 #[test]
 fn oldest_supported_cann_shares_memory() {
-    Scene::on("rules::library::oldest_supported_cann_shares_memory", "soc=910b;devices=2")
-        .cann(Cann::V8_3)
-        .play(
-            |scene| {
-                let backend = backend();
-                let capabilities = backend.capabilities(ZERO).expect("capabilities");
-                assert!(!capabilities.ipc_events && !capabilities.timelines, "both came later");
-                for kind in backend.handle_kinds() {
-                    for on in [0, 1] {
-                        let range = memory(&backend, ZERO, HUGE, kind.kind);
-                        let exported = backend.export(&extent_of(&backend, range), None).expect("a handle");
-                        let mut peer = scene.peer("importer");
-                        open_expecting_success(&backend, &exported, &mut peer, on);
-                        assert_eq!(peer.ask("whole"), "true");
-                        if kind.kind == SHAREABLE {
-                            let opened = peer.ask(&format!("open {} 0 {}", encode(&exported), 1 - on));
-                            assert!(opened.starts_with("ok "), "{opened}");
-                            assert_eq!(peer.ask("close"), "ok ");
-                        }
-                        close_and_unexport(&backend, exported, peer);
+    scene!("soc=910b;devices=2").cann(Cann::V8_3).play(
+        |scene| {
+            let backend = backend();
+            let capabilities = backend.capabilities(ZERO).expect("capabilities");
+            assert!(!capabilities.ipc_events && !capabilities.timelines, "both came later");
+            for kind in backend.handle_kinds() {
+                for on in [0, 1] {
+                    let range = memory(&backend, ZERO, HUGE, kind.kind);
+                    let exported = backend.export(&extent_of(&backend, range), None).expect("a handle");
+                    let mut peer = scene.peer("importer");
+                    open_expecting_success(&backend, &exported, &mut peer, on);
+                    assert_eq!(peer.ask("whole"), "true");
+                    if kind.kind == SHAREABLE {
+                        let opened = peer.ask(&format!("open {} 0 {}", encode(&exported), 1 - on));
+                        assert!(opened.starts_with("ok "), "{opened}");
+                        assert_eq!(peer.ask("close"), "ok ");
                     }
+                    close_and_unexport(&backend, exported, peer);
                 }
-            },
-            IMPORTER,
-        );
+            }
+        },
+        IMPORTER,
+    );
 }
 
 #[test]
 fn unknown_status_is_an_ordinary_error() {
-    Scene::on("rules::library::unknown_status_is_an_ordinary_error", "devices=1").play(
+    scene!("devices=1").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             let range = memory(&backend, ZERO, HUGE, KEY);

@@ -7,11 +7,11 @@ use device_ipc_test_process::{answer, hex, request, unhex};
 
 use super::importer::{encode, received};
 use super::memory::{HUGE, ZERO, backend, extent_of, memory, pattern, read};
-use super::support::Scene;
+use super::support::{Scene, scene};
 
 #[test]
 fn exporter_exit_revokes_key_and_use_fails() {
-    Scene::on("rules::lifetimes::exporter_exit_revokes_key_and_use_fails", "devices=1").play(
+    scene!("devices=1").play(
         |scene| {
             let backend = backend();
             assert_eq!(backend.handle_kinds()[0].lifetime, Lifetime::Revokes);
@@ -28,7 +28,7 @@ fn exporter_exit_revokes_key_and_use_fails() {
 
 #[test]
 fn shareable_handle_pins_memory_after_exporter_exit() {
-    Scene::on("rules::lifetimes::shareable_handle_pins_memory_after_exporter_exit", "devices=1").play(
+    scene!("devices=1").play(
         |scene| {
             let backend = backend();
             let kind =

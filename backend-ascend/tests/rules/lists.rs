@@ -9,11 +9,11 @@ use device_ipc_test_process::unhex;
 
 use super::importer::{IMPORTER, close_and_unexport, encode};
 use super::memory::{HUGE, ZERO, backend, extent_of, memory, share, status_of};
-use super::support::{Raw, Scene};
+use super::support::{Raw, scene};
 
 #[test]
 fn each_importer_is_listed_once() {
-    Scene::on("rules::lists::each_importer_is_listed_once", "devices=1").play(
+    scene!("devices=1").play(
         |scene| {
             let (backend, raw) = (backend(), Raw::open());
             for (kind, call) in
@@ -40,7 +40,7 @@ fn each_importer_is_listed_once() {
 
 #[test]
 fn listing_is_split_into_chunks_of_31() {
-    Scene::on("rules::lists::listing_is_split_into_chunks_of_31", "devices=1").play(
+    scene!("devices=1").play(
         |_| {
             /// Idle processes, killed at the end of the test.
             struct Idle(Vec<Child>);
@@ -66,7 +66,7 @@ fn listing_is_split_into_chunks_of_31() {
 
 #[test]
 fn importer_with_the_exporters_id_is_rejected() {
-    Scene::on("rules::lists::importer_with_the_exporters_id_is_rejected", "devices=1").play(
+    scene!("devices=1").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             let exported = share(&backend, ZERO, HUGE, KEY);
@@ -86,32 +86,30 @@ fn importer_with_the_exporters_id_is_rejected() {
 #[test]
 fn pid_validation_off_admits_unlisted_importers() {
     const OFF: &[(&str, &str)] = &[("DEVICE_IPC_ASCEND_PID_VALIDATION", "off")];
-    Scene::on("rules::lists::pid_validation_off_admits_unlisted_importers", "devices=1")
-        .environment(OFF)
-        .play(
-            |scene| {
-                let (backend, raw) = (backend(), Raw::open());
-                assert!(backend.handle_kinds().iter().all(|kind| !kind.whitelist));
-                let listed = LoadOptions::new().pid_validation(PidValidation::On).load().expect("a backend");
-                assert!(listed.handle_kinds().iter().all(|kind| kind.whitelist), "the option goes before");
-                for kind in [KEY, SHAREABLE] {
-                    let exported = share(&backend, ZERO, HUGE, kind);
-                    let mut peer = scene.peer("importer");
-                    let opened = peer.ask(&format!("open {} 0 0", encode(&exported)));
-                    assert!(opened.starts_with("ok "), "no process is listed: {opened}");
-                    backend.authorize(&exported, &unhex(&peer.ask("id"))).expect("there is nothing to do");
-                    close_and_unexport(&backend, exported, peer);
-                }
-                assert_eq!(raw.calls("aclrtIpcMemSetImportPid"), 0, "there is no list to fill");
-                assert_eq!(raw.calls("aclrtMemSetPidToShareableHandle"), 0, "there is no list to fill");
-            },
-            IMPORTER,
-        );
+    scene!("devices=1").environment(OFF).play(
+        |scene| {
+            let (backend, raw) = (backend(), Raw::open());
+            assert!(backend.handle_kinds().iter().all(|kind| !kind.whitelist));
+            let listed = LoadOptions::new().pid_validation(PidValidation::On).load().expect("a backend");
+            assert!(listed.handle_kinds().iter().all(|kind| kind.whitelist), "the option goes before");
+            for kind in [KEY, SHAREABLE] {
+                let exported = share(&backend, ZERO, HUGE, kind);
+                let mut peer = scene.peer("importer");
+                let opened = peer.ask(&format!("open {} 0 0", encode(&exported)));
+                assert!(opened.starts_with("ok "), "no process is listed: {opened}");
+                backend.authorize(&exported, &unhex(&peer.ask("id"))).expect("there is nothing to do");
+                close_and_unexport(&backend, exported, peer);
+            }
+            assert_eq!(raw.calls("aclrtIpcMemSetImportPid"), 0, "there is no list to fill");
+            assert_eq!(raw.calls("aclrtMemSetPidToShareableHandle"), 0, "there is no list to fill");
+        },
+        IMPORTER,
+    );
 }
 
 #[test]
 fn driver_without_validation_off_is_explained() {
-    Scene::on("rules::lists::driver_without_validation_off_is_explained", "devices=1;old-driver").play(
+    scene!("devices=1;old-driver").play(
         |_| {
             let backend = LoadOptions::new().pid_validation(PidValidation::Off).load().expect("a backend");
             let range = memory(&backend, ZERO, HUGE, KEY);

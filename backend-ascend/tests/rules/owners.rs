@@ -8,7 +8,7 @@ use device_ipc_core::{Buffer, Descriptor, DeviceOwner, Dtype, Ipc, Region, Tenso
 use device_ipc_test_process::serve;
 
 use super::memory::{HUGE, ONE, backend};
-use super::support::{Raw, Scene};
+use super::support::{Raw, scene};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -88,7 +88,7 @@ fn importer() {
 
 #[test]
 fn drops_and_callbacks_run_on_the_memorys_device() {
-    Scene::on("rules::owners::drops_and_callbacks_run_on_the_memorys_device", "devices=2").play(
+    scene!("devices=2").play(
         |scene| {
             let all = Witnesses::new();
             let mut peer = scene.peer("importer");
@@ -123,7 +123,7 @@ fn drops_and_callbacks_run_on_the_memorys_device() {
 
 #[test]
 fn failed_share_drops_owner_on_its_device() {
-    Scene::on("rules::owners::failed_share_drops_owner_on_its_device", "devices=2").play(
+    scene!("devices=2").play(
         |_| {
             let (all, raw) = (Witnesses::new(), Raw::open());
             let fail = |ipc: &Ipc, witness: Witness| {

@@ -7,11 +7,11 @@ use device_ipc_test_process::{hex, unhex};
 
 use super::importer::{IMPORTER, close_and_unexport, encode, encode_all, open_listed};
 use super::memory::{HUGE, ZERO, backend, extent_of, memory, pattern, range, share, write};
-use super::support::{Raw, Scene};
+use super::support::{Raw, scene};
 
 #[test]
 fn physical_memory_has_one_shareable_handle() {
-    Scene::on("rules::shareable::physical_memory_has_one_shareable_handle", "devices=2").play(
+    scene!("devices=2").play(
         |scene| {
             let (backend, raw) = (backend(), Raw::open());
             let range = memory(&backend, ZERO, HUGE, SHAREABLE);
@@ -49,7 +49,7 @@ fn physical_memory_has_one_shareable_handle() {
 
 #[test]
 fn memory_exports_only_its_own_kind() {
-    Scene::on("rules::shareable::memory_exports_only_its_own_kind", "devices=1").play(
+    scene!("devices=1").play(
         |_| {
             let backend = backend();
             for (kind, other) in [(KEY, SHAREABLE), (SHAREABLE, KEY)] {
@@ -71,7 +71,7 @@ fn memory_exports_only_its_own_kind() {
 
 #[test]
 fn foreign_physical_memory_is_shared_over_several_blocks() {
-    Scene::on("rules::shareable::foreign_physical_memory_is_shared_over_several_blocks", "devices=1").play(
+    scene!("devices=1").play(
         |scene| {
             let (backend, raw) = (backend(), Raw::open());
             raw.own_device(0);
@@ -122,7 +122,7 @@ fn foreign_physical_memory_is_shared_over_several_blocks() {
 
 #[test]
 fn wrong_stated_size_is_rejected_and_undone() {
-    Scene::on("rules::shareable::wrong_stated_size_is_rejected_and_undone", "devices=1").play(
+    scene!("devices=1").play(
         |scene| {
             let backend = backend();
             let exported = share(&backend, ZERO, 2 * HUGE, SHAREABLE);
@@ -146,18 +146,16 @@ fn wrong_stated_size_is_rejected_and_undone() {
 #[test]
 fn default_kind_shareable_applies_to_all_allocations() {
     const SHARE: &[(&str, &str)] = &[("DEVICE_IPC_ASCEND_ALLOCATE", "shareable")];
-    Scene::on("rules::shareable::default_kind_shareable_applies_to_all_allocations", "devices=1")
-        .environment(SHARE)
-        .play(
-            |_| {
-                let backend = backend();
-                assert_eq!(backend.handle_kinds()[0].kind, SHAREABLE);
-                let range = backend.allocate(ZERO, 1).expect("memory");
-                let exported = backend.export(&extent_of(&backend, range), None).expect("a handle");
-                assert_eq!(exported.kind, SHAREABLE);
-                let error = LoadOptions::new().allocates(HandleKind(7)).load().unwrap_err();
-                assert!(matches!(error, Unavailable::Failed { .. }), "{error:?}");
-            },
-            &[],
-        );
+    scene!("devices=1").environment(SHARE).play(
+        |_| {
+            let backend = backend();
+            assert_eq!(backend.handle_kinds()[0].kind, SHAREABLE);
+            let range = backend.allocate(ZERO, 1).expect("memory");
+            let exported = backend.export(&extent_of(&backend, range), None).expect("a handle");
+            assert_eq!(exported.kind, SHAREABLE);
+            let error = LoadOptions::new().allocates(HandleKind(7)).load().unwrap_err();
+            assert!(matches!(error, Unavailable::Failed { .. }), "{error:?}");
+        },
+        &[],
+    );
 }

@@ -8,12 +8,12 @@ use device_ipc_core::Error;
 use device_ipc_core::backend::{DeviceIpc, DeviceMemory};
 
 use super::memory::{ONE, ZERO, backend};
-use super::support::{Raw, Scene};
+use super::support::{Raw, scene};
 
 #[test]
 fn timelines_are_reported_only_after_a_trial() {
     for machine in ["soc=910b;devices=1", "soc=310p;devices=1"] {
-        Scene::on("rules::timelines::timelines_are_reported_only_after_a_trial", machine).play(
+        scene!(machine).play(
             |scene| {
                 let backend = backend();
                 // No page of the manual states that the calls accept host memory, and the simulator refuses it.
@@ -31,7 +31,7 @@ fn timelines_are_reported_only_after_a_trial() {
 
 #[test]
 fn timelines_work_after_a_successful_trial() {
-    Scene::on("rules::timelines::timelines_work_after_a_successful_trial", "devices=2;host-words").play(
+    scene!("devices=2;host-words").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             for device in [ZERO, ONE] {
@@ -84,7 +84,7 @@ fn failed_trial_reports_no_timelines() {
         "devices=1;host-words;fault=aclrtHostRegister:1:4242",
         "devices=1;host-words;fault=aclrtSynchronizeStreamWithTimeout:1:507046",
     ] {
-        Scene::on("rules::timelines::failed_trial_reports_no_timelines", machine).play(
+        scene!(machine).play(
             |scene| {
                 let backend = backend();
                 for _ in 0..2 {

@@ -1,6 +1,6 @@
 //! Errors of an unavailable Ascend. These tests need no NPU, and must not find one.
 
-use super::support::Scene;
+use super::support::scene;
 use device_ipc_ascend::{
     ALLOCATION_VARIABLE, AscendBackend, LIBRARY_VARIABLE, LoadOptions, VALIDATION_VARIABLE,
 };
@@ -26,16 +26,14 @@ fn missing_library_error_names_it_and_the_remedy() {
 
 #[test]
 fn both_library_names_are_searched() {
-    Scene::on("rules::unavailable::both_library_names_are_searched", "")
-        .environment(&[(LIBRARY_VARIABLE, "")])
-        .play(
-            |_| {
-                let (error, _) = refusal();
-                let Unavailable::LibraryNotFound { searched, .. } = &error else { panic!("{error:?}") };
-                assert_eq!(searched, &["libascendcl.so", "libacl_rt.so"]);
-            },
-            &[],
-        );
+    scene!("").environment(&[(LIBRARY_VARIABLE, "")]).play(
+        |_| {
+            let (error, _) = refusal();
+            let Unavailable::LibraryNotFound { searched, .. } = &error else { panic!("{error:?}") };
+            assert_eq!(searched, &["libascendcl.so", "libacl_rt.so"]);
+        },
+        &[],
+    );
 }
 
 #[test]
@@ -62,22 +60,20 @@ fn library_without_functions_is_too_old() {
 
 #[test]
 fn cann_before_8_3_is_too_old_and_error_names_requirements() {
-    Scene::on("rules::unavailable::cann_before_8_3_is_too_old_and_error_names_requirements", "devices=1")
-        .cann(Cann::V8_1)
-        .play(
-            |_| {
-                let (error, text) = refusal();
-                let Unavailable::TooOld { missing, .. } = &error else { panic!("{error:?}") };
-                assert_eq!(missing, "aclrtIpcMemGetExportKey");
-                assert!(text.contains("CANN 8.3.RC1") && text.contains("25.3.RC1"), "{text}");
-            },
-            &[],
-        );
+    scene!("devices=1").cann(Cann::V8_1).play(
+        |_| {
+            let (error, text) = refusal();
+            let Unavailable::TooOld { missing, .. } = &error else { panic!("{error:?}") };
+            assert_eq!(missing, "aclrtIpcMemGetExportKey");
+            assert!(text.contains("CANN 8.3.RC1") && text.contains("25.3.RC1"), "{text}");
+        },
+        &[],
+    );
 }
 
 #[test]
 fn stub_library_is_detected_by_its_first_call() {
-    Scene::on("rules::unavailable::stub_library_is_detected_by_its_first_call", "stub").play(
+    scene!("stub").play(
         |scene| {
             let (error, text) = refusal();
             assert!(matches!(error, Unavailable::StubLibrary { .. }), "{error:?}");
@@ -94,7 +90,7 @@ fn stub_library_is_detected_by_its_first_call() {
 
 #[test]
 fn missing_driver_error_lists_checks() {
-    Scene::on("rules::unavailable::missing_driver_error_lists_checks", "no-driver").play(
+    scene!("no-driver").play(
         |_| {
             let (error, text) = refusal();
             assert!(matches!(error, Unavailable::Failed { .. } | Unavailable::NoDevice { .. }), "{error:?}");
@@ -108,16 +104,14 @@ fn missing_driver_error_lists_checks() {
 
 #[test]
 fn hidden_devices_error_names_the_variable() {
-    Scene::on("rules::unavailable::hidden_devices_error_names_the_variable", "devices=2")
-        .environment(&[(VISIBLE_VARIABLE, "7")])
-        .play(
-            |_| {
-                let (error, text) = refusal();
-                assert!(matches!(error, Unavailable::NoDevice { .. }), "{error:?}");
-                assert!(text.contains(VISIBLE_VARIABLE) && text.contains("\"7\""), "{text}");
-            },
-            &[],
-        );
+    scene!("devices=2").environment(&[(VISIBLE_VARIABLE, "7")]).play(
+        |_| {
+            let (error, text) = refusal();
+            assert!(matches!(error, Unavailable::NoDevice { .. }), "{error:?}");
+            assert!(text.contains(VISIBLE_VARIABLE) && text.contains("\"7\""), "{text}");
+        },
+        &[],
+    );
 }
 
 #[test]
@@ -129,45 +123,39 @@ fn invalid_option_error_lists_valid_values() {
         } else {
             &[(ALLOCATION_VARIABLE, "maybe")]
         };
-        Scene::on("rules::unavailable::invalid_option_error_lists_valid_values", machine)
-            .environment(environment)
-            .play(
-                |scene| {
-                    let (error, text) = refusal();
-                    assert!(matches!(error, Unavailable::Failed { .. }), "{error:?}");
-                    let (variable, _) = scene.environment[0];
-                    assert!(text.contains(variable) && text.contains("\"maybe\""), "{text}");
-                    assert!(text.contains("set it to"), "{text}");
-                },
-                &[],
-            );
+        scene!(machine).environment(environment).play(
+            |scene| {
+                let (error, text) = refusal();
+                assert!(matches!(error, Unavailable::Failed { .. }), "{error:?}");
+                let (variable, _) = scene.environment[0];
+                assert!(text.contains(variable) && text.contains("\"maybe\""), "{text}");
+                assert!(text.contains("set it to"), "{text}");
+            },
+            &[],
+        );
     }
 }
 
 #[test]
 fn chip_without_uuid_requires_cann_8_5() {
-    Scene::on("rules::unavailable::chip_without_uuid_requires_cann_8_5", "soc=310p;devices=1")
-        .cann(Cann::V8_3)
-        .play(
-            |_| {
-                let (error, text) = refusal();
-                assert!(matches!(error, Unavailable::TooOld { .. }), "{error:?}");
-                assert!(text.contains("aclrtGetPhyDevIdByLogicDevId") && text.contains("CANN 8.5"), "{text}");
-            },
-            &[],
-        );
+    scene!("soc=310p;devices=1").cann(Cann::V8_3).play(
+        |_| {
+            let (error, text) = refusal();
+            assert!(matches!(error, Unavailable::TooOld { .. }), "{error:?}");
+            assert!(text.contains("aclrtGetPhyDevIdByLogicDevId") && text.contains("CANN 8.5"), "{text}");
+        },
+        &[],
+    );
 }
 
 #[test]
 fn chip_with_uuid_works_with_cann_8_3() {
-    Scene::on("rules::unavailable::chip_with_uuid_works_with_cann_8_3", "soc=910b;devices=1")
-        .cann(Cann::V8_3)
-        .play(
-            |_| {
-                let backend = LoadOptions::new().load().expect("CANN 8.3 is enough");
-                let version = &device_ipc_core::backend::DeviceIpc::info(&*backend).version;
-                assert!(version.contains("ACL 1.15"), "{version}");
-            },
-            &[],
-        );
+    scene!("soc=910b;devices=1").cann(Cann::V8_3).play(
+        |_| {
+            let backend = LoadOptions::new().load().expect("CANN 8.3 is enough");
+            let version = &device_ipc_core::backend::DeviceIpc::info(&*backend).version;
+            assert!(version.contains("ACL 1.15"), "{version}");
+        },
+        &[],
+    );
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::support::{Role, Scene};
+use super::support::{Role, Scene, scene};
 use device_ipc_ascend::{AscendBackend, KEY, SHAREABLE};
 use device_ipc_core::backend::DeviceIpc;
 use device_ipc_core::{Descriptor, Error, Ipc};
@@ -68,59 +68,50 @@ fn share(scene: &Scene, device: u32, visible: &str, place: &str, expected: &str)
 #[test]
 fn home_is_found_at_another_position() {
     for machine in ["soc=910b;devices=4", "soc=310p;devices=4"] {
-        Scene::on("rules::visible_devices::home_is_found_at_another_position", machine)
-            .play(|scene| share(scene, 3, "1,3", "home", "device 1 right true"), RECEIVER);
+        scene!(machine).play(|scene| share(scene, 3, "1,3", "home", "device 1 right true"), RECEIVER);
     }
 }
 
 #[test]
 fn device_position_is_the_importers() {
-    Scene::on("rules::visible_devices::device_position_is_the_importers", "devices=4")
-        .play(|scene| share(scene, 3, "1,3", "0", "device 0 right true"), RECEIVER);
+    scene!("devices=4").play(|scene| share(scene, 3, "1,3", "0", "device 0 right true"), RECEIVER);
 }
 
 #[test]
 fn home_is_found_if_exporter_sees_fewer_devices() {
-    Scene::on("rules::visible_devices::home_is_found_if_exporter_sees_fewer_devices", "devices=4")
-        .environment(&[("ASCEND_RT_VISIBLE_DEVICES", "2,3")])
-        .play(
-            |scene| {
-                // Position 1 here is card 3, which is position 3 in the importer.
-                share(scene, 1, "0,1,2,3", "home", "device 3 right true");
-            },
-            RECEIVER,
-        );
+    scene!("devices=4").environment(&[("ASCEND_RT_VISIBLE_DEVICES", "2,3")]).play(
+        |scene| {
+            // Position 1 here is card 3, which is position 3 in the importer.
+            share(scene, 1, "0,1,2,3", "home", "device 3 right true");
+        },
+        RECEIVER,
+    );
 }
 
 #[test]
 fn hidden_home_error_names_the_variable() {
-    Scene::on("rules::visible_devices::hidden_home_error_names_the_variable", "devices=4")
-        .play(|scene| share(scene, 0, "1,3", "home", "HomeNotVisible"), RECEIVER);
+    scene!("devices=4").play(|scene| share(scene, 0, "1,3", "home", "HomeNotVisible"), RECEIVER);
 }
 
 #[test]
 fn hidden_die_of_same_chip_error_names_the_die() {
-    Scene::on("rules::visible_devices::hidden_die_of_same_chip_error_names_the_die", "soc=910_93;devices=4")
-        .play(
-            |scene| {
-                let ipc = ipc();
-                let buffer = Arc::new(ipc.allocate_for(0, BYTES as u64, KEY).expect("memory"));
-                let share = ipc.share(buffer).start().expect("an export");
-                let mut peer = scene.peer_with_visible("importer", "1");
-                let answer = peer.ask(&format!("0 {}", share.descriptor()));
-                assert!(
-                    answer.contains("507899") && answer.contains("the other die of this chip"),
-                    "{answer}"
-                );
-                peer.finish();
-            },
-            RECEIVER,
-        );
+    scene!("soc=910_93;devices=4").play(
+        |scene| {
+            let ipc = ipc();
+            let buffer = Arc::new(ipc.allocate_for(0, BYTES as u64, KEY).expect("memory"));
+            let share = ipc.share(buffer).start().expect("an export");
+            let mut peer = scene.peer_with_visible("importer", "1");
+            let answer = peer.ask(&format!("0 {}", share.descriptor()));
+            assert!(answer.contains("507899") && answer.contains("the other die of this chip"), "{answer}");
+            peer.finish();
+        },
+        RECEIVER,
+    );
 }
 
 #[test]
 fn hidden_home_opens_on_another_device_or_explains() {
-    Scene::on("rules::visible_devices::hidden_home_opens_on_another_device_or_explains", "devices=4").play(
+    scene!("devices=4").play(
         |scene| {
             let ipc = ipc();
             for (kind, expected) in [(KEY, "device 0 right true"), (SHAREABLE, "ASCEND_RT_VISIBLE_DEVICES")] {

@@ -76,6 +76,16 @@ pub(crate) fn has_simulator() -> bool {
 /// A role of a process that a test starts, with its name.
 pub(crate) type Role = (&'static str, fn());
 
+/// Returns a [`Scene`] of the test that this stands in, on this machine.
+#[allow(unused_macros, reason = "the conformance suite has no scenes")]
+macro_rules! scene {
+    ($machine:expr $(,)?) => {
+        crate::rules::support::Scene::on(device_ipc_test_process::this_test!(), $machine)
+    };
+}
+#[allow(unused_imports, reason = "the conformance suite has no scenes")]
+pub(crate) use scene;
+
 /// A test whose processes see a machine that the test describes.
 pub(crate) struct Scene {
     /// The name of the test, by which its processes select it.
@@ -89,8 +99,9 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// Returns a scene on this machine, with CANN 9.1.
-    pub(crate) const fn on(name: &'static str, machine: &'static str) -> Self {
+    /// Returns a scene of the test at this path on this machine, with CANN 9.1.
+    pub(crate) fn on(path: &'static str, machine: &'static str) -> Self {
+        let (_crate, name) = path.split_once("::").expect("a path from the crate on");
         Self { name, machine, cann: Cann::V9_1, environment: &[] }
     }
 

@@ -173,6 +173,25 @@ pub fn command_of_test(path: &str) -> Command {
     command
 }
 
+/// Returns the path of the test that this stands in, from the crate on.
+#[macro_export]
+macro_rules! this_test {
+    () => {{
+        fn here() {}
+        std::any::type_name_of_val(&here).trim_end_matches("::here").trim_end_matches("::{{closure}}")
+    }};
+}
+
+/// Runs the test that this stands in, which begins with it, in a process of its own; see [`alone`].
+#[macro_export]
+macro_rules! alone {
+    () => {
+        if !$crate::alone($crate::this_test!()) {
+            return;
+        }
+    };
+}
+
 fn command_of(path: &str) -> Command {
     let (_crate, test) = path.split_once("::").expect("a path from the crate on");
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));

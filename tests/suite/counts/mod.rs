@@ -88,9 +88,7 @@ fn exporter() -> (Process, Vec<Descriptor>) {
 
 #[test]
 fn cost_of_export() {
-    if !alone(concat!(module_path!(), "::cost_of_export")) {
-        return;
-    }
+    alone!();
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let block = Arc::new(ipc.allocate(0, 4096).expect("memory"));
@@ -108,9 +106,7 @@ fn cost_of_export() {
 
 #[test]
 fn cost_of_open() {
-    if !alone(concat!(module_path!(), "::cost_of_open")) {
-        return;
-    }
+    alone!();
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let (process, exports) = exporter();
@@ -133,9 +129,7 @@ fn cost_of_open() {
 
 #[test]
 fn drop_of_mapping_queues_no_job_unless_its_lease_ends() {
-    if !alone(concat!(module_path!(), "::drop_of_mapping_queues_no_job_unless_its_lease_ends")) {
-        return;
-    }
+    alone!();
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let (process, exports) = exporter();
@@ -173,9 +167,7 @@ fn drop_of_mapping_queues_no_job_unless_its_lease_ends() {
 
 #[test]
 fn borrowed_memory_is_looked_up_for_each_export() {
-    if !alone(concat!(module_path!(), "::borrowed_memory_is_looked_up_for_each_export")) {
-        return;
-    }
+    alone!();
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let asked = [("range_of", 1)];
@@ -202,9 +194,7 @@ fn borrowed_memory_is_looked_up_for_each_export() {
 
 #[test]
 fn ready_event_is_queried_once() {
-    if !alone(concat!(module_path!(), "::ready_event_is_queried_once")) {
-        return;
-    }
+    alone!();
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let (process, exports) = exporter();
@@ -222,9 +212,7 @@ fn ready_event_is_queried_once() {
 
 #[test]
 fn cost_of_release_on_stream() {
-    if !alone(concat!(module_path!(), "::cost_of_release_on_stream")) {
-        return;
-    }
+    alone!();
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let (process, exports) = exporter();
@@ -249,9 +237,7 @@ fn cost_of_release_on_stream() {
 
 #[test]
 fn cost_of_timeline() {
-    if !alone(concat!(module_path!(), "::cost_of_timeline")) {
-        return;
-    }
+    alone!();
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let (process, exports) = exporter();
@@ -275,9 +261,7 @@ fn cost_of_timeline() {
 
 #[test]
 fn cost_of_descriptor() {
-    if !alone(concat!(module_path!(), "::cost_of_descriptor")) {
-        return;
-    }
+    alone!();
     let (process, exports) = exporter();
     let count = |operation: &dyn Fn()| {
         let before = allocations_of_this_thread();
@@ -297,9 +281,7 @@ const COUNTED: usize = CROWD - 2;
 
 #[test]
 fn objects_take_few_bytes_and_two_threads() {
-    if !alone(concat!(module_path!(), "::objects_take_few_bytes_and_two_threads")) {
-        return;
-    }
+    alone!();
     let ipc = Counted::new().ipc;
     let block = Arc::new(ipc.allocate(0, 4096).expect("memory"));
     let share = || ipc.share(block.clone()).start().expect("shared");

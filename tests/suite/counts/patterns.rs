@@ -18,9 +18,7 @@ const BLOCKS: u64 = 100;
 /// The names, shapes and strides of a thousand tensors.
 #[test]
 fn cost_of_bundle() {
-    if !alone(concat!(module_path!(), "::cost_of_bundle")) {
-        return;
-    }
+    alone!();
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let (tensors, block) = (1000_u64, Arc::new(ipc.allocate(0, 64_000).expect("memory")));
@@ -64,9 +62,7 @@ fn blocks(ipc: &Ipc) -> Vec<Arc<Buffer>> {
 /// A repeated hand-over costs the same for one allocation as for many, apart from the caller's own values for each.
 #[test]
 fn cost_of_bundle_with_many_allocations() {
-    if !alone(concat!(module_path!(), "::cost_of_bundle_with_many_allocations")) {
-        return;
-    }
+    alone!();
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let blocks = blocks(ipc);
@@ -102,9 +98,7 @@ fn cost_of_bundle_with_many_allocations() {
 
 #[test]
 fn cost_of_ring_hand_over() {
-    if !alone(concat!(module_path!(), "::cost_of_ring_hand_over")) {
-        return;
-    }
+    alone!();
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let stream = ipc.create_stream(0).expect("a stream");
@@ -159,9 +153,7 @@ pub(super) fn channel(ipc: &Ipc) -> (Channel, Channel) {
 
 #[test]
 fn cost_of_message() {
-    if !alone(concat!(module_path!(), "::cost_of_message")) {
-        return;
-    }
+    alone!();
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let (near, far) = channel(ipc);

@@ -15,9 +15,7 @@ use super::{EXPORTS, HERE, PATIENCE, exporter};
 
 #[test]
 fn system_calls_of_open() {
-    if !alone(concat!(module_path!(), "::system_calls_of_open")) {
-        return;
-    }
+    alone!();
     let (process, exports) = exporter();
     let text: Vec<String> = exports.iter().map(Descriptor::to_string).collect();
     let mut traced = start(HERE, "traced", &[("DESCRIPTORS", &text.join(","))]);
