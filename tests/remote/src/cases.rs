@@ -525,6 +525,39 @@ macro_rules! cases {
             }
         )+
     };
+    // Those of two processes of one host, for every engine.
+    (all: $start:expr; $lengths:expr, $rings:expr, pulls: $pulls:expr, publications: $publications:expr) => {
+        $crate::cases! {
+            $start;
+            pulled_bytes_are_those_of_the_exporter($lengths),
+            state_dict_is_pulled,
+            pull_into_existing_memory_writes_the_tensors_alone,
+            memory_of_a_failed_pull_into_is_kept_as_long_as_it_is_written,
+            progress_is_reported,
+            memory_of_another_host_is_pulled,
+            stale_descriptors_are_refused,
+            further_pulls_use_the_same_connection,
+            kept_connections_are_limited,
+            forked_child_has_no_connection,
+            pull_waits_until_the_bytes_are_ready,
+            pull_fails_when_the_exporter_is_killed,
+            pull_from_a_suspended_exporter_times_out,
+            lease_ends_when_the_importer_is_killed,
+            dropped_export_is_kept_until_the_pull_has_finished,
+            lease_of_a_silent_importer_ends,
+            repeated_pulls_leave_nothing_over($pulls),
+            ring_publications_arrive_in_order($rings),
+            ring_of_another_host_is_pulled,
+            ring_writer_waits_for_a_slow_reader,
+            ring_reader_reports_the_death_of_the_writer,
+            ring_reader_reports_the_death_of_the_writer_in_a_copy,
+            ring_reader_reports_a_suspended_writer,
+            ring_writer_continues_when_the_reader_is_killed,
+            ring_reader_that_is_suspended_is_dismissed,
+            ring_reader_is_dismissed,
+            ring_leaves_nothing_over($publications),
+        }
+    };
     ($start:expr; $($case:ident $(($($argument:expr),+))?),+ $(,)?) => {
         $(
             #[test]

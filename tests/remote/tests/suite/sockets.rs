@@ -48,36 +48,7 @@ fn start(role: &str, arguments: &str) -> Option<Process> {
     Some(process)
 }
 
-cases! {
-    start;
-    pulled_bytes_are_those_of_the_exporter(&LENGTHS),
-    state_dict_is_pulled,
-    pull_into_existing_memory_writes_the_tensors_alone,
-    memory_of_a_failed_pull_into_is_kept_as_long_as_it_is_written,
-    progress_is_reported,
-    memory_of_another_host_is_pulled,
-    stale_descriptors_are_refused,
-    further_pulls_use_the_same_connection,
-    kept_connections_are_limited,
-    forked_child_has_no_connection,
-    pull_waits_until_the_bytes_are_ready,
-    pull_fails_when_the_exporter_is_killed,
-    pull_from_a_suspended_exporter_times_out,
-    lease_ends_when_the_importer_is_killed,
-    dropped_export_is_kept_until_the_pull_has_finished,
-    lease_of_a_silent_importer_ends,
-    repeated_pulls_leave_nothing_over(500),
-    ring_publications_arrive_in_order(&RINGS),
-    ring_of_another_host_is_pulled,
-    ring_writer_waits_for_a_slow_reader,
-    ring_reader_reports_the_death_of_the_writer,
-    ring_reader_reports_the_death_of_the_writer_in_a_copy,
-    ring_reader_reports_a_suspended_writer,
-    ring_writer_continues_when_the_reader_is_killed,
-    ring_reader_that_is_suspended_is_dismissed,
-    ring_reader_is_dismissed,
-    ring_leaves_nothing_over(2_000),
-}
+cases!(all: start; &LENGTHS, &RINGS, pulls: 500, publications: 2_000);
 
 #[test]
 fn ring_of_the_same_process_is_opened_and_not_copied() {
