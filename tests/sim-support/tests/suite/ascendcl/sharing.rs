@@ -233,6 +233,15 @@ fn sharer() -> (Process, u64) {
     (sharer, number)
 }
 
+/// Starts a process whose two devices have access to each other; device 1 is set.
+fn taker_on_both_devices() -> Process {
+    let mut taker = Process::ready("", 0);
+    taker.ok("aclrtDeviceEnablePeerAccess 1 0");
+    taker.ok("aclrtSetDevice 1");
+    taker.ok("aclrtDeviceEnablePeerAccess 0 0");
+    taker
+}
+
 #[test]
 fn physical_memory_outlives_creator() {
     let (mut sharer, number) = sharer();
@@ -368,10 +377,7 @@ fn access_is_set_by_logic_id_for_whole_mappings() {
 #[test]
 fn shareable_handle_is_imported_once_per_device() {
     let (_sharer, number) = sharer();
-    let mut taker = Process::ready("", 0);
-    taker.ok("aclrtDeviceEnablePeerAccess 1 0");
-    taker.ok("aclrtSetDevice 1");
-    taker.ok("aclrtDeviceEnablePeerAccess 0 0");
+    let mut taker = taker_on_both_devices();
     taker.ok(&format!("aclrtMemImportFromShareableHandle {number} 0 &h"));
     taker.gives(&format!("aclrtMemImportFromShareableHandle {number} 0 &again"), DRIVER);
     taker.ok(&format!("aclrtMemImportFromShareableHandle {number} 1 &away"));
@@ -389,10 +395,7 @@ fn shareable_handle_is_imported_once_per_device() {
 #[test]
 fn imported_memory_rejects_further_devices() {
     let (_sharer, number) = sharer();
-    let mut taker = Process::ready("", 0);
-    taker.ok("aclrtDeviceEnablePeerAccess 1 0");
-    taker.ok("aclrtSetDevice 1");
-    taker.ok("aclrtDeviceEnablePeerAccess 0 0");
+    let mut taker = taker_on_both_devices();
     taker.ok(&format!("aclrtMemImportFromShareableHandle {number} 0 &h"));
     taker.ok(&format!("aclrtReserveMemAddress &p {PAGE} 0 0 0"));
     taker.ok(&format!("aclrtMapMem p {PAGE} 0 h 0"));
@@ -405,10 +408,7 @@ fn imported_memory_rejects_further_devices() {
 #[test]
 fn reservation_has_memory_of_one_device_and_kind() {
     let (_sharer, number) = sharer();
-    let mut taker = Process::ready("", 0);
-    taker.ok("aclrtDeviceEnablePeerAccess 1 0");
-    taker.ok("aclrtSetDevice 1");
-    taker.ok("aclrtDeviceEnablePeerAccess 0 0");
+    let mut taker = taker_on_both_devices();
     taker.ok(&format!("aclrtReserveMemAddress &p {} 0 0 0", 2 * PAGE));
     let properties = |device: u32| [0, 0, 4, device, 1, 0, 0, 0].map(u32::to_le_bytes).concat();
     for device in [0, 1] {

@@ -1,7 +1,6 @@
 //! Agents: processes that call the library on command.
 //!
-//! A test binary starts itself with one test, `agent`, which loads the library and serves commands over a socket on
-//! its standard input. A command is a call as a line of words:
+//! A test binary starts itself with one test, `agent`, which loads the library and serves commands. A command is a call as a line of words:
 //!
 //! * `aclrtMalloc &p 4096 0`: `&p` is the address of the variable `p`, `p` its value, `p+32` the value plus 32,
 //!   `@text` a string, and other words are numbers. The answer is the status;
@@ -13,18 +12,14 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char};
-use std::io::{BufRead, BufReader, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::io::Write as _;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use device_ipc_sim_ascendcl::{Cann, MACHINE_VARIABLE, VISIBLE_VARIABLE, install, library};
+use device_ipc_test_process::{answer, command_of_test, hex, request, unhex};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 const ROLE: &str = "SIM_ASCENDCL_TEST_LIBRARY";
-pub const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Statuses by the vendor's names.
 pub const INVALID_PARAM: i32 = 100_000;
@@ -57,8 +52,7 @@ pub struct Setup<'a> {
 /// A process that has loaded the library.
 #[derive(Debug)]
 pub struct Process {
-    child: Child,
-    socket: BufReader<UnixStream>,
+    agent: device_ipc_test_process::Process,
     _directory: Option<tempfile::TempDir>,
 }
 
@@ -85,34 +79,24 @@ impl Process {
                 (Some(directory), path)
             }
         };
-        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
-        ours.set_read_timeout(Some(DEADLINE)).expect("a deadline");
-        let mut command = Command::new(std::env::current_exe().expect("our own path"));
+        let mut command = command_of_test(concat!(module_path!(), "::agent"));
         command
-            .args(["--exact", "ascendcl::support::agent", "--nocapture", "--test-threads=1"])
             .env(ROLE, path)
             .env(MACHINE_VARIABLE, format!("latency=0;cann={};{}", setup.cann.name(), setup.machine))
-            .env_remove(VISIBLE_VARIABLE)
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::piped());
+            .env_remove(VISIBLE_VARIABLE);
         if let Some(visible) = setup.visible {
             command.env(VISIBLE_VARIABLE, visible);
         }
-        let child = command.spawn().expect("the agent starts");
-        Self { child, socket: BufReader::new(ours), _directory: directory }
+        Self { agent: device_ipc_test_process::Process::start("agent", &mut command), _directory: directory }
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.agent.id()
     }
 
     #[track_caller]
     fn ask(&mut self, command: &str) -> String {
-        writeln!(self.socket.get_mut(), "{command}").expect("it listens");
-        let mut answer = String::new();
-        self.socket.read_line(&mut answer).unwrap_or_else(|error| panic!("'{command}': {error}"));
-        assert!(answer.ends_with('\n'), "the agent ended during '{command}'");
-        answer.trim_end().to_owned()
+        self.agent.ask(command)
     }
 
     /// Makes a call, and returns its status.
@@ -165,14 +149,11 @@ impl Process {
     }
 
     pub fn bytes(&mut self, name: &str, count: usize) -> Vec<u8> {
-        let hex = self.ask(&format!("bytes {name} {count}"));
-        let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("hex");
-        (0..count).map(byte).collect()
+        unhex(&self.ask(&format!("bytes {name} {count}")))
     }
 
     pub fn put(&mut self, name: &str, bytes: &[u8]) {
-        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        self.ask(&format!("put {name} {hex}"));
+        self.ask(&format!("put {name} {}", hex(bytes)));
     }
 
     /// Exports the memory at a variable's value, and returns the key.
@@ -199,47 +180,16 @@ impl Process {
 
     /// Kills the process by SIGKILL and reaps it.
     pub fn kill(&mut self) {
-        self.child.kill().expect("it can be killed");
-        self.child.wait().expect("it is reaped");
+        self.agent.kill();
     }
 
-    /// Waits until the process exits, and returns its standard output.
-    pub fn finish(mut self) -> String {
-        self.ask("exit");
-        let mut text = String::new();
-        let output = self.child.stdout.take().expect("it is piped");
-        std::io::Read::read_to_string(&mut BufReader::new(output), &mut text).expect("text");
-        self.child.wait().expect("it is reaped");
-        text
+    /// Sends a command, and waits until the process prints a line with this text. Returns the answer.
+    #[track_caller]
+    pub fn prints(&mut self, command: &str, text: &str) -> String {
+        self.agent.send(command);
+        self.agent.line(|line| line.contains(text).then_some(()));
+        self.agent.receive()
     }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Serves commands if this process was started as an agent. The body of the test `agent`.
-fn serve() {
-    let Some(path) = std::env::var_os(ROLE) else { return };
-    // SAFETY: loading runs no code that could be unsound; the library stays loaded.
-    let library = unsafe { Library::open(Some(PathBuf::from(path)), RTLD_NOW | RTLD_LOCAL) };
-    let mut agent = Agent { library: library.expect("it can be loaded"), variables: HashMap::new() };
-    // SAFETY: the standard input is the socket that the test created, and no other code uses it.
-    let socket = unsafe { UnixStream::from_raw_fd(0) };
-    let mut answers = socket.try_clone().expect("another descriptor");
-    for line in BufReader::new(socket).lines() {
-        let line = line.expect("a line");
-        let answer = agent.obey(&line);
-        writeln!(answers, "{answer}").expect("the test reads the answers");
-        if line == "exit" {
-            break;
-        }
-    }
-    // Not by returning: streams may never complete.
-    std::process::exit(0);
 }
 
 /// The thread or process that makes a call.
@@ -284,17 +234,10 @@ impl Agent {
     fn obey(&mut self, line: &str) -> String {
         let words: Vec<&str> = line.split(' ').collect();
         match words[0] {
-            "exit" => String::new(),
-            "bytes" => {
-                let count = words[2].parse().expect("a count");
-                self.variable(words[1])[..count].iter().map(|byte| format!("{byte:02x}")).collect()
-            }
+            "bytes" => hex(&self.variable(words[1])[..words[2].parse().expect("a count")]),
             "put" => {
-                let hex = words.get(2).copied().unwrap_or_default();
-                let variable = self.variable(words[1]);
-                for at in 0..hex.len() / 2 {
-                    variable[at] = u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("hex");
-                }
+                let bytes = unhex(words.get(2).copied().unwrap_or_default());
+                self.variable(words[1])[..bytes.len()].copy_from_slice(&bytes);
                 String::new()
             }
             // SAFETY: only the address is used.
@@ -374,8 +317,17 @@ impl Agent {
     }
 }
 
-/// The test that a agent runs as; it does nothing otherwise.
+/// Serves commands.
 #[test]
+#[ignore = "a process of the other tests"]
 fn agent() {
-    serve();
+    let path = std::env::var_os(ROLE).expect("a test has started this process");
+    // SAFETY: loading runs no code that could be unsound; the library stays loaded.
+    let library = unsafe { Library::open(Some(PathBuf::from(path)), RTLD_NOW | RTLD_LOCAL) };
+    let mut agent = Agent { library: library.expect("it can be loaded"), variables: HashMap::new() };
+    while let Some(line) = request() {
+        answer(agent.obey(&line));
+    }
+    // Not by returning: streams may never complete.
+    std::process::exit(0);
 }
