@@ -268,13 +268,7 @@ impl Model {
                 }
                 self.devices.insert(on);
                 match self.refusal(export.0, token, access) {
-                    Some(refusal) => {
-                        self.guesses += usize::from(matches!(refusal, Refusal::WrongToken));
-                        if self.guesses > GUESSES {
-                            return Next::Close;
-                        }
-                        self.answers.push_back(Expected::Refused { request: request.0, refusal });
-                    }
+                    Some(refusal) => return self.refuse(request.0, refusal),
                     None => {
                         self.granted += 1;
                         self.opened[export.0 as usize - 1] += 1;
@@ -299,12 +293,10 @@ impl Model {
             }
             Request::LeaseChanged { .. } => Next::Keep,
             Request::Confirm { request, lease } => {
-                let held = self.leases.get(&lease.0);
-                self.answers.push_back(match held {
-                    Some(export) if !self.dropped[*export as usize - 1] => {
-                        Expected::Confirmed { request: request.0 }
-                    }
-                    _ => Expected::Refused { request: request.0, refusal: Refusal::Dropped },
+                let request = request.0;
+                self.answers.push_back(match self.has_export_of(lease) {
+                    true => Expected::Confirmed { request },
+                    false => Expected::Refused { request, refusal: Refusal::Dropped },
                 });
                 Next::Keep
             }
@@ -342,13 +334,7 @@ impl Model {
                     return Next::Keep;
                 }
                 match refusal {
-                    Some(refusal) => {
-                        self.guesses += usize::from(matches!(refusal, Refusal::WrongToken));
-                        if self.guesses > GUESSES {
-                            return Next::Close;
-                        }
-                        self.answers.push_back(Expected::Refused { request: request.0, refusal });
-                    }
+                    Some(refusal) => return self.refuse(request.0, refusal),
                     // The worker replies, which serves the exports of the process and not these.
                     None => {
                         self.leases.insert(self.granted, export.0);
@@ -361,12 +347,10 @@ impl Model {
             Request::StageNext { .. } => Next::Close,
             // None of these exports has been sent by a channel.
             Request::Grant { request, lease, .. } => {
-                let held = self.leases.get(&lease.0);
-                self.answers.push_back(match held {
-                    Some(export) if !self.dropped[*export as usize - 1] => {
-                        Expected::Granted { request: request.0 }
-                    }
-                    _ => Expected::Refused { request: request.0, refusal: Refusal::Dropped },
+                let request = request.0;
+                self.answers.push_back(match self.has_export_of(lease) {
+                    true => Expected::Granted { request },
+                    false => Expected::Refused { request, refusal: Refusal::Dropped },
                 });
                 Next::Keep
             }
@@ -376,6 +360,21 @@ impl Model {
                 Next::Keep
             }
         }
+    }
+
+    /// Returns whether the importer has this lease, of an export that has not been dropped.
+    fn has_export_of(&self, lease: LeaseId) -> bool {
+        self.leases.get(&lease.0).is_some_and(|export| !self.dropped[*export as usize - 1])
+    }
+
+    /// Expects a refusal, or the end of the connection after too many wrong tokens.
+    fn refuse(&mut self, request: u64, refusal: Refusal) -> Next {
+        self.guesses += usize::from(matches!(refusal, Refusal::WrongToken));
+        if self.guesses > GUESSES {
+            return Next::Close;
+        }
+        self.answers.push_back(Expected::Refused { request, refusal });
+        Next::Keep
     }
 
     /// Checks that these are the bytes of the only region, in order and each once.
