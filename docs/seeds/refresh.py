@@ -32,7 +32,6 @@ BLOCK = re.compile(r"<!-- output: (?P<machine>\w+): (?P<command>.+?) -->\n```tex
 PROGRAM = re.compile(r"^```python\n(?P<text># (?P<name>\w+\.py)\n.*?)^```$", re.DOTALL | re.MULTILINE)
 MACHINES = ("mock", "ascend", "gpu", "python")
 
-
 CHANGING = [
     (re.compile(r"\bpid=\d+|\bprocess \d+"), "PROCESS"),
     (re.compile(r"(127\.0\.0\.1):\d+"), r"\1:PORT"),
@@ -46,30 +45,26 @@ class Failed(Exception):
 
 def environment(machine: str, programs: Path) -> dict[str, str]:
     """What a command sees: one machine, and our programs first."""
+    of_machine = {
+        "mock": {"DEVICE_IPC_BACKEND": "mock"},
+        "python": {"DEVICE_IPC_BACKEND": "mock", "DEVICE_IPC_MOCK": "devices=2"},
+        "gpu": {"DEVICE_IPC_BACKEND": "cuda"},
+        "ascend": {
+            "DEVICE_IPC_BACKEND": "ascend",
+            "DEVICE_IPC_ASCEND_LIBRARY": str(programs / "libdevice_ipc_sim_ascendcl.so"),
+            "DEVICE_IPC_SIM_ASCEND": "devices=2",
+        },
+    }[machine]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DEVICE_IPC_")}
-    kept["PATH"] = f"{programs}:{programs / 'examples'}:{kept.get('PATH', '')}"
-    if machine == "mock":
-        return {**kept, "DEVICE_IPC_BACKEND": "mock"}
-    if machine == "python":
-        kept["PATH"] = f"{Path(sys.executable).parent}:{kept['PATH']}"
-        return {**kept, "DEVICE_IPC_BACKEND": "mock", "DEVICE_IPC_MOCK": "devices=2"}
-    if machine == "gpu":
-        return {**kept, "DEVICE_IPC_BACKEND": "cuda"}
-    library = programs / "libdevice_ipc_sim_ascendcl.so"
-    if not library.is_file():
-        raise Failed(f"{library} is not there: cargo build -p device-ipc-sim-ascendcl")
-    return {
-        **kept,
-        "DEVICE_IPC_BACKEND": "ascend",
-        "DEVICE_IPC_ASCEND_LIBRARY": str(library),
-        "DEVICE_IPC_SIM_ASCEND": "devices=2",
-    }
+    interpreter = [str(Path(sys.executable).parent)] if machine == "python" else []
+    path = os.pathsep.join([*interpreter, str(programs), str(programs / "examples"), kept.get("PATH", "")])
+    return {**kept, **of_machine, "PATH": path}
 
 
-def run(command: str, variables: dict[str, str], programs: dict[str, str] | None = None) -> str:
+def run(command: str, variables: dict[str, str], programs: dict[str, str]) -> str:
     """The standard output of a command. What it leaves running is killed."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
-        for name, text in (programs or {}).items():
+        for name, text in programs.items():
             Path(folder, name).write_text(text)
         shell = subprocess.Popen(
             ["bash", "-o", "pipefail", "-ec", command],
@@ -102,36 +97,6 @@ def comparable(text: str) -> list[str]:
     return sorted(text.splitlines())
 
 
-def stale(page: str, filled: str) -> list[str]:
-    """The commands whose output is no longer what the page shows."""
-    pairs = zip(BLOCK.finditer(page), BLOCK.finditer(filled), strict=True)
-    return [
-        f"{new['machine']}: {new['command']}: it now prints\n{new['text']}"
-        for old, new in pairs
-        if comparable(old["text"]) != comparable(new["text"])
-    ]
-
-
-def refreshed(page: str, machines: list[str], run_on) -> tuple[str, list[str]]:
-    """The page with the blocks of these machines filled, and what failed. `run_on(machine, command)` gives the text."""
-    failures = []
-
-    def fill(block: re.Match[str]) -> str:
-        machine, command = block["machine"], block["command"]
-        if machine not in MACHINES:
-            failures.append(f"{machine}: there is no such machine: {command}")
-        if machine not in machines:
-            return block[0]
-        try:
-            text = run_on(machine, command)
-        except Failed as reason:
-            failures.append(f"{machine}: {command}: {reason}")
-            return block[0]
-        return f"<!-- output: {machine}: {command} -->\n```text\n{text}```\n"
-
-    return BLOCK.sub(fill, page), failures
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machine", action="append", choices=MACHINES, help="default: mock and ascend")
@@ -143,21 +108,28 @@ def main() -> int:
     programs = (arguments.programs or target / "debug").resolve()
     if machines != ["python"] and not (programs / "device-ipc").is_file():
         parser.error(f"{programs} holds no device-ipc: build it as said above, or say --programs FOLDER")
-    failures = []
+    failures: list[str] = []
     for path in sorted(PAGES.glob("*.md")):
         text = path.read_text()
         written = {program["name"]: program["text"] for program in PROGRAM.finditer(text)}
 
-        def run_on(machine: str, command: str, written: dict[str, str] = written) -> str:
-            return run(command, environment(machine, programs), written if machine == "python" else {})
+        def fill(block: re.Match[str], page: str = path.name, written: dict[str, str] = written) -> str:
+            machine, command = block["machine"], block["command"]
+            if machine not in machines:
+                return block[0]
+            try:
+                printed = run(command, environment(machine, programs), written if machine == "python" else {})
+            except Failed as reason:
+                failures.append(f"{page}: {machine}: {command}: {reason}")
+                return block[0]
+            if arguments.check and comparable(printed) != comparable(block["text"]):
+                failures.append(f"{page}: {machine}: {command}: it now prints\n{printed}")
+            return f"<!-- output: {machine}: {command} -->\n```text\n{printed}```\n"
 
         if path.name != "README.md" and {block["machine"] for block in BLOCK.finditer(text)} != set(MACHINES):
-            failures.append(f"{path.name}: it needs a block for each machine: {', '.join(MACHINES)}")
-        filled, failed = refreshed(text, machines, run_on)
-        failures += [f"{path.name}: {failure}" for failure in failed]
-        if arguments.check:
-            failures += [f"{path.name}: {failure}" for failure in stale(text, filled)]
-        elif filled != text:
+            failures.append(f"{path.name}: it needs a block for each machine, and no other: {', '.join(MACHINES)}")
+        filled = BLOCK.sub(fill, text)
+        if not arguments.check and filled != text:
             path.write_text(filled)
     for failure in failures:
         print(failure, file=sys.stderr)
