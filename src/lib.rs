@@ -81,7 +81,7 @@
 //! | allocate memory | [`Ipc::allocate`]; [`Ipc::allocate_for`] with a [`MemoryUse`] |
 //! | open memory | [`Ipc::open`], [`OpenBuilder`], [`Mapping`]; placement: [`OpenBuilder::on`], [`DeviceMap`] |
 //! | read any element type and strides | [`Mapping::to_host`], [`Mapping::to_host_bytes`], [`Mapping::view_bytes`]; [`Element`] lists the types |
-//! | share many named tensors | [`Ipc::tensors`], [`TensorSet`], [`Ipc::share_all`]; [`Mapping::get`], [`Mapping::tensors`]; [`TensorTable`] |
+//! | share many named tensors | [`Ipc::share_named`]; [`Ipc::tensors`], [`TensorSet`], [`Ipc::share_all`]; [`Mapping::get`], [`Mapping::tensors`]; [`TensorTable`] |
 //! | repeat hand-overs | [`Ipc::ring`], [`Ring`]; [`Ipc::open_ring`], [`RingReader`]; or a plain [`Timeline`] |
 //! | send memory in messages | [`Ipc::listen`], [`Ipc::connect`], [`Channel`], [`Message`], [`Received`] |
 //! | find memory by a name, in its current version | [`Ipc::keep`], [`Keeper`]; [`Ipc::find`], [`KeptExport`] |

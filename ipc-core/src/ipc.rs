@@ -17,6 +17,7 @@ use crate::backend::{Buffer, DeviceIpc, MemoryUse, Stream};
 use crate::model::address::DeviceRange;
 use crate::model::device::{DeviceInfo, DeviceOrdinal};
 use crate::model::error::Result;
+use crate::model::tensor::TensorLayout;
 use crate::os::environment::nonempty_variable;
 use crate::patterns::channel::{Channel, ConnectBuilder, ListenBuilder};
 use crate::patterns::keeper::{Keeper, KeptExport, Search};
@@ -102,6 +103,42 @@ impl Ipc {
     /// Returns an empty set of named tensors, for [`share_all`](Self::share_all).
     pub fn tensors(&self) -> TensorSet {
         TensorSet::new(self.backend())
+    }
+
+    /// Shares named tensors, each with its memory and layout: a state dict. Without a layout, a tensor has the owner's element type and
+    /// one dimension. For tensors that share memory, and for memory of owners of several types, see [`tensors`](Self::tensors).
+    ///
+    /// ```
+    /// # fn main() -> device_ipc_core::Result<()> {
+    /// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+    /// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+    /// use device_ipc_core::{Dtype, TensorLayout};
+    ///
+    /// let state_dict = [
+    ///     ("weight", ipc.allocate(0, 4096)?, TensorLayout::contiguous(Dtype::F32, [32, 32])?),
+    ///     ("bias", ipc.allocate(0, 128)?, TensorLayout::contiguous(Dtype::F32, [32])?),
+    /// ];
+    /// let export = ipc.share_named(state_dict)?.start()?;
+    /// assert_eq!(ipc.open(export.descriptor()).at_home()?.get("bias")?.shape(), [32]);
+    /// # let one = || -> device_ipc_core::Result<_> { Ok(("w", ipc.allocate(0, 4)?, TensorLayout::contiguous(Dtype::F32, [1])?)) };
+    /// # let error = ipc.share_named([one()?, one()?]).map(drop).unwrap_err();
+    /// # assert!(error.to_string().contains("w"), "{error}");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`TensorSet::owned`]. The owners are dropped.
+    pub fn share_named<M, O: DeviceOwner<M>>(
+        &self,
+        tensors: impl IntoIterator<Item = (impl AsRef<str>, O, impl Into<Option<TensorLayout>>)>,
+    ) -> Result<ShareBuilder<'_, TensorSet>> {
+        let mut set = self.tensors();
+        for (name, owner, layout) in tensors {
+            set.owned(name, owner, layout.into())?;
+        }
+        Ok(self.share_all(set))
     }
 
     /// Shares named tensors, in any number of allocations on any of the devices.

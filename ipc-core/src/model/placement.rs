@@ -85,11 +85,6 @@ impl DeviceMap {
         self.pairs.iter().find(|(one, _)| *one == from).map(|(_, to)| *to)
     }
 
-    /// Returns the map from the receiver's devices to the sender's.
-    pub fn inverse(&self) -> Self {
-        Self { pairs: self.pairs.iter().map(|(from, to)| (*to, *from)).collect() }
-    }
-
     /// Returns the pairs of the sender's device and the receiver's.
     pub fn pairs(&self) -> &[(DeviceName, DeviceName)] {
         &self.pairs

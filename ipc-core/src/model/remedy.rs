@@ -24,7 +24,7 @@ macro_rules! remedies {
             pub const ALL: &[Self] = &[$(Self::$name),+];
 
             /// Returns the text for users of Rust.
-            pub const fn in_rust(self) -> &'static str {
+            const fn in_rust(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)+
                     Self::OfBackend(remedy) => remedy.rust,

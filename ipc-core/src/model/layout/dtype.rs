@@ -131,7 +131,7 @@ dtypes! {
 
 impl Dtype {
     /// Creates the type of a descriptor's code, which may be unknown to this version.
-    pub const fn from_code(code: u8) -> Self {
+    pub(crate) const fn from_code(code: u8) -> Self {
         Self(code)
     }
 
