@@ -51,9 +51,10 @@ pub(crate) fn shutdown(py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
 #[pyo3(signature = (timeout=5.0))]
 pub(crate) fn list_exports(py: Python<'_>, timeout: f64) -> PyResult<Vec<Py<PyAny>>> {
     let limit: Duration = wait::limit(Some(timeout))?;
-    let listed =
-        wait::interruptible(py, move || device_ipc::front_end::list_exports(None, &AllowList::own_user(), limit))?
-            .or_raise(py)?;
+    let listed = wait::interruptible(py, move || {
+        device_ipc::front_end::list_exports(None, &AllowList::own_user(), limit)
+    })?
+    .or_raise(py)?;
     let mut processes = Vec::new();
     for process in listed {
         match process {

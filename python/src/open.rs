@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use device_ipc::{
-    Descriptor, DeviceIdentity, DeviceMap, DeviceName, Error, Ipc, KeptExport, OpenBuilder,
-};
+use device_ipc::{Descriptor, DeviceIdentity, DeviceMap, DeviceName, Error, Ipc, KeptExport, OpenBuilder};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

@@ -65,7 +65,12 @@ fn export(ipc: &Ipc) -> Export {
 /// The weights of a keeper on the mock, for candle's CPU.
 fn on_cpu(name: &str) -> Weights {
     let ipc = Ipc::named("mock").expect("the mock");
-    let mapping = ipc.find(name, Duration::from_secs(30)).expect("the keeper answers").open().at_home().expect("opened");
+    let mapping = ipc
+        .find(name, Duration::from_secs(30))
+        .expect("the keeper answers")
+        .open()
+        .at_home()
+        .expect("opened");
     Weights::new(&ipc, mapping, &Device::Cpu).expect("the weights are usable")
 }
 
@@ -142,7 +147,12 @@ fn model_on_a_gpu_has_the_memory_of_the_keeper() {
     let device = Device::new_cuda_with_stream(0).expect("a device");
     let stream = device.as_cuda_device().unwrap().cuda_stream();
     let ipc = Ipc::named("cuda").expect("CUDA");
-    let mapping = ipc.find(&name, Duration::from_secs(30)).expect("the keeper answers").open().on(&stream).expect("opened");
+    let mapping = ipc
+        .find(&name, Duration::from_secs(30))
+        .expect("the keeper answers")
+        .open()
+        .on(&stream)
+        .expect("opened");
     let address = mapping.get("head.weight").unwrap().range().ptr.get();
     let weights = Weights::new(&ipc, mapping, &device).unwrap();
     let variables = weights.var_builder(DType::F32);

@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use device_ipc_core::backend::{BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceTimelines, Exported, Extent, HandleBytes, HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle, Registration, TestKernels, Unavailable, environment};
+use device_ipc_core::backend::{
+    BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceTimelines, Exported, Extent,
+    HandleBytes, HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle, Registration, TestKernels,
+    Unavailable, environment,
+};
 use device_ipc_core::{Access, DeviceIdentity, DeviceInfo, DeviceOrdinal, DeviceRange, Error, Result};
 
 use crate::NAME;

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use device_ipc_conformance::Suite;
-use device_ipc_core::backend::{Backends, DeviceIpc, Unavailable};
 use device_ipc_core::Error;
+use device_ipc_core::backend::{Backends, DeviceIpc, Unavailable};
 
 fn main() -> ExitCode {
     Suite::new(acme::NAME).variant("default", load).expected_skips(include_str!("expected-skips.txt")).run()
