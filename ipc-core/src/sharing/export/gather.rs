@@ -1,14 +1,13 @@
-//! The allocations of the memory of named tensors, each of them once.
+//! The allocations that memory lies in, each of them once, and their handles.
 
 use std::sync::Arc;
 
 use crate::backend::interop::Region;
-use crate::backend::{DeviceIpc, with_device_context};
+use crate::backend::{DeviceIpc, check_backend, with_device_context};
 use crate::model::address::{DevicePtr, DeviceRange, Extent};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::sharing::Runtime;
-use crate::sharing::export::share::{check_region, extents_by_driver};
 use crate::sharing::export::shared::{Allocation, Handles};
 use crate::wire::descriptor::{DescribedExtent, DescribedRegions, MAX_EXTENTS, MAX_REGIONS_ALLOCATIONS};
 
@@ -249,6 +248,95 @@ fn check_counts(of_a_region: usize, of_the_set: usize) -> Result<()> {
 fn whole(region: &[Extent]) -> DeviceRange {
     let len = region.iter().map(|extent| extent.allocation.len).fold(0, u64::saturating_add);
     DeviceRange { len, ..region[0].allocation }
+}
+
+/// Returns the allocations of one region and their handles: that of an export that keeps it, unless the region is borrowed, or
+/// those that the driver names. The fast path of [`gather`], without its tables.
+pub(super) fn gather_one(
+    runtime: &Runtime,
+    backend: &Arc<dyn DeviceIpc>,
+    region: &Region,
+    is_borrowed: bool,
+) -> Result<(Vec<Extent>, Handles)> {
+    let kept = if is_borrowed { None } else { runtime.exports.kept_extent(backend, region.range) };
+    match kept.filter(|extent| region.allocation.is_none_or(|stated| stated == extent.allocation)) {
+        Some(extent) => with_handles(runtime, backend, vec![extent]),
+        None => with_device_context(&**backend, region.range.device, || {
+            with_handles(runtime, backend, extents_by_driver(runtime, backend, region)?)
+        }),
+    }
+}
+
+fn with_handles(
+    runtime: &Runtime,
+    backend: &Arc<dyn DeviceIpc>,
+    extents: Vec<Extent>,
+) -> Result<(Vec<Extent>, Handles)> {
+    let shared = |extent| runtime.exports.allocation(backend, extent);
+    let allocations = match extents.as_slice() {
+        [only] => [shared(only)?].into(),
+        several => several.iter().map(shared).collect::<Result<_>>()?,
+    };
+    Ok((extents, allocations))
+}
+
+pub(super) fn no_bytes() -> Error {
+    Error::InvalidRegion(
+        "it has no bytes; share at least one, or state the element type and shape of a tensor without elements".into(),
+    )
+}
+
+/// Checks the region before the driver is called.
+pub(super) fn check_region(backend: &str, region: &Region) -> Result<()> {
+    let range = region.range;
+    check_backend("the memory", region.backend, backend)?;
+    if range.ptr.is_null() {
+        return Err(Error::NotDeviceMemory { ptr: range.ptr, why: "it is the null address".into() });
+    }
+    if range.len == 0 {
+        return Err(no_bytes());
+    }
+    if range.end().is_none() {
+        return Err(Error::InvalidRegion(format!(
+            "{} bytes at {} leave the address space",
+            range.len, range.ptr
+        )));
+    }
+    Ok(())
+}
+
+/// Asks the driver for the allocations.
+fn extents_by_driver(
+    runtime: &Runtime,
+    backend: &Arc<dyn DeviceIpc>,
+    region: &Region,
+) -> Result<Vec<Extent>> {
+    let range = region.range;
+    if runtime.imports.holds(range) {
+        return Err(Error::SharedOn { ptr: range.ptr });
+    }
+    let extents = backend.extents_of(range, region.allocation)?;
+    offset_in(range, &extents)?;
+    Ok(extents)
+}
+
+/// Returns the offset of the region in its first allocation, and checks the driver's answer.
+pub(super) fn offset_in(range: DeviceRange, extents: &[Extent]) -> Result<u64> {
+    let misfit =
+        || Error::InvalidRegion(format!("{} bytes at {} leave their allocations", range.len, range.ptr));
+    let first = extents.first().ok_or_else(misfit)?.allocation;
+    let mut end = first.ptr;
+    for extent in extents {
+        if extent.allocation.ptr != end || extent.allocation.len == 0 {
+            return Err(misfit());
+        }
+        end = extent.allocation.end().ok_or_else(misfit)?;
+    }
+    let offset = range.ptr.offset_from(first.ptr).filter(|offset| *offset < first.len).ok_or_else(misfit)?;
+    if range.end().is_none_or(|range_end| range_end > end) {
+        return Err(misfit());
+    }
+    Ok(offset)
 }
 
 #[cfg(test)]

@@ -5,9 +5,12 @@ mod changes;
 mod exposure;
 mod gather;
 mod guard;
+mod isolated;
 mod owners;
+mod prepare;
 mod remote_memory;
 mod share;
+mod share_region;
 mod share_tensors;
 mod shared;
 mod table;
@@ -22,8 +25,8 @@ pub use tensor_set::TensorSet;
 
 pub(crate) use crate::backend::check_backend;
 pub(crate) use borrowed::{BorrowedMemory, BorrowedPiece};
+pub(crate) use isolated::copy_and_wait;
 pub(crate) use remote_memory::RemoteMemory;
-pub(crate) use share::copy_and_wait;
 pub(crate) use shared::Shared;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use table::NewExport;

@@ -5,24 +5,22 @@ use std::sync::{Arc, Mutex};
 
 use super::check_backend;
 use super::exposure::{Exposure, ExposurePolicy};
-use super::gather::{Gathered, GatheredPart};
-use super::guard::{Export, Published, Reach};
-use super::share::{ShareBuilder, check_read_only, isolated_copy, ready_event, stand_in};
-use super::shared::{Handles, Shared};
-use super::table::NewExport;
-use super::tensor_set::{Memories, Remembered, TensorSet};
+use super::gather::Gathered;
+use super::guard::{Export, Reach};
+use super::isolated::{isolated_copy, stand_in};
+use super::owners::Owners;
+use super::prepare::{DeviceMemory, Parts, Prepared, check_read_only};
+use super::share::ShareBuilder;
+use super::shared::Handles;
+use super::tensor_set::{Memories, TensorSet};
 use super::{BorrowedMemory, BorrowedPiece};
-use crate::backend::Buffer;
 use crate::backend::interop::{DeviceOwner, Region};
+use crate::backend::{Buffer, DeviceIpc};
 use crate::model::address::DeviceRange;
+use crate::model::device::DeviceOrdinal;
 use crate::model::error::{DescriptorError, Error, Result};
-use crate::model::one_or_many::OneOrMany;
-use crate::os::kill::kill_point;
 use crate::sharing::{ErrorWith, Runtime, Session};
-use crate::wire::descriptor::{
-    BackendName, Contents, Descriptor, ExportId, MAX_DESCRIPTOR_BYTES, Memory, Part, PartRegions, Tensors,
-    encoded_bytes,
-};
+use crate::wire::descriptor::{MAX_DESCRIPTOR_BYTES, Memory, PartRegions, encoded_bytes};
 
 impl<'a> ShareBuilder<'a, TensorSet> {
     pub(crate) fn of_tensors(session: &'a Session, tensors: TensorSet) -> Self {
@@ -38,7 +36,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
         }
     }
 
-    fn prepare_tensors(&self, set: &mut TensorSet) -> Result<Prepared> {
+    fn prepare_tensors(&self, set: &mut TensorSet) -> Result<PreparedTensors> {
         if self.states_layout() {
             return Err(Error::InvalidRegion(
                 "an element type, a shape or an offset was given for all of the tensors; each has a layout of its own".into(),
@@ -58,55 +56,39 @@ impl<'a> ShareBuilder<'a, TensorSet> {
         }
     }
 
-    fn prepare_memories(&self, set: &TensorSet, given: &Memories) -> Result<Prepared> {
+    fn prepare_memories(&self, set: &TensorSet, given: &Memories) -> Result<PreparedTensors> {
         let runtime = Runtime::get()?;
-        let (session, backend) = (self.session, self.session.backend());
+        let backend = self.session.backend();
         let (memories, stand_ins) = self.with_stand_ins(&given.regions)?;
         let is_remembered = stand_ins.is_empty() && !given.any_borrowed();
         let (gathered, handles) = set.gathered(runtime, backend, given, &memories, is_remembered)?;
         let reach = self.reach(given, &gathered, &handles)?;
-        let mut exports = Vec::with_capacity(gathered.parts.len());
-        let mut parts = OneOrMany::NONE;
+        let mut parts = Parts::NONE;
         for (index, (part, allocations)) in gathered.parts.iter().zip(&handles).enumerate() {
-            let blame = |region, error| set.blame_part(&gathered, (index, region), error);
-            let mut export = self.prepare_part(runtime, part, Arc::clone(allocations), blame)?;
-            export.borrowed = given.borrowed_on(backend, part.device, &gathered, &memories)?;
-            parts.push(Part {
-                home: session.identity_of(part.device)?,
-                // The table assigns the number; the placeholders of the parts differ.
-                export: ExportId(index as u64),
-                token: export.token,
-                ready: export.shared.ready.is_some(),
-                regions: PartRegions::Many(Arc::clone(&part.described)),
-            });
-            exports.push(export);
+            let with_name = |region, error| set.with_tensor_of(&gathered, index, region, error);
+            if !self.access.is_writable() {
+                for (allocation, one) in allocations.iter().enumerate() {
+                    check_read_only(backend.info().name, std::slice::from_ref(one))
+                        .map_err(|error| with_name(Some(part.region_of(allocation)), error))?;
+                }
+            }
+            let memory = DeviceMemory {
+                device: part.device,
+                bytes: part.bytes,
+                allocations: Arc::clone(allocations),
+                ranges: Arc::clone(&part.ranges),
+                described: PartRegions::Many(Arc::clone(&part.described)),
+                borrowed: given.borrowed_on(backend, part.device, &gathered, &memories),
+            };
+            self.add_part(runtime, &mut parts, memory).map_err(|error| with_name(None, error))?;
         }
-        let contents = Contents {
-            backend: BackendName::new(backend.info().name)?,
-            exporter: runtime.identity,
-            broker: runtime.poller.listen(session.socket_directory())?,
-            access: self.access,
-            parts,
-            // Replaced after the last step that can fail.
-            memory: Memory::Tensors(Arc::default()),
-            ring: None,
-            network: session.network_addresses(),
-        };
-        let found = encoded_bytes(&contents, Some(set.encoded_bytes()));
+        // The tensors follow with the last step, which consumes the set and cannot fail.
+        let export = self.prepared(runtime, parts, Memory::Tensors(Arc::default()), reach)?;
+        let found = encoded_bytes(&export.contents, Some(set.encoded_bytes()));
         if found > MAX_DESCRIPTOR_BYTES {
             return Err(DescriptorError::TooLarge { found }.into());
         }
-        Ok(Prepared {
-            runtime,
-            contents,
-            exports,
-            gathered,
-            handles,
-            stand_ins,
-            reach,
-            is_remembered,
-            copies: None,
-        })
+        Ok(PreparedTensors { export, gathered, handles, stand_ins, is_remembered, copies: None })
     }
 
     /// Returns the exposure if the policy permits it. It is computed on request, unless the policy needs it.
@@ -163,58 +145,19 @@ impl<'a> ShareBuilder<'a, TensorSet> {
         }
         Ok((Memories::owned(regions), copies))
     }
-
-    /// `blame` adds the name of the tensor concerned to an error, by region or for the whole part.
-    fn prepare_part(
-        &self,
-        runtime: &Runtime,
-        part: &GatheredPart,
-        allocations: Handles,
-        blame: impl Fn(Option<usize>, Error) -> Error,
-    ) -> Result<NewExport> {
-        let backend = self.session.backend();
-        if !self.access.is_writable() {
-            let each = allocations.iter().enumerate();
-            let mut checked = each
-                .map(|(index, one)| (index, check_read_only(backend.info().name, std::slice::from_ref(one))));
-            let refused = checked.find_map(|(index, checked)| Some((index, checked.err()?)));
-            if let Some((allocation, error)) = refused {
-                return Err(blame(Some(part.region_of(allocation)), error));
-            }
-        }
-        kill_point!("exporter:exported");
-        let ready = self.ready_stream(part.device).map(|stream| ready_event(self.session, stream));
-        Ok(NewExport {
-            borrowed: None,
-            backend: backend.info().name,
-            bytes: part.bytes,
-            access: self.access,
-            allow: self.session.allow_list().clone(),
-            ahead: self.ahead,
-            token: runtime.exports.new_token()?,
-            shared: Shared {
-                ready: ready.transpose().map_err(|error| blame(None, error))?.flatten(),
-                allocations,
-                regions: Arc::clone(&part.ranges),
-                remote: self.session.remote_memory(),
-                owner: None,
-                keeps: false,
-            },
-        })
-    }
 }
 
 impl Memories {
     /// Returns the borrowed memories on a device in their current state.
     fn borrowed_on(
         &self,
-        backend: &Arc<dyn crate::backend::DeviceIpc>,
-        device: crate::model::device::DeviceOrdinal,
+        backend: &Arc<dyn DeviceIpc>,
+        device: DeviceOrdinal,
         gathered: &Gathered,
         memories: &[Region],
-    ) -> Result<Option<BorrowedMemory>> {
+    ) -> Option<BorrowedMemory> {
         if !self.any_borrowed() {
-            return Ok(None);
+            return None;
         }
         let on_device = (0..memories.len())
             .filter(|index| self.is_borrowed(*index) && memories[*index].range.device == device);
@@ -224,49 +167,33 @@ impl Memories {
                 BorrowedPiece { range, allocation, extents: gathered.extents_of(index, range) }
             })
             .collect();
-        Ok((!pieces.is_empty()).then(|| BorrowedMemory::new(backend, pieces)))
+        (!pieces.is_empty()).then(|| BorrowedMemory::new(backend, pieces))
     }
 }
 
-/// A prepared export: nothing can fail after this.
-struct Prepared {
-    runtime: &'static Runtime,
-    contents: Contents,
-    exports: Vec<NewExport>,
+/// An export of named tensors before it is published: nothing can fail after this.
+struct PreparedTensors {
+    export: Prepared,
     gathered: Arc<Gathered>,
+    /// The handles of each part.
     handles: Vec<Handles>,
     /// Memory that only this export uses.
     stand_ins: Vec<Buffer>,
-    reach: Reach,
     is_remembered: bool,
     /// The copies that are shared instead of the memories, which are dropped.
     copies: Option<Vec<Buffer>>,
 }
 
-impl Prepared {
+impl PreparedTensors {
     fn finish(mut self, mut set: TensorSet) -> Export {
-        let backend = Arc::clone(set.backend());
         let mut owners = set.take_owners();
         if let Some(copies) = self.copies {
-            owners = super::owners::Owners::new(&backend);
+            owners = Owners::new(set.backend());
             copies.into_iter().for_each(|copy| owners.add(&copy.region(), copy));
         }
-        for stand_in in self.stand_ins {
-            let region = stand_in.region();
-            owners.add(&region, stand_in);
-        }
-        let mut published = OneOrMany::NONE;
-        let places = self.exports.into_iter().zip(&self.gathered.parts);
-        for ((mut export, place), part) in places.zip(self.contents.parts.iter_mut()) {
-            export.shared.owner = Some(Box::new(Mutex::new(owners.take(place.device))));
-            part.export = self.runtime.exports.insert(export);
-            published.push(Published::new(part.export, self.runtime));
-            kill_point!("exporter:published");
-        }
-        let remembered = self.is_remembered.then_some(Remembered { allocations: &self.handles });
-        let tensors: Arc<Tensors> = set.into_tensors(self.gathered, remembered);
-        tracing::debug!(target: crate::os::log::EXPORT, parts = published.len(), tensors = tensors.table().len(), "named tensors are shared");
-        self.contents.memory = Memory::Tensors(tensors);
-        Export::new(Descriptor::new(self.contents), published, self.reach)
+        self.stand_ins.into_iter().for_each(|stand_in| owners.add(&stand_in.region(), stand_in));
+        let remembered = self.is_remembered.then_some(&self.handles[..]);
+        self.export.contents.memory = Memory::Tensors(set.into_tensors(self.gathered, remembered));
+        self.export.publish(|device| Box::new(Mutex::new(owners.take(device))))
     }
 }

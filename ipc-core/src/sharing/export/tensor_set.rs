@@ -81,11 +81,6 @@ impl Memories {
     }
 }
 
-/// The handles of a set's parts, to be remembered with it.
-pub(super) struct Remembered<'a> {
-    pub(super) allocations: &'a [Handles],
-}
-
 /// The tensors that were added so far, with the memory of each.
 enum List {
     /// The tensors added so far are the first ones of an earlier set.
@@ -103,7 +98,7 @@ struct RememberedSet {
     allocations: Vec<Weak<[Arc<Allocation>]>>,
     tensors: Arc<Tensors>,
     /// The memory of each tensor.
-    lie_in: Vec<u32>,
+    memory_of: Vec<u32>,
 }
 
 /// The last shared sets. A caller that shares the same tensors with new contents has their descriptions already.
@@ -134,7 +129,7 @@ impl RememberedSet {
 
     /// Returns whether the tensor at this position is this one.
     fn has(&self, position: usize, memory: usize, tensor: NamedTensor<'_>) -> bool {
-        if self.lie_in.get(position) != Some(&(memory as u32)) {
+        if self.memory_of.get(position) != Some(&(memory as u32)) {
             return false;
         }
         let known = self.tensors.table().at(position);
@@ -157,36 +152,37 @@ impl List {
             *count += 1;
             return Ok(());
         }
-        let (table, lie_in) = self.anew();
+        let (table, memory_of) = self.anew();
         table.push(tensor.name, tensor.offset, tensor.layout.clone())?;
-        lie_in.push(memory as u32);
+        memory_of.push(memory as u32);
         Ok(())
     }
 
     /// Returns the list for changes; it is no longer that of an earlier set.
     fn anew(&mut self) -> (&mut TensorTable, &mut Vec<u32>) {
         if let Self::AsBefore(before, count) = self {
-            let in_memory =
-                |position, offset| offset - before.gathered.places[before.lie_in[position] as usize].offset;
+            let in_memory = |position, offset| {
+                offset - before.gathered.places[before.memory_of[position] as usize].offset
+            };
             let table = before.tensors.table().first(*count, in_memory);
-            let lie_in = before.lie_in[..*count].to_vec();
-            *self = Self::Anew(table, lie_in);
+            let memory_of = before.memory_of[..*count].to_vec();
+            *self = Self::Anew(table, memory_of);
         }
         match self {
-            Self::Anew(table, lie_in) => (table, lie_in),
+            Self::Anew(table, memory_of) => (table, memory_of),
             Self::AsBefore(..) => unreachable!("it was replaced"),
         }
     }
 
     /// Returns the tensors with their places in the regions, and the memory of each.
     fn placed(&mut self, gathered: &Gathered) -> (Arc<Tensors>, Vec<u32>) {
-        let (table, lie_in) = self.anew();
-        let (mut table, lie_in) = (std::mem::take(table), std::mem::take(lie_in));
+        let (table, memory_of) = self.anew();
+        let (mut table, memory_of) = (std::mem::take(table), std::mem::take(memory_of));
         // Each tensor fits its memory, which fits its region.
-        table.move_each(|position| gathered.places[lie_in[position] as usize].offset);
+        table.move_each(|position| gathered.places[memory_of[position] as usize].offset);
         let of_memories = gathered.regions();
-        let regions = lie_in.iter().map(|memory| of_memories[*memory as usize]).collect();
-        (Arc::new(Tensors::new(table, regions)), lie_in)
+        let regions = memory_of.iter().map(|memory| of_memories[*memory as usize]).collect();
+        (Arc::new(Tensors::new(table, regions)), memory_of)
     }
 
     fn len(&self) -> usize {
@@ -196,10 +192,10 @@ impl List {
         }
     }
 
-    fn lie_in(&self) -> &[u32] {
+    fn memory_of(&self) -> &[u32] {
         match self {
-            Self::AsBefore(before, count) => &before.lie_in[..*count],
-            Self::Anew(_, lie_in) => lie_in,
+            Self::AsBefore(before, count) => &before.memory_of[..*count],
+            Self::Anew(_, memory_of) => memory_of,
         }
     }
 
@@ -315,7 +311,7 @@ impl TensorSet {
     pub(crate) fn tensors(&self) -> impl Iterator<Item = (NamedTensor<'_>, DeviceRange)> {
         (0..self.len()).map(|position| {
             let mut tensor = self.list.table().at(position);
-            let memory = self.list.lie_in()[position] as usize;
+            let memory = self.list.memory_of()[position] as usize;
             if let List::AsBefore(before, _) = &self.list {
                 tensor.offset -= before.gathered.places[memory].offset;
             }
@@ -348,7 +344,8 @@ impl TensorSet {
             return Ok(known);
         }
         let gathered = gather(runtime, backend, memories, |index| given.is_borrowed(index));
-        let (gathered, handles) = gathered.map_err(|(memory, error)| self.blame(memory, error))?;
+        let (gathered, handles) =
+            gathered.map_err(|(memory, error)| self.with_first_tensor(error, |other| other == memory))?;
         Ok((Arc::new(gathered), handles))
     }
 
@@ -385,52 +382,49 @@ impl TensorSet {
         }
     }
 
-    /// Returns the tensors with their places in the regions. Remembers the set unless it has memory that only this export uses.
+    /// Returns the tensors with their places in the regions. Remembers the set with the handles of its parts, unless it has memory
+    /// that only this export uses.
     pub(super) fn into_tensors(
         mut self,
         gathered: Arc<Gathered>,
-        remembered: Option<Remembered<'_>>,
+        handles: Option<&[Handles]>,
     ) -> Arc<Tensors> {
-        let (tensors, lie_in) = match &self.list {
+        let (tensors, memory_of) = match &self.list {
             List::AsBefore(before, count)
-                if *count == before.lie_in.len() && gathered.has_same_places(&before.gathered) =>
+                if *count == before.memory_of.len() && gathered.has_same_places(&before.gathered) =>
             {
                 if Arc::ptr_eq(&gathered, &before.gathered) {
                     return Arc::clone(&before.tensors);
                 }
-                (Arc::clone(&before.tensors), before.lie_in.clone())
+                (Arc::clone(&before.tensors), before.memory_of.clone())
             }
             _ => self.list.placed(&gathered),
         };
-        let Some(remembered) = remembered else { return tensors };
-        let allocations = remembered.allocations.iter().map(Arc::downgrade).collect();
+        let Some(handles) = handles else { return tensors };
+        let allocations = handles.iter().map(Arc::downgrade).collect();
         let memories = self.memories.regions;
-        RememberedSet { memories, gathered, allocations, tensors: Arc::clone(&tensors), lie_in }.remember();
+        RememberedSet { memories, gathered, allocations, tensors: Arc::clone(&tensors), memory_of }
+            .remember();
         tensors
     }
 
-    /// Adds the name of the first tensor in that memory to an error.
-    pub(super) fn blame(&self, memory: usize, error: Error) -> Error {
-        self.blame_first(|lies_in| lies_in == memory, error)
-    }
-
-    /// Adds the name of the first tensor in that region of that part to an error.
-    pub(super) fn blame_part(
+    /// Adds the name of the first tensor in a region of a part, or in any of its regions, to an error.
+    pub(super) fn with_tensor_of(
         &self,
         gathered: &Gathered,
-        (part, region): (usize, Option<usize>),
+        part: usize,
+        region: Option<usize>,
         error: Error,
     ) -> Error {
-        let lies_there = |memory: usize| {
+        self.with_first_tensor(error, |memory| {
             let place = gathered.places[memory];
             place.part == part && region.is_none_or(|region| place.region == region)
-        };
-        self.blame_first(lies_there, error)
+        })
     }
 
     /// Adds the name of the first tensor in such a memory to an error.
-    fn blame_first(&self, is_it: impl Fn(usize) -> bool, error: Error) -> Error {
-        match self.list.lie_in().iter().position(|memory| is_it(*memory as usize)) {
+    fn with_first_tensor(&self, error: Error, is_concerned: impl Fn(usize) -> bool) -> Error {
+        match self.list.memory_of().iter().position(|memory| is_concerned(*memory as usize)) {
             Some(position) => error.of_tensor(self.list.table().at(position).name),
             None => error,
         }
