@@ -6,7 +6,7 @@ use super::handshake::Hello;
 use super::limits::Limits;
 use crate::model::error::Result;
 use crate::model::placement::DeviceMap;
-use crate::sharing::{Runtime, Session};
+use crate::sharing::{Runtime, RuntimeRef, Session};
 
 /// Default maximum size of a message in bytes.
 const DEFAULT_MESSAGE_LIMIT: u64 = 64 * 1024 * 1024;
@@ -30,6 +30,7 @@ pub struct ChannelBuilder<'a, E> {
 /// This process as one end of the channels of a builder.
 #[derive(Clone, Debug)]
 pub(super) struct LocalEnd {
+    pub(super) runtime: RuntimeRef,
     pub(super) ipc: Session,
     pub(super) hello: Hello,
     /// The limits of the messages that this end sends.
@@ -89,8 +90,9 @@ impl<'a, E> ChannelBuilder<'a, E> {
     }
 
     /// Describes this process. Its device map has to name devices of this process.
-    pub(super) fn local_end(&self, runtime: &Runtime) -> Result<LocalEnd> {
+    pub(super) fn local_end(&self) -> Result<LocalEnd> {
+        let runtime = Runtime::get()?;
         let hello = Hello::own(self.ipc, runtime.identity, &self.map, self.limit)?;
-        Ok(LocalEnd { ipc: self.ipc.clone(), hello, limits: self.limits })
+        Ok(LocalEnd { runtime: runtime.for_guard(), ipc: self.ipc.clone(), hello, limits: self.limits })
     }
 }

@@ -16,7 +16,6 @@ use crate::model::error::{Error, Remedy, Result};
 use crate::os::kill::kill_point;
 use crate::os::{Backoff, clock};
 use crate::sharing::Session;
-use crate::sharing::{Runtime, RuntimeRef};
 use crate::transport::socket::{Packet, PeerSocket, peer_credentials};
 use crate::transport::{Deadline, PeerCredentials, UserName, socket};
 use crate::wire::{BrokerAddress, SOCKET_DIR_VARIABLE};
@@ -89,7 +88,7 @@ impl<'a> ConnectBuilder<'a> {
     /// have different keys, and [`Error::Io`] for an invalid address.
     pub fn start(self) -> Result<Channel> {
         if let Some(key) = self.key {
-            let own = self.local_end(Runtime::get()?)?;
+            let own = self.local_end()?;
             return tcp::connect(&own, self.name, key, self.end.timeout);
         }
         let (own, address) = self.target()?;
@@ -132,7 +131,7 @@ impl<'a> ConnectBuilder<'a> {
 
     /// Returns the description of this process, and the address of the listener.
     fn target(&self) -> Result<(LocalEnd, BrokerAddress)> {
-        let own = self.local_end(Runtime::get()?)?;
+        let own = self.local_end()?;
         let uid = self.end.user.unwrap_or_else(|| rustix::process::geteuid().as_raw());
         let address = name::address(self.name, uid, self.ipc.socket_directory().as_deref())?;
         Ok((own, address))
@@ -182,7 +181,6 @@ impl<'a> ConnectBuilder<'a> {
             own: own.clone(),
             listener: credentials,
             socket,
-            runtime: Runtime::get()?.for_guard(),
         }))
     }
 }
@@ -215,7 +213,6 @@ pub struct Connecting {
     own: LocalEnd,
     listener: PeerCredentials,
     socket: PeerSocket,
-    runtime: RuntimeRef,
 }
 
 impl Connecting {
@@ -225,7 +222,7 @@ impl Connecting {
     ///
     /// [`Error::NoListener`] if the listener was closed; the errors of [`ConnectBuilder::start`], except [`Error::Timeout`].
     pub fn try_finish(self) -> Result<Result<Channel, Self>> {
-        self.runtime.check()?;
+        self.own.runtime.check()?;
         match receive_now(&self.socket)? {
             Answer::Nothing => Ok(Err(self)),
             Answer::Closed => Err(no_listener(&self.name, &self.address, Duration::ZERO)),
@@ -273,7 +270,7 @@ impl Connecting {
                 )));
             }
         };
-        check_identity(&peer, &self.runtime.check()?.identity, &self.listener)?;
+        check_identity(&peer, &self.own.runtime.check()?.identity, &self.listener)?;
         let maps = self.own.hello.agree_with(&peer)?;
         let sent = packet.fds.len();
         let fds: Result<[OwnedFd; 2], _> = packet.fds.take().try_into();

@@ -22,7 +22,7 @@ use crate::model::error::{Error, Result};
 use crate::os::log::Throttle;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::export::{Bearer, ChannelId};
-use crate::sharing::{Runtime, RuntimeRef, Session};
+use crate::sharing::{RuntimeRef, Session};
 use crate::transport::socket;
 use crate::transport::{Allotment, TimedMutex, WatchedSocket};
 
@@ -104,8 +104,8 @@ impl ChannelConnection {
     /// Creates the connection after the handshake.
     pub(super) fn begin(agreement: Agreement) -> Result<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let runtime = Runtime::get()?;
         let Agreement { own, peer, pid, maps, link, relay, allotment } = agreement;
+        let runtime = own.runtime.check()?;
         let bearer = Bearer {
             channel: ChannelId(NEXT.fetch_add(1, Ordering::Relaxed)),
             pid: if pid == 0 { peer.process.pid } else { pid },

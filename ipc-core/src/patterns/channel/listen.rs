@@ -11,7 +11,7 @@ use super::local::LocalListening;
 use super::tcp::TcpListening;
 use crate::model::error::{Error, Result};
 use crate::os::log::{self, Throttle};
-use crate::sharing::{Runtime, RuntimeRef, Session};
+use crate::sharing::Session;
 use crate::transport::{Deadline, check_may_wait};
 
 /// A builder for [`Listener`]s; see [`Ipc::listen`](crate::Ipc::listen).
@@ -68,13 +68,12 @@ impl<'a> ListenBuilder<'a> {
     }
 
     fn begin(self, former: Option<&Channel>) -> Result<Listener> {
-        let runtime = Runtime::get()?;
-        let own = self.local_end(runtime)?;
+        let own = self.local_end()?;
         let origin = match self.key {
             None => Origin::Local(LocalListening::start(&own, self.name, former)?),
             Some(key) => Origin::Network(TcpListening::start(self.name, key.clone())?),
         };
-        Ok(Listener { name: self.name.to_owned(), own, origin, runtime: runtime.for_guard() })
+        Ok(Listener { name: self.name.to_owned(), own, origin })
     }
 }
 
@@ -103,7 +102,6 @@ pub struct Listener {
     name: String,
     own: LocalEnd,
     origin: Origin,
-    runtime: RuntimeRef,
 }
 
 /// The socket that processes connect to.
@@ -141,7 +139,7 @@ impl Listener {
     /// descriptors left, after which a later call may succeed. A process with another protocol version, an invalid hello, another
     /// backend or a device map that does not match is refused and logged, and receives the reason: it is no error of this call.
     pub fn accept(&self, timeout: Duration) -> Result<Channel> {
-        self.runtime.check()?;
+        self.own.runtime.check()?;
         check_may_wait("accepting a channel", timeout)?;
         let deadline = Deadline::after(timeout);
         let accepted = match &self.origin {
@@ -163,7 +161,7 @@ impl Listener {
     ///
     /// As [`accept`](Self::accept), except for the timeout.
     pub fn try_accept(&self) -> Result<Option<Channel>> {
-        self.runtime.check()?;
+        self.own.runtime.check()?;
         match &self.origin {
             Origin::Local(listening) => listening.try_accept(&self.own),
             Origin::Network(listening) => listening.try_accept(&self.own),
@@ -181,7 +179,7 @@ impl Listener {
     /// [`Error::Io`] if the socket cannot be sent, or the listener or the channel is one of another host;
     /// [`Error::ChannelClosed`], [`Error::PeerGone`]; [`Error::Forked`].
     pub fn hand_over(&self, channel: &Channel) -> Result<()> {
-        self.runtime.check()?;
+        self.own.runtime.check()?;
         match &self.origin {
             Origin::Local(listening) => listening.hand_over(channel),
             Origin::Network(_) => Err(Error::io("handing a TCP listener over", Errno::OPNOTSUPP)),
@@ -195,7 +193,7 @@ impl Listener {
     /// [`Error::ChannelNameInUse`] if the other process has removed the socket's file and a third one listens there; a later call
     /// tries again. [`Error::Io`]; [`Error::Forked`].
     pub fn take_back(&mut self) -> Result<()> {
-        self.runtime.check()?;
+        self.own.runtime.check()?;
         match &mut self.origin {
             Origin::Local(listening) => listening.take_back(&self.name),
             Origin::Network(_) => Ok(()),
@@ -222,7 +220,7 @@ impl AsRawFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Origin::Local(listening) = &self.origin
-            && self.runtime.is_here()
+            && self.own.runtime.is_here()
         {
             listening.remove_file();
         }
