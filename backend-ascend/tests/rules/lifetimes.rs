@@ -11,37 +11,30 @@ use super::support::{Scene, scene};
 
 #[test]
 fn exporter_exit_revokes_key_and_use_fails() {
-    scene!("devices=1").play(
-        |scene| {
-            let backend = backend();
-            assert_eq!(backend.handle_kinds()[0].lifetime, Lifetime::Revokes);
-            let opened = open_then_kill_exporter(scene, KEY, &backend);
-            let stream = backend.create_stream(ZERO).expect("a stream");
-            let error = read(&backend, opened.range, &*stream).unwrap_err();
-            assert!(matches!(error, Error::Vendor(_)), "{error:?}");
-            // The range counts as closed, even though the driver returns an error for a revoked key.
-            let _ = backend.close(opened);
-        },
-        &[("exporter", exporter)],
-    );
+    scene!("devices=1").play(&[("exporter", exporter)], |scene| {
+        let backend = backend();
+        assert_eq!(backend.handle_kinds()[0].lifetime, Lifetime::Revokes);
+        let opened = open_then_kill_exporter(scene, KEY, &backend);
+        let stream = backend.create_stream(ZERO).expect("a stream");
+        let error = read(&backend, opened.range, &*stream).unwrap_err();
+        assert!(matches!(error, Error::Vendor(_)), "{error:?}");
+        // The range counts as closed, even though the driver returns an error for a revoked key.
+        let _ = backend.close(opened);
+    });
 }
 
 #[test]
 fn shareable_handle_pins_memory_after_exporter_exit() {
-    scene!("devices=1").play(
-        |scene| {
-            let backend = backend();
-            let kind =
-                backend.handle_kinds().into_iter().find(|kind| kind.kind == SHAREABLE).expect("the kind");
-            assert_eq!(kind.lifetime, Lifetime::Pins);
-            let opened = open_then_kill_exporter(scene, SHAREABLE, &backend);
-            let stream = backend.create_stream(ZERO).expect("a stream");
-            let bytes = read(&backend, opened.range, &*stream).expect("the memory is pinned");
-            assert_eq!(bytes, pattern(bytes.len()));
-            backend.close(opened).expect("it closes");
-        },
-        &[("exporter", exporter)],
-    );
+    scene!("devices=1").play(&[("exporter", exporter)], |scene| {
+        let backend = backend();
+        let kind = backend.handle_kinds().into_iter().find(|kind| kind.kind == SHAREABLE).expect("the kind");
+        assert_eq!(kind.lifetime, Lifetime::Pins);
+        let opened = open_then_kill_exporter(scene, SHAREABLE, &backend);
+        let stream = backend.create_stream(ZERO).expect("a stream");
+        let bytes = read(&backend, opened.range, &*stream).expect("the memory is pinned");
+        assert_eq!(bytes, pattern(bytes.len()));
+        backend.close(opened).expect("it closes");
+    });
 }
 
 /// Makes another process export memory, opens it, and kills that process.

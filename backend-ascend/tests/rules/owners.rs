@@ -88,65 +88,59 @@ fn importer() {
 
 #[test]
 fn drops_and_callbacks_run_on_the_memorys_device() {
-    scene!("devices=2").play(
-        |scene| {
-            let all = Witnesses::new();
-            let mut peer = scene.peer("importer");
-            all.ipc.share(all.witness(1)).start().expect("shared").close(SOON).expect("closed");
-            all.expect(&[1]);
+    scene!("devices=2").play(&[("importer", importer)], |scene| {
+        let all = Witnesses::new();
+        let mut peer = scene.peer("importer");
+        all.ipc.share(all.witness(1)).start().expect("shared").close(SOON).expect("closed");
+        all.expect(&[1]);
 
-            let export = all.ipc.share(all.witness(1)).start().expect("shared");
-            let (seen, called) = channel();
-            export.on_change(move || {
-                let _ = seen.send(Raw::open().get_int("aclrtGetDevice"));
-            });
-            peer.ask(&format!("open {}", export.descriptor()));
-            assert_eq!(called.recv_timeout(SOON), Ok((0, 1)), "the device of on_change");
-            drop(export);
-            peer.ask("release");
-            all.expect(&[1]);
+        let export = all.ipc.share(all.witness(1)).start().expect("shared");
+        let (seen, called) = channel();
+        export.on_change(move || {
+            let _ = seen.send(Raw::open().get_int("aclrtGetDevice"));
+        });
+        peer.ask(&format!("open {}", export.descriptor()));
+        assert_eq!(called.recv_timeout(SOON), Ok((0, 1)), "the device of on_change");
+        drop(export);
+        peer.ask("release");
+        all.expect(&[1]);
 
-            let mut bundle = all.ipc.tensors();
-            let layout = TensorLayout::contiguous(Dtype::U8, [HUGE]).expect("a layout");
-            for (name, device) in [("a", 0), ("b", 1)] {
-                bundle.owned(name, all.witness(device), Some(layout.clone())).expect("it fits");
-            }
-            let bundle = all.ipc.share_all(bundle).start().expect("shared");
-            peer.ask(&format!("open-bundle {}", bundle.descriptor()));
-            drop(bundle);
-            peer.kill();
-            all.expect(&[0, 1]);
-        },
-        &[("importer", importer)],
-    );
+        let mut bundle = all.ipc.tensors();
+        let layout = TensorLayout::contiguous(Dtype::U8, [HUGE]).expect("a layout");
+        for (name, device) in [("a", 0), ("b", 1)] {
+            bundle.owned(name, all.witness(device), Some(layout.clone())).expect("it fits");
+        }
+        let bundle = all.ipc.share_all(bundle).start().expect("shared");
+        peer.ask(&format!("open-bundle {}", bundle.descriptor()));
+        drop(bundle);
+        peer.kill();
+        all.expect(&[0, 1]);
+    });
 }
 
 #[test]
 fn failed_share_drops_owner_on_its_device() {
-    scene!("devices=2").play(
-        |_| {
-            let (all, raw) = (Witnesses::new(), Raw::open());
-            let fail = |ipc: &Ipc, witness: Witness| {
-                let failed = ipc.share(witness).dtype(Dtype::F32).shape([HUGE]).start();
-                drop(failed.expect_err("the shape does not fit"));
-            };
-            // A thread without a context, and one with another context on the memory's device.
-            let (ipc, witness) = (&all.ipc, all.witness(1));
-            std::thread::scope(|scope| scope.spawn(move || fail(ipc, witness)).join().expect("dropped"));
-            all.expect(&[1]);
-            let own = raw.create_context(ONE.get() as i32);
-            fail(&all.ipc, all.witness(1));
-            all.expect(&[1]);
-            assert_eq!(raw.context(), own, "the caller's context");
-            drop(all.ipc.share(all.witness(0)));
-            all.expect(&[0]);
-            assert_eq!(raw.context(), own, "the caller's context");
-            // The same context that the owner is dropped in.
-            assert_eq!(raw.call_with("aclrtSetDevice", 1), 0);
-            fail(&all.ipc, all.witness(1));
-            all.expect(&[1]);
-            assert_eq!(raw.get_int("aclrtGetDevice"), (0, 1), "the caller's device");
-        },
-        &[],
-    );
+    scene!("devices=2").play(&[], |_| {
+        let (all, raw) = (Witnesses::new(), Raw::open());
+        let fail = |ipc: &Ipc, witness: Witness| {
+            let failed = ipc.share(witness).dtype(Dtype::F32).shape([HUGE]).start();
+            drop(failed.expect_err("the shape does not fit"));
+        };
+        // A thread without a context, and one with another context on the memory's device.
+        let (ipc, witness) = (&all.ipc, all.witness(1));
+        std::thread::scope(|scope| scope.spawn(move || fail(ipc, witness)).join().expect("dropped"));
+        all.expect(&[1]);
+        let own = raw.create_context(ONE.get() as i32);
+        fail(&all.ipc, all.witness(1));
+        all.expect(&[1]);
+        assert_eq!(raw.context(), own, "the caller's context");
+        drop(all.ipc.share(all.witness(0)));
+        all.expect(&[0]);
+        assert_eq!(raw.context(), own, "the caller's context");
+        // The same context that the owner is dropped in.
+        assert_eq!(raw.call_with("aclrtSetDevice", 1), 0);
+        fail(&all.ipc, all.witness(1));
+        all.expect(&[1]);
+        assert_eq!(raw.get_int("aclrtGetDevice"), (0, 1), "the caller's device");
+    });
 }

@@ -68,64 +68,55 @@ fn share(scene: &Scene, device: u32, visible: &str, place: &str, expected: &str)
 #[test]
 fn home_is_found_at_another_position() {
     for machine in ["soc=910b;devices=4", "soc=310p;devices=4"] {
-        scene!(machine).play(|scene| share(scene, 3, "1,3", "home", "device 1 right true"), RECEIVER);
+        scene!(machine).play(RECEIVER, |scene| share(scene, 3, "1,3", "home", "device 1 right true"));
     }
 }
 
 #[test]
 fn device_position_is_the_importers() {
-    scene!("devices=4").play(|scene| share(scene, 3, "1,3", "0", "device 0 right true"), RECEIVER);
+    scene!("devices=4").play(RECEIVER, |scene| share(scene, 3, "1,3", "0", "device 0 right true"));
 }
 
 #[test]
 fn home_is_found_if_exporter_sees_fewer_devices() {
-    scene!("devices=4").environment(&[("ASCEND_RT_VISIBLE_DEVICES", "2,3")]).play(
-        |scene| {
-            // Position 1 here is card 3, which is position 3 in the importer.
-            share(scene, 1, "0,1,2,3", "home", "device 3 right true");
-        },
-        RECEIVER,
-    );
+    scene!("devices=4").environment(&[("ASCEND_RT_VISIBLE_DEVICES", "2,3")]).play(RECEIVER, |scene| {
+        // Position 1 here is card 3, which is position 3 in the importer.
+        share(scene, 1, "0,1,2,3", "home", "device 3 right true");
+    });
 }
 
 #[test]
 fn hidden_home_error_names_the_variable() {
-    scene!("devices=4").play(|scene| share(scene, 0, "1,3", "home", "HomeNotVisible"), RECEIVER);
+    scene!("devices=4").play(RECEIVER, |scene| share(scene, 0, "1,3", "home", "HomeNotVisible"));
 }
 
 #[test]
 fn hidden_die_of_same_chip_error_names_the_die() {
-    scene!("soc=910_93;devices=4").play(
-        |scene| {
-            let ipc = ipc();
-            let buffer = Arc::new(ipc.allocate_for(0, BYTES as u64, KEY).expect("memory"));
-            let share = ipc.share(buffer).start().expect("an export");
-            let mut peer = scene.peer_with_visible("importer", "1");
-            let answer = peer.ask(&format!("0 {}", share.descriptor()));
-            assert!(answer.contains("507899") && answer.contains("the other die of this chip"), "{answer}");
-            peer.finish();
-        },
-        RECEIVER,
-    );
+    scene!("soc=910_93;devices=4").play(RECEIVER, |scene| {
+        let ipc = ipc();
+        let buffer = Arc::new(ipc.allocate_for(0, BYTES as u64, KEY).expect("memory"));
+        let share = ipc.share(buffer).start().expect("an export");
+        let mut peer = scene.peer_with_visible("importer", "1");
+        let answer = peer.ask(&format!("0 {}", share.descriptor()));
+        assert!(answer.contains("507899") && answer.contains("the other die of this chip"), "{answer}");
+        peer.finish();
+    });
 }
 
 #[test]
 fn hidden_home_opens_on_another_device_or_explains() {
-    scene!("devices=4").play(
-        |scene| {
-            let ipc = ipc();
-            for (kind, expected) in [(KEY, "device 0 right true"), (SHAREABLE, "ASCEND_RT_VISIBLE_DEVICES")] {
-                let buffer = Arc::new(ipc.allocate_for(0, BYTES as u64, kind).expect("memory"));
-                let stream = ipc.create_stream(0).expect("a stream");
-                buffer.view_mut::<u8, _>(&stream).expect("a view").copy_from(&pattern()).expect("a copy");
-                stream.synchronize().expect("it is done");
-                let share = ipc.share(buffer).start().expect("an export");
-                let mut peer = scene.peer_with_visible("importer", "1,3");
-                let answer = peer.ask(&format!("0 {}", share.descriptor()));
-                assert!(answer.contains(expected), "kind {}: {answer}", kind.0);
-                peer.finish();
-            }
-        },
-        RECEIVER,
-    );
+    scene!("devices=4").play(RECEIVER, |scene| {
+        let ipc = ipc();
+        for (kind, expected) in [(KEY, "device 0 right true"), (SHAREABLE, "ASCEND_RT_VISIBLE_DEVICES")] {
+            let buffer = Arc::new(ipc.allocate_for(0, BYTES as u64, kind).expect("memory"));
+            let stream = ipc.create_stream(0).expect("a stream");
+            buffer.view_mut::<u8, _>(&stream).expect("a view").copy_from(&pattern()).expect("a copy");
+            stream.synchronize().expect("it is done");
+            let share = ipc.share(buffer).start().expect("an export");
+            let mut peer = scene.peer_with_visible("importer", "1,3");
+            let answer = peer.ask(&format!("0 {}", share.descriptor()));
+            assert!(answer.contains(expected), "kind {}: {answer}", kind.0);
+            peer.finish();
+        }
+    });
 }

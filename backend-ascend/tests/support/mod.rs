@@ -118,7 +118,7 @@ impl Scene {
     }
 
     /// Runs `main` in a separate process, which may start others that run a role.
-    pub(crate) fn play(&self, main: fn(&Self), roles: &[Role]) {
+    pub(crate) fn play(&self, roles: &[Role], main: fn(&Self)) {
         match std::env::var(ROLE_VARIABLE) {
             // A test of several scenes: this process belongs to another scene.
             Ok(_) if std::env::var(MACHINE_VARIABLE).ok() != Some(self.description()) => {}
