@@ -1,18 +1,15 @@
 //! The commands `demo`, `devices` and `ps` on the mock.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
+use crate::support;
+
 fn device_ipc(machine: &str, arguments: &[&str]) -> Output {
-    // DEVICE_IPC_BIN names the program on a machine without cargo.
-    let program = std::env::var("DEVICE_IPC_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_device-ipc").into());
-    Command::new(program)
-        .args(arguments)
-        .env("DEVICE_IPC_MOCK", machine)
-        .env_remove("DEVICE_IPC_BACKEND")
-        .output()
-        .expect("running the program")
+    let mut command = support::device_ipc();
+    command.args(arguments).env("DEVICE_IPC_MOCK", machine).env_remove("DEVICE_IPC_BACKEND");
+    command.output().expect("running the program")
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -67,14 +64,10 @@ fn demo_reports_missing_peer_access() {
 
 #[test]
 fn demo_falls_back_to_the_mock() {
-    let output =
-        Command::new(std::env::var("DEVICE_IPC_BIN").unwrap_or(env!("CARGO_BIN_EXE_device-ipc").into()))
-            .arg("demo")
-            .env("DEVICE_IPC_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
-            .env_remove("DEVICE_IPC_BACKEND")
-            .env_remove("DEVICE_IPC_MOCK")
-            .output()
-            .expect("running the program");
+    let mut command = support::device_ipc();
+    command.arg("demo").env("DEVICE_IPC_CUDA_LIBRARY", "/nowhere/libcuda.so.1");
+    command.env_remove("DEVICE_IPC_BACKEND").env_remove("DEVICE_IPC_MOCK");
+    let output = command.output().expect("running the program");
     let out = text(&output.stdout);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(out.contains("runs on the mock") && out.contains("/nowhere/libcuda.so.1"), "{out}");

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use super::versions::read_repeatedly;
 use super::{TIMEOUT, ipc, keep, model, open, release, unique, values};
-use crate::support::{Directory, Terminal, device_ipc, run};
+use crate::support::{Directory, run, start_in};
 
 #[test]
 fn readers_never_fail_while_keepers_follow_each_other() {
@@ -147,11 +147,7 @@ fn hand_over_in_a_socket_directory_keeps_the_file() {
     let file = model(&directory, "m.safetensors", &[("w", &[3.0])]);
     let sockets = directory.text("sockets");
     std::fs::create_dir(&sockets).unwrap();
-    let command = |arguments: &[&str]| {
-        let mut command = device_ipc();
-        command.args(arguments).env("DEVICE_IPC_SOCKET_DIR", &sockets);
-        Terminal::start(command)
-    };
+    let command = |arguments: &[&str]| start_in(&sockets, arguments);
     let mut keeper = command(&["keep", &file, "--name", "moving"]);
     keeper.until("keeps version");
     for _ in 0..2 {

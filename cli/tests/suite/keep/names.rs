@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::{ipc, keep, model, open, unique, values};
-use crate::support::{Directory, Terminal, device_ipc, run};
+use crate::support::{Directory, Terminal, device_ipc, run, start_in};
 
 /// The user `nobody`.
 const NOBODY: u32 = 65534;
@@ -102,11 +102,7 @@ fn keeper_in_a_socket_directory_is_found_and_replaces_a_killed_one() {
     let sockets = directory.text("sockets");
     std::fs::create_dir(&sockets).unwrap();
     let name = unique("directory");
-    let command = |arguments: &[&str]| {
-        let mut command = device_ipc();
-        command.args(arguments).env("DEVICE_IPC_SOCKET_DIR", &sockets);
-        Terminal::start(command)
-    };
+    let command = |arguments: &[&str]| start_in(&sockets, arguments);
     for _ in 0..2 {
         let mut keeper = command(&["keep", &file, "--name", &name]);
         keeper.until("keeps version");

@@ -81,6 +81,13 @@ pub(crate) fn start<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> 
     Terminal::start(command)
 }
 
+/// Starts the program on the mock, with its sockets in this folder.
+pub(crate) fn start_in(sockets: &str, arguments: &[&str]) -> Terminal {
+    let mut command = device_ipc();
+    command.args(arguments).env("DEVICE_IPC_SOCKET_DIR", sockets);
+    Terminal::start(command)
+}
+
 /// Runs the program on the mock until it exits.
 pub(crate) fn run<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> CommandResult {
     start(arguments).wait()
