@@ -6,6 +6,7 @@ use super::maps::{EndDevices, Maps, check_own};
 use crate::model::device::DeviceIdentity;
 use crate::model::error::{Error, Result};
 use crate::model::placement::{DeviceMap, DeviceName};
+use crate::os::log::{self, Throttle};
 use crate::os::process::ProcessIdentity;
 use crate::sharing::Session;
 use crate::transport::{PeerCredentials, program_name};
@@ -156,6 +157,20 @@ pub(super) fn check_identity(
             "the peer claims to be process {}, but the kernel reports process {}",
             hello.process.pid, credentials.pid
         )));
+    }
+    Ok(())
+}
+
+/// Logs that a connection was refused if its peer is the reason, and else returns the error.
+pub(super) fn refused(error: Error, peer: std::fmt::Arguments<'_>) -> Result<()> {
+    if !matches!(error, Error::Protocol(_) | Error::WrongBackend { .. } | Error::InvalidDeviceMap(_))
+        && !error.is_gone()
+    {
+        return Err(error);
+    }
+    static WARNINGS: Throttle = Throttle::new();
+    if let Some(count) = WARNINGS.count() {
+        tracing::warn!(target: log::CHANNEL, %peer, %error, count, "a process that connected was not accepted as a channel");
     }
     Ok(())
 }

@@ -10,7 +10,6 @@ use super::builder::{ChannelBuilder, LocalEnd};
 use super::local::LocalListening;
 use super::tcp::TcpListening;
 use crate::model::error::{Error, Result};
-use crate::os::log::{self, Throttle};
 use crate::sharing::Session;
 use crate::transport::{Deadline, check_may_wait};
 
@@ -225,18 +224,4 @@ impl Drop for Listener {
             listening.remove_file();
         }
     }
-}
-
-/// Logs that a connection was refused if its peer is the reason, and else returns the error.
-pub(super) fn refused(error: Error, peer: std::fmt::Arguments<'_>) -> Result<()> {
-    if !matches!(error, Error::Protocol(_) | Error::WrongBackend { .. } | Error::InvalidDeviceMap(_))
-        && !error.is_gone()
-    {
-        return Err(error);
-    }
-    static WARNINGS: Throttle = Throttle::new();
-    if let Some(count) = WARNINGS.count() {
-        tracing::warn!(target: log::CHANNEL, %peer, %error, count, "a process that connected was not accepted as a channel");
-    }
-    Ok(())
 }

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `guard` | the guards of one end |
 //! | `builder`, `listen`, `local`, `connect`, `name`, `handshake` | connection setup |
-//! | `connection`, `close` | the state of one end |
+//! | `connection`, `progress`, `close` | the state of one end |
 //! | `link`, `counters` | the sockets and the counter page that both ends share |
 //! | `signals` | the counter that streams signal when tensors are ready |
 //! | `message`, `send`, `limits` | sending |
@@ -40,6 +40,7 @@ mod local;
 mod maps;
 mod message;
 mod name;
+mod progress;
 #[cfg(test)]
 mod properties;
 mod readiness;

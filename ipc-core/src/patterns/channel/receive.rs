@@ -1,6 +1,5 @@
 //! Receiving on the caller's thread.
 
-use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,17 +11,17 @@ use super::arrival::{Arrival, OpenDevice};
 use super::connection::ChannelConnection;
 use super::counters::Direction;
 use super::maps::{ResolvedMap, position};
+use super::progress::ReceiveState;
 use super::received::{Received, ReceivedExport};
 use crate::model::device::DeviceIdentity;
 use crate::model::error::{Error, Result};
-use crate::os::Pace;
 use crate::os::kill::kill_point;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::Runtime;
 use crate::sharing::import::{GrantReturn, UnusedGrant};
 use crate::sharing::timeline::TIMELINE_END;
 use crate::transport::Deadline;
-use crate::transport::socket::{self, Packet, ReceivedFds};
+use crate::transport::socket::{self, Packet};
 use crate::wire::Token;
 use crate::wire::channel::{Head, IncomingPacket, Item, Payload, read, read_message};
 use crate::wire::descriptor::{Descriptor, NamedExport};
@@ -35,34 +34,6 @@ const MAX_WAKE_PACKETS: u32 = 64;
 
 /// Maximum number of listening sockets that one channel keeps for listeners of this process.
 const MAX_SOCKETS: usize = 2;
-
-/// The state of the receiving thread.
-#[derive(Debug, Default)]
-pub(super) struct ReceiveState {
-    pub(super) buffer: Vec<u8>,
-    /// The number of taken messages, including lost and invalid ones.
-    pub(super) taken: u64,
-    /// The last value of the peer's `WantsRoom` that a wake-up was sent for.
-    woken_for: u64,
-    /// The number of messages that arrived by the socket.
-    pub(super) by_socket: u64,
-    /// A packet that arrived while the previous message was in the inbox, or while this end slept.
-    pub(super) early: Option<Packet>,
-    pub(super) pace: Pace,
-    /// Whether the kernel has reported a packet.
-    pub(super) polled: bool,
-    /// Whether the peer or its socket has reported the end of messages.
-    pub(super) ended: bool,
-    /// The listening sockets that the peer has handed over and no listener has taken.
-    sockets: VecDeque<ReceivedFds>,
-}
-
-impl ReceiveState {
-    /// Returns whether a receive call has a result without reading the socket.
-    pub(super) const fn has_packet(&self) -> bool {
-        self.early.is_some() || self.ended
-    }
-}
 
 /// The result of a receive that does not wait.
 enum ReceiveNow {

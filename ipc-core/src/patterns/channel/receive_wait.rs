@@ -1,7 +1,7 @@
 //! The waits of a receiver: it spins, then sleeps at the socket, or an event loop waits for its descriptor.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::event::PollFlags;
@@ -9,50 +9,15 @@ use rustix::io::Errno;
 
 use super::connection::{ChannelConnection, LONGEST_RECEIVE};
 use super::counters::{Direction, Slot};
-use super::receive::ReceiveState;
+use super::progress::ReceiveState;
 use crate::model::error::{Error, Result};
+use crate::os::clock;
 use crate::os::kill::kill_point;
-use crate::os::{SPIN, clock};
 use crate::transport::Deadline;
 use crate::transport::socket;
 
-/// The duration of a spin if the peer was asleep when the last message was sent: it must wake up before it can answer.
-const SPIN_AFTER_WAKE: Duration = Duration::from_micros(200);
-
 /// The number of polls of a spinning receiver between two reads of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 16;
-
-/// Whether a receiver may spin before it sleeps, and for how long.
-#[derive(Debug)]
-pub(super) struct Spinning {
-    is_permitted: AtomicBool,
-    /// Whether the peer was asleep when the last message was sent to it.
-    peer_slept: AtomicBool,
-}
-
-impl Spinning {
-    pub(super) const fn new(is_permitted: bool) -> Self {
-        Self { is_permitted: AtomicBool::new(is_permitted), peer_slept: AtomicBool::new(false) }
-    }
-
-    pub(super) fn permit(&self, is_permitted: bool) {
-        self.is_permitted.store(is_permitted, Ordering::Relaxed);
-    }
-
-    pub(super) fn is_permitted(&self) -> bool {
-        self.is_permitted.load(Ordering::Relaxed)
-    }
-
-    /// Notes that a message was sent by the socket, to a peer that was awake or asleep.
-    pub(super) fn note_sent(&self, is_peer_awake: bool) {
-        self.peer_slept.store(!is_peer_awake, Ordering::Relaxed);
-    }
-
-    /// Returns the maximum duration of the next spin.
-    fn take_limit(&self) -> Duration {
-        if self.peer_slept.swap(false, Ordering::Relaxed) { SPIN_AFTER_WAKE } else { SPIN }
-    }
-}
 
 impl ChannelConnection {
     /// Returns the descriptor that is readable when a receive call has a result.

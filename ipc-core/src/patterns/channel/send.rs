@@ -11,8 +11,8 @@ use rustix::io::Errno;
 use super::connection::ChannelConnection;
 use super::counters::{Direction, Slot};
 use super::inbox::PutResult;
-use super::limits::{Limits, MessagesInFlight};
 use super::message::{Message, Part, TrySendError};
+use super::progress::SendState;
 use crate::backend::stream::BorrowedStream;
 use crate::model::error::{Error, Result};
 use crate::model::one_or_many::OneOrMany;
@@ -34,42 +34,6 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// Maximum number of wake-ups read at a time. Further ones wake the thread again.
 const MAX_WAKES_READ: u32 = 256;
-
-/// The state of the sending thread.
-#[derive(Debug)]
-pub(super) struct SendState {
-    pub(super) messages: u64,
-    /// The number of messages sent by the socket.
-    by_socket: u64,
-    /// The number of the last message put into the peer's inbox.
-    last_put: u64,
-    pub(super) tensors: u64,
-    /// The last value of this end's counter that was submitted to a stream.
-    signalled: u64,
-    in_flight: MessagesInFlight,
-    /// Whether the socket had no room for the last packet.
-    is_socket_full: bool,
-    /// The buffer of the last packet, for reuse.
-    buffer: Vec<u8>,
-    /// The buffer for wake-ups.
-    wakes: Vec<u8>,
-}
-
-impl SendState {
-    pub(super) const fn new(limits: Limits) -> Self {
-        Self {
-            messages: 0,
-            by_socket: 0,
-            last_put: 0,
-            tensors: 0,
-            signalled: 0,
-            in_flight: MessagesInFlight::new(limits),
-            is_socket_full: false,
-            buffer: Vec::new(),
-            wakes: Vec::new(),
-        }
-    }
-}
 
 /// The result of a send that does not wait.
 enum SendNow {
