@@ -1,4 +1,10 @@
 //! Sets of named tensors to be shared, and the remembered last ones.
+//!
+//! A program that hands over weights or a KV cache shares the same tensors again and again, with new contents. The second time,
+//! names and layouts have been checked and encoded already, and the allocations have handles. So [`List`] compares each tensor with
+//! the one at its position in a remembered set, and builds a table of its own from the first difference on. The places and handles
+//! are used again if the memories are the same and exports still keep their allocations, so that no other memory has come to the
+//! same addresses meanwhile. Otherwise the driver is asked.
 
 use std::any::Any;
 use std::fmt;

@@ -1,10 +1,9 @@
-//! Grants that came with messages of channels, or as bytes: each opens its export once, whatever has become of the export's guard,
-//! and is given back by whoever has no use for it.
+//! Unused grants, of channel messages or as bytes: the right to open an export once, also after its guard was dropped.
 //!
-//! A receiver that has a lease already opens without a message, and then the exporter has to be told that the grant is
-//! over, but not now: it keeps nothing that the lease does not keep. So these wait, and travel with what is sent anyway: a
-//! message of the channel that they came by, or, sixty-four at a time, a message to the exporter's broker. They go at once
-//! where the exporter waits for its memory, and when the lease ends.
+//! An open that reuses a lease sends no message, so the exporter does not learn that the grant is not needed any longer. It need not
+//! learn that soon: the grant keeps no memory that the lease does not keep. Ended grants therefore wait in the import table, and
+//! are reported with other messages: with the next message of their channel, or in batches of [`MAX_ENDED_GRANTS`] to the exporter's
+//! broker. They are reported at once if the exporter waits for its memory, and when the lease ends, because then they alone keep it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -29,7 +28,7 @@ const MAX_GRANTS: usize = 1024;
 /// Maximum time of the connection to an exporter to which a grant is given back.
 const GIVE_BACK_DEADLINE: Duration = Duration::from_secs(1);
 
-/// A grant that is over, and the channel that it came by, if it came by one.
+/// A grant that is not needed any longer, and the channel of its message, if it came with one.
 pub(super) struct EndedGrant {
     channel: Option<ChannelId>,
     export: ExportId,
@@ -42,27 +41,28 @@ impl fmt::Debug for EndedGrant {
     }
 }
 
-/// Grants that are over, by exporter.
+/// Ended grants that have not been reported, by exporter.
 pub(super) type EndedGrants = HashMap<ProcessIdentity, Vec<EndedGrant>>;
 
-/// The way of grants back to an exporter that has no broker which this process reaches.
+/// The report of ended grants to an exporter on another host, whose broker this process does not reach.
 pub(crate) trait GrantReturn: fmt::Debug + Send + Sync {
     /// Reports that a grant is no longer needed. Does not wait.
     fn give_back(&self, export: ExportId, token: Token);
 }
 
-/// A grant, until it is used. Dropping one that came with a message gives it back; of one that came as bytes, the caller has the
-/// bytes, and may try again.
+/// A grant until it is used. The drop of one that came with a message gives it back. One that came as bytes stays valid, because the
+/// caller has the bytes and may try again.
 pub(crate) struct UnusedGrant {
     exporter: ProcessIdentity,
     broker: BrokerAddress,
     export: ExportId,
     token: Token,
-    /// The channel that brought it.
+    /// The channel of its message; `None` for a grant that came as bytes.
     channel: Option<(ChannelId, RuntimeRef)>,
     /// For a grant that came over the network.
     returns: Option<Arc<dyn GrantReturn>>,
     allow: AllowList,
+    /// Cleared by the one thread that uses the grant or gives it back, so that it is reported once.
     held: AtomicBool,
 }
 
@@ -94,18 +94,17 @@ impl UnusedGrant {
         }
     }
 
-    /// The token that opens the export, as long as the grant has not been used.
+    /// Returns the token that opens the export, unless the grant was used.
     pub(crate) fn token(&self) -> Option<Token> {
         self.held.load(Ordering::Acquire).then_some(self.token)
     }
 
-    /// A lease has begun by it; the exporter knows.
+    /// Notes that the exporter has begun a lease for the grant.
     pub(crate) fn used_up(&self) {
         self.held.store(false, Ordering::Release);
     }
 
-    /// A lease that there was already has taken its place; the exporter does not know yet. True where it has to be told
-    /// soon.
+    /// Notes that an existing lease was used instead, which the exporter does not know. Returns whether it has to be reported soon.
     pub(super) fn replaced(&self, imports: &ImportTable) -> bool {
         if !self.held.swap(false, Ordering::AcqRel) {
             return false;
@@ -137,7 +136,7 @@ impl Drop for UnusedGrant {
             );
             match connected {
                 Ok((link, _)) => link.end_grants(vec![(export, token)]),
-                // It ends with the channel.
+                // The exporter ends it when the channel is closed.
                 Err(error) => {
                     tracing::debug!(target: crate::os::log::IMPORT, %error, "a grant could not be given back")
                 }
@@ -197,7 +196,7 @@ impl Grant {
 }
 
 impl ImportTable {
-    /// Notes a grant that is over. Returns whether its exporter has to be notified soon.
+    /// Keeps an ended grant until it is reported. Returns whether a batch is complete, which is to be reported soon.
     fn note_ended(&self, exporter: &ProcessIdentity, ended: EndedGrant) -> bool {
         let mut all = self.lock_ended();
         let waiting = all.entry(*exporter).or_default();
@@ -205,7 +204,7 @@ impl ImportTable {
         waiting.len().is_multiple_of(MAX_ENDED_GRANTS)
     }
 
-    /// Takes the grants that are over and came by this channel, to be told by it.
+    /// Takes the ended grants of messages of this channel, which reports them with its next message.
     pub(crate) fn take_ended(
         &self,
         exporter: &ProcessIdentity,
@@ -221,7 +220,7 @@ impl ImportTable {
         taken
     }
 
-    /// Puts back what could not be told.
+    /// Puts back grants that the channel could not report.
     pub(crate) fn put_back_ended(
         &self,
         exporter: &ProcessIdentity,
@@ -238,20 +237,20 @@ impl ImportTable {
         }
     }
 
-    /// Has the worker tell an exporter which grants are over, where there are any.
+    /// Lets the worker report ended grants to an exporter, if there are any.
     pub(crate) fn give_back_soon(&'static self, runtime: &Runtime, exporter: &ProcessIdentity) {
         if !self.lock_ended().contains_key(exporter) {
             return;
         }
         let exporter = *exporter;
         runtime.worker.submit(move || {
-            // Without a connection the exporter has ended.
+            // Without a connection the exporter has terminated.
             self.give_back(&exporter, None);
         });
     }
 
-    /// Reports the grants that are over to their exporter, also over this link if there is one. Of several brokers in the
-    /// process, those that do not know a grant ignore it.
+    /// Reports ended grants to their exporter over all its connections, and over `link`: a process may have several brokers, and those
+    /// that do not know a grant ignore it.
     pub(super) fn give_back(&self, exporter: &ProcessIdentity, link: Option<&Arc<Link>>) {
         if !self.lock_ended().contains_key(exporter) {
             return;
@@ -269,7 +268,7 @@ impl ImportTable {
         }
     }
 
-    /// The exporter has gone, and its exports with it.
+    /// Forgets the ended grants of an exporter that has terminated.
     pub(super) fn forget_ended(&self, exporter: &ProcessIdentity) {
         self.lock_ended().remove(exporter);
     }

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::open_part::{MappingSource, OpenPart};
+use super::mapping_source::MappingSource;
+use super::open_part::OpenPart;
 use super::reserved::ReservedOpen;
 use super::tensor::{Tensor, elements_of};
 use super::view_owner::ViewOwner;

@@ -10,6 +10,7 @@ mod grant;
 mod link;
 mod link_pages;
 mod mapping;
+mod mapping_source;
 mod notices;
 mod open;
 mod open_export;

@@ -1,4 +1,10 @@
 //! The open of a descriptor's memory: all of its parts or none.
+//!
+//! 1. [`OpenOptions::opening`] selects the device of each part, without a message.
+//! 2. [`OpenOptions::deliver`] waits, for a received export, until its sender has written the bytes, and locks the grants.
+//! 3. [`OpenOptions::acquire`] reuses an existing lease, which is the fast path and sends no message; otherwise it opens, stages or
+//!    pulls, as the copy policy permits.
+//! 4. The stream or the host waits until the bytes are ready. After an error, parts that are open already are closed.
 
 use std::fmt;
 use std::ops::Deref;
@@ -9,8 +15,9 @@ use std::time::Duration;
 use super::copy_policy::{CopyPolicy, ProgressReport};
 use super::grant::UnusedGrant;
 use super::mapping::{Mapping, region_of};
-use super::open_export::{OpenExport, Patience, is_elsewhere, is_out_of_reach};
-use super::open_part::{MappingSource, OpenPart};
+use super::mapping_source::MappingSource;
+use super::open_export::{LazyDeadline, OpenExport, is_elsewhere, is_out_of_reach};
+use super::open_part::OpenPart;
 use super::reservation::{Place, Reservation};
 use super::table::ReservedTarget;
 use crate::backend::Access;
@@ -192,13 +199,13 @@ impl<'a> OpenOptions<'a> {
         stream: Option<BorrowedStream<'_>>,
         place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
     ) -> Result<Mapping> {
-        let patience = Patience::new(self.timeout);
+        let time_limit = LazyDeadline::new(self.timeout);
         let contents = self.descriptor.contents();
         self.check_kind()?;
         self.check_reserved()?;
-        let places = self.places(&patience)?;
+        let places = self.places(&time_limit)?;
         let opening = |index| {
-            let mut opening = self.opening(index, &place, stream, &patience)?;
+            let mut opening = self.opening(index, &place, stream, &time_limit)?;
             if let (Addresses::In(reservation, _), Some(places)) = (self.addresses, places.get(index)) {
                 reservation.check_place(&**self.session.backend(), opening.device)?;
                 opening.reserved = Some(ReservedTarget::Places(places));
@@ -214,7 +221,9 @@ impl<'a> OpenOptions<'a> {
                 let backend = self.session.backend().info().name;
                 check_backend("the descriptor", contents.backend.as_str(), backend)?;
                 let openings = (0..contents.parts.len())
-                    .map(|index| opening(index).map_err(|error| blame(contents, index, None, error)))
+                    .map(|index| {
+                        opening(index).map_err(|error| with_tensor_name(contents, index, None, error))
+                    })
                     .collect::<Result<OneOrMany<_>>>()?;
                 self.deliver(&openings, stream, || self.open_tensors(contents, &openings, stream))
             }
@@ -222,14 +231,14 @@ impl<'a> OpenOptions<'a> {
     }
 
     /// Takes the addresses for all regions of each part, if they lie in a reservation.
-    fn places(&self, patience: &Patience) -> Result<Vec<Vec<Arc<Place>>>> {
+    fn places(&self, time_limit: &LazyDeadline) -> Result<Vec<Vec<Arc<Place>>>> {
         let Addresses::In(reservation, offset) = self.addresses else { return Ok(Vec::new()) };
         let contents = self.descriptor.contents();
         match reservation.places(contents, offset) {
             Err(Error::AddressesInUse { .. }) => {
                 // The addresses of a mapping that was dropped a moment ago are free when the worker has closed it.
                 let runtime = Runtime::get()?;
-                runtime.worker.run(|| (), patience.left());
+                runtime.worker.run(|| (), time_limit.left());
                 reservation.places(contents, offset)
             }
             found => found,
@@ -249,7 +258,7 @@ impl<'a> OpenOptions<'a> {
             Some(delivery) => {
                 // Before the grants are used: after an error here the export can be opened again.
                 let waiting = if self.will_copy(openings)? { None } else { stream };
-                delivery.wait_ready(waiting, openings[0].patience.deadline())?;
+                delivery.wait_ready(waiting, openings[0].time_limit.deadline())?;
                 let mut opened = None;
                 delivery.open(&mut || open().map(|value| opened = Some(value)))?;
                 Ok(opened.expect("an open without an error has its result"))
@@ -302,15 +311,17 @@ impl<'a> OpenOptions<'a> {
             opened.parts.push(self.open_part(contents, index, opening)?);
         }
         for (index, (opening, part)) in openings.iter().zip(opened.parts.iter()).enumerate() {
-            opening.wait_ready(part, stream).map_err(|error| blame(contents, index, None, error))?;
+            opening
+                .wait_ready(part, stream)
+                .map_err(|error| with_tensor_name(contents, index, None, error))?;
         }
         Ok(Mapping::of_tensors(opened.into_parts(), self.descriptor))
     }
 
     fn open_part(&self, contents: &Contents, index: usize, opening: &OpenExport<'_>) -> Result<OpenPart> {
-        let blame_region = |region, error| blame(contents, index, Some(region), error);
-        let source = self.acquire(opening, || CopyLayout::of_tensors(contents, index), &blame_region);
-        let part = opening.part(source.map_err(|error| blame(contents, index, None, error))?);
+        let with_region_name = |region, error| with_tensor_name(contents, index, Some(region), error);
+        let source = self.acquire(opening, || CopyLayout::of_tensors(contents, index), &with_region_name);
+        let part = opening.part(source.map_err(|error| with_tensor_name(contents, index, None, error))?);
         if part.is_copy() {
             return Ok(part);
         }
@@ -318,7 +329,7 @@ impl<'a> OpenOptions<'a> {
             Ok(()) => Ok(part),
             Err((region, error)) => {
                 part.abandon();
-                Err(blame_region(region, error))
+                Err(with_region_name(region, error))
             }
         }
     }
@@ -330,7 +341,7 @@ impl<'a> OpenOptions<'a> {
         index: usize,
         place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
         stream: Option<BorrowedStream<'_>>,
-        patience: &'b Patience,
+        time_limit: &'b LazyDeadline,
     ) -> Result<OpenExport<'b>> {
         let named = self.descriptor.contents().named(index);
         let devices = self.session.devices()?;
@@ -352,7 +363,7 @@ impl<'a> OpenOptions<'a> {
             device,
             home,
             access,
-            patience,
+            time_limit,
             grant,
             alone,
             reserved,
@@ -360,19 +371,19 @@ impl<'a> OpenOptions<'a> {
         })
     }
 
-    /// Opens a part, without waiting until it is ready, or copies it as `layout` states. `blame` adds the region concerned to
+    /// Opens a part, without waiting until it is ready, or copies it as `layout` states. `with_region_name` adds the region concerned to
     /// an error.
     #[inline]
     pub(super) fn acquire(
         &self,
         opening: &OpenExport<'_>,
         layout: impl Fn() -> Result<CopyLayout>,
-        blame: &dyn Fn(usize, Error) -> Error,
+        with_region_name: &dyn Fn(usize, Error) -> Error,
     ) -> Result<MappingSource> {
         let known = if self.copy.is_unconditional() { None } else { opening.reuse_lease() };
         match known {
             Some(lease) => Ok(MappingSource::Remote(lease)),
-            None => self.open_or_copy(opening, layout, blame).map_err(|error| match error {
+            None => self.open_or_copy(opening, layout, with_region_name).map_err(|error| match error {
                 Error::ExportDropped { pid } if opening.grant.is_some() => Error::GrantEnded { pid },
                 other => other,
             }),
@@ -385,7 +396,7 @@ impl<'a> OpenOptions<'a> {
         &self,
         opening: &OpenExport<'_>,
         layout: impl Fn() -> Result<CopyLayout>,
-        blame: &dyn Fn(usize, Error) -> Error,
+        with_region_name: &dyn Fn(usize, Error) -> Error,
     ) -> Result<MappingSource> {
         let stage = || self.wait_and(opening, || opening.copy(layout()?, self.progress));
         let pull = || self.wait_and(opening, || opening.pull(layout()?, self.progress));
@@ -393,7 +404,7 @@ impl<'a> OpenOptions<'a> {
         let opened = match policy {
             CopyPolicy::Pulled => return pull(),
             CopyPolicy::Always | CopyPolicy::Staged => stage(),
-            _ => opening.open(blame),
+            _ => opening.open(with_region_name),
         };
         let Err(error) = opened else { return opened };
         let reason = error.innermost();
@@ -417,7 +428,7 @@ impl<'a> OpenOptions<'a> {
     ) -> Result<MappingSource> {
         if let Some(delivery) = self.delivery {
             // The exporter's device copies at once: it does not wait for these streams.
-            delivery.wait_ready(None, opening.patience.deadline())?;
+            delivery.wait_ready(None, opening.time_limit.deadline())?;
         }
         copy()
     }
@@ -445,7 +456,12 @@ fn check_mapped(part: &OpenPart, regions: Regions<'_>) -> Result<(), (usize, Err
 }
 
 /// Adds the name of the first tensor of that region or part to an error.
-pub(super) fn blame(contents: &Contents, part: usize, region: Option<usize>, error: Error) -> Error {
+pub(super) fn with_tensor_name(
+    contents: &Contents,
+    part: usize,
+    region: Option<usize>,
+    error: Error,
+) -> Error {
     match contents.first_tensor(part, region) {
         Some(tensor) => error.of_tensor(tensor.name),
         None => error,

@@ -1,4 +1,10 @@
 //! The open of one export on one device: by an existing lease, by a request to the exporter, or by a copy.
+//!
+//! The checks are in the order of their cost: arguments, what the descriptor says about the exporter (another boot, another host, a
+//! process that has exited), and only then a message. Nothing is used up before they have passed, least of all a grant.
+//!
+//! Memory of this process is not opened by the driver, which would refuse it: the part takes a lease from this process's own table.
+//! [`OpenExport::is_local`] explains why the identity of the exporter alone does not decide that.
 
 use std::cell::OnceCell;
 use std::time::Duration;
@@ -7,8 +13,9 @@ use rustix::io::Errno;
 
 use super::copy_policy::ProgressReport;
 use super::grant::UnusedGrant;
+use super::mapping_source::{Copied, LocalLease, MappingSource};
 use super::open::Replicate;
-use super::open_part::{Copied, LocalLease, MappingSource, OpenPart, Terms};
+use super::open_part::{OpenPart, PartSettings};
 use super::staged::{Incoming, copy_in};
 use super::table::{LeaseRef, OpenTarget, ReservedTarget, operations};
 use crate::backend::Access;
@@ -34,7 +41,7 @@ pub(super) struct OpenExport<'a> {
     /// The ordinal of the home device, if it is visible.
     pub(super) home: Option<DeviceOrdinal>,
     pub(super) access: Access,
-    pub(super) patience: &'a Patience,
+    pub(super) time_limit: &'a LazyDeadline,
     pub(super) grant: Option<&'a UnusedGrant>,
     pub(super) alone: bool,
     pub(super) reserved: Option<ReservedTarget<'a>>,
@@ -60,9 +67,9 @@ impl OpenExport<'_> {
 
     #[inline]
     pub(super) fn part(&self, source: MappingSource) -> OpenPart {
-        let (device, access, timeout) = (self.device, self.access, self.patience.timeout);
+        let (device, access, timeout) = (self.device, self.access, self.time_limit.timeout);
         let at_home = self.home == Some(device) || matches!(source, MappingSource::Copy(_));
-        OpenPart::new(self.runtime, source, Terms { device, access, at_home, timeout })
+        OpenPart::new(self.runtime, source, PartSettings { device, access, at_home, timeout })
     }
 
     /// Returns whether the device reaches the home device, as far as this process sees that.
@@ -75,21 +82,22 @@ impl OpenExport<'_> {
     pub(super) fn wait_ready(&self, part: &OpenPart, stream: Option<BorrowedStream<'_>>) -> Result<()> {
         match stream {
             Some(stream) => part.wait_ready_on(stream),
-            None => part.wait_ready(|| self.patience.left()),
+            None => part.wait_ready(|| self.time_limit.left()),
         }
     }
 
     /// Opens a part that has no such lease.
-    pub(super) fn open(&self, blame: &dyn Fn(usize, Error) -> Error) -> Result<MappingSource> {
-        let Self { runtime, session, named, device, home, access, patience, grant, alone, reserved, .. } =
-            *self;
+    pub(super) fn open(&self, with_region_name: &dyn Fn(usize, Error) -> Error) -> Result<MappingSource> {
+        let Self {
+            runtime, session, named, device, home, access, time_limit, grant, alone, reserved, ..
+        } = *self;
         let backend = session.backend();
         if !self.is_permitted() {
             return Err(Error::AccessDenied { wanted: access, granted: named.contents.access });
         }
-        if patience.timeout.is_zero() && named.contents.exporter != runtime.identity {
+        if time_limit.timeout.is_zero() && named.contents.exporter != runtime.identity {
             // The exporter would begin a lease for a request that is given up at once.
-            return Err(patience.deadline().passed("the answer of the exporting process", ""));
+            return Err(time_limit.deadline().passed("the answer of the exporting process", ""));
         }
         self.check()?;
         if reserved.is_some() {
@@ -114,7 +122,7 @@ impl OpenExport<'_> {
                 return Err(Error::NoPeerAccess { from: device, to: named.part.home });
             }
             let allow = session.allow_list();
-            let (descriptor, deadline) = (named, patience.deadline());
+            let (descriptor, deadline) = (named, time_limit.deadline());
             let wanted = OpenTarget {
                 runtime,
                 backend,
@@ -127,7 +135,7 @@ impl OpenExport<'_> {
                 grant,
                 alone,
                 reserved,
-                blame,
+                with_region_name,
             };
             let lease = runtime.imports.acquire(&wanted)?;
             if let Some(ReservedTarget::New | ReservedTarget::Places(_)) = reserved
@@ -144,8 +152,8 @@ impl OpenExport<'_> {
 
     /// Copies the memory to the device.
     pub(super) fn copy(&self, layout: CopyLayout, progress: ProgressReport<'_>) -> Result<MappingSource> {
-        let Self { session, named, device, patience, grant, .. } = *self;
-        let timeout = patience.timeout;
+        let Self { session, named, device, time_limit, grant, .. } = *self;
+        let timeout = time_limit.timeout;
         let backend = session.backend();
         self.check()?;
         let buffer = if self.is_local()? {
@@ -198,8 +206,8 @@ impl OpenExport<'_> {
         call: &'static str,
         report: &'b dyn Fn(u64),
     ) -> Result<remote::IncomingPull<'b>> {
-        let Self { session, named, device, patience, .. } = *self;
-        let (backend, timeout) = (session.backend(), patience.timeout);
+        let Self { session, named, device, time_limit, .. } = *self;
+        let (backend, timeout) = (session.backend(), time_limit.timeout);
         check_may_wait(call, timeout)?;
         self.check_arguments()?;
         let Some(remote) = session.remote() else {
@@ -302,12 +310,12 @@ impl OpenExport<'_> {
 
 /// A timeout that begins with the first wait: using an open lease does not read the clock.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct LazyDeadline {
     timeout: Duration,
     deadline: OnceCell<Deadline>,
 }
 
-impl Patience {
+impl LazyDeadline {
     pub(super) const fn new(timeout: Duration) -> Self {
         Self { timeout, deadline: OnceCell::new() }
     }

@@ -5,26 +5,21 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::link::GoneCallback;
-use super::reservation::Place;
+use super::mapping_source::{MappingSource, Suspended};
 use super::table::{KnownLease, LeaseRef};
 use super::tensor::named_elements_of;
-use crate::backend::Buffer;
 use crate::backend::stream::BorrowedStream;
 use crate::backend::{Access, DeviceBound, DeviceEvent, DeviceIpc, check_stream_of};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
-use crate::model::lease::LeaseId;
 use crate::model::tensor::NamedTensor;
-use crate::os::kill::kill_point;
 use crate::os::process::Owner;
 use crate::sharing::Runtime;
-use crate::sharing::export::Shared;
-use crate::sharing::staging::CopyLayout;
 use crate::sharing::timeline::{Termination, Timeline, timelines_of};
 use crate::transport::Deadline;
 use crate::wire::Token;
-use crate::wire::descriptor::{Descriptor, ExportId};
+use crate::wire::descriptor::Descriptor;
 
 /// An opened export; a [`Mapping`](crate::Mapping) has one for each home device. The lease ends when device work with the
 /// memory has completed: [`end_at`](Self::end_at) waits for an event, and after a plain drop the library waits for all work of
@@ -33,7 +28,7 @@ use crate::wire::descriptor::{Descriptor, ExportId};
 pub(crate) struct OpenPart {
     /// Taken at the end.
     source: Option<MappingSource>,
-    terms: Terms,
+    settings: PartSettings,
     owner: Owner,
     /// Whether the host has seen that the bytes are ready.
     seen_ready: AtomicBool,
@@ -45,7 +40,7 @@ pub(crate) struct OpenPart {
 
 /// The parameters of the open.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
+pub(super) struct PartSettings {
     /// The device of the address space.
     pub(super) device: DeviceOrdinal,
     pub(super) access: Access,
@@ -66,110 +61,13 @@ struct MappingExtras {
     local_timeline: Mutex<Option<Timeline>>,
 }
 
-/// The resource that keeps the memory mapped.
-#[derive(Debug)]
-pub(super) enum MappingSource {
-    /// A lease of another process's broker.
-    Remote(LeaseRef),
-    /// A lease within the exporting process.
-    Local(Box<LocalLease>),
-    /// A copy of the memory, in a buffer of this process.
-    Copy(Box<Copied>),
-    /// Reserved addresses without memory.
-    Suspended(Box<Suspended>),
-}
-
-/// Reserved addresses without memory.
-#[derive(Debug)]
-pub(super) struct Suspended {
-    backend: Arc<dyn DeviceIpc>,
-    pub(super) places: Vec<Arc<Place>>,
-    regions: Box<[DeviceRange]>,
-}
-
-/// A copy through host memory, or from another host.
-#[derive(Debug)]
-pub(super) struct Copied {
-    pub(super) buffer: Buffer,
-    /// The place of the export's bytes in the buffer.
-    pub(super) layout: CopyLayout,
-}
-
-/// A lease within the exporting process.
-#[derive(Debug)]
-pub(super) struct LocalLease {
-    pub(super) backend: Arc<dyn DeviceIpc>,
-    pub(super) export: ExportId,
-    pub(super) lease: LeaseId,
-    pub(super) shared: Arc<Shared>,
-}
-
-impl MappingSource {
-    fn backend(&self) -> &Arc<dyn DeviceIpc> {
-        match self {
-            Self::Remote(lease) => lease.backend(),
-            Self::Local(local) => &local.backend,
-            Self::Copy(copy) => copy.buffer.backend(),
-            Self::Suspended(suspended) => &suspended.backend,
-        }
-    }
-
-    /// Returns the regions: of another process, the mapped allocations; in the exporting process, the shared regions; of a
-    /// copy, the buffer.
-    #[inline]
-    pub(super) fn regions(&self) -> &[DeviceRange] {
-        match self {
-            Self::Remote(lease) => lease.mapped(),
-            Self::Local(local) => &local.shared.regions,
-            Self::Copy(copy) => copy.buffer.as_region(),
-            Self::Suspended(suspended) => &suspended.regions,
-        }
-    }
-
-    /// Returns whether the regions are whole allocations, as the driver mapped them.
-    pub(super) fn has_allocations(&self) -> bool {
-        matches!(self, Self::Remote(_))
-    }
-
-    #[inline]
-    pub(super) fn is_ready_by_itself(&self) -> bool {
-        match self {
-            Self::Remote(lease) => lease.ready.is_none() || lease.seen_ready.load(Ordering::Acquire),
-            Self::Local(local) => local.shared.ready.is_none(),
-            Self::Copy(_) | Self::Suspended(_) => true,
-        }
-    }
-
-    fn wait_ready_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
-        match self {
-            Self::Remote(lease) => lease.ready.as_ref().map_or(Ok(()), |ready| ready.wait_on(stream)),
-            Self::Local(local) => {
-                local.shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.wait_on(stream))
-            }
-            Self::Copy(_) => Ok(()),
-            Self::Suspended(_) => Err(Error::Suspended),
-        }
-    }
-
-    fn wait_ready(&self, timeout: Duration) -> Result<()> {
-        match self {
-            Self::Remote(lease) => lease.ready.as_ref().map_or(Ok(()), |ready| ready.synchronize(timeout)),
-            Self::Local(local) => {
-                local.shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.wait(timeout))
-            }
-            Self::Copy(_) => Ok(()),
-            Self::Suspended(_) => Err(Error::Suspended),
-        }
-    }
-}
-
 impl OpenPart {
     /// Creates a part that belongs to the process of the runtime.
     #[inline]
-    pub(super) fn new(runtime: &Runtime, source: MappingSource, terms: Terms) -> Self {
+    pub(super) fn new(runtime: &Runtime, source: MappingSource, settings: PartSettings) -> Self {
         let seen_ready = AtomicBool::new(source.is_ready_by_itself());
         let (is_used, extras) = (AtomicBool::new(false), OnceLock::new());
-        Self { source: Some(source), terms, owner: runtime.owner, seen_ready, is_used, extras }
+        Self { source: Some(source), settings, owner: runtime.owner, seen_ready, is_used, extras }
     }
 
     /// Returns the state of this process. The part keeps less than a reference to it: a program may have thousands.
@@ -234,15 +132,15 @@ impl OpenPart {
     }
 
     pub(crate) fn device(&self) -> DeviceOrdinal {
-        self.terms.device
+        self.settings.device
     }
 
     pub(crate) fn is_at_home(&self) -> bool {
-        self.terms.at_home
+        self.settings.at_home
     }
 
     pub(crate) fn access(&self) -> Access {
-        self.terms.access
+        self.settings.access
     }
 
     pub(crate) fn check_process(&self) -> Result<()> {
@@ -295,7 +193,7 @@ impl OpenPart {
         self.note_use();
         match self.source() {
             MappingSource::Suspended(_) => Err(Error::Suspended),
-            MappingSource::Remote(lease) => lease.timeline(Deadline::after(self.terms.timeout)),
+            MappingSource::Remote(lease) => lease.timeline(Deadline::after(self.settings.timeout)),
             MappingSource::Local(local) => {
                 let mut own = self.extras().local_timeline.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(known) = &*own {
@@ -319,7 +217,7 @@ impl OpenPart {
             MappingSource::Suspended(_) => Err(Error::Suspended),
             MappingSource::Remote(lease) => {
                 lease.check()?;
-                lease.link.grant(lease.id(), limit, Deadline::after(self.terms.timeout))
+                lease.link.grant(lease.id(), limit, Deadline::after(self.settings.timeout))
             }
             MappingSource::Local(local) => {
                 self.runtime()?.exports.begin_timed_grant(local.export, limit, None)
@@ -485,7 +383,7 @@ impl OpenPart {
         let old = self.source.replace(new).expect("taken when the mapping ends");
         self.forget_callbacks(&old);
         self.extras = OnceLock::new();
-        self.terms.at_home = at_home;
+        self.settings.at_home = at_home;
         *self.seen_ready.get_mut() = true;
         old
     }
@@ -496,7 +394,7 @@ impl OpenPart {
         let (backend, regions) = (Arc::clone(source.backend()), source.regions().into());
         let places = self.lease().map(|lease| lease.places()).unwrap_or_default();
         let suspended = MappingSource::Suspended(Box::new(Suspended { backend, places, regions }));
-        self.exchange(suspended, self.terms.at_home)
+        self.exchange(suspended, self.settings.at_home)
     }
 
     /// Forgets the callbacks for notices of the source's lease.
@@ -515,39 +413,6 @@ impl OpenPart {
 fn end(near: Option<Timeline>) {
     if let Some(near) = near {
         near.endpoint().end(Termination::Released);
-    }
-}
-
-impl MappingSource {
-    /// Returns the exporter's side of the timeline within the exporting process.
-    fn far_timeline(&self, runtime: &Runtime) -> Option<Timeline> {
-        match self {
-            Self::Local(local) => runtime.exports.known_timeline(local.export, local.lease),
-            Self::Remote(_) | Self::Copy(_) | Self::Suspended(_) => None,
-        }
-    }
-
-    /// Releases a lease of another process's broker on this thread, unless something has to be closed. Returns any other
-    /// source.
-    fn return_lease(self, runtime: &'static Runtime, finished: bool) -> Option<Self> {
-        let Self::Remote(lease) = self else { return Some(self) };
-        kill_point!("importer:releasing");
-        runtime.imports.return_lease(runtime, lease, finished);
-        None
-    }
-
-    pub(super) fn end(self, runtime: &'static Runtime) {
-        kill_point!("importer:releasing");
-        match self {
-            Self::Remote(lease) => runtime.imports.release(lease),
-            Self::Local(local) => {
-                let LocalLease { export, lease, shared, .. } = *local;
-                drop(shared);
-                runtime.exports.release(export, lease, Termination::Released);
-            }
-            Self::Copy(copy) => drop(copy),
-            Self::Suspended(suspended) => drop(suspended),
-        }
     }
 }
 

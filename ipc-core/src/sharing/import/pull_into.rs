@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::builder::OpenBuilder;
 use super::open::OpenOptions;
-use super::open_export::Patience;
+use super::open_export::LazyDeadline;
 use crate::backend::engine::Piece;
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
@@ -89,14 +89,14 @@ impl OpenOptions<'_> {
         set: TensorSet,
         report: &dyn Fn(u64),
     ) -> Result<TensorSet, ErrorWith<Option<TensorSet>>> {
-        let patience = Patience::new(self.timeout);
-        let opening = match self.opening(part, |_, _| Ok(device), None, &patience) {
+        let time_limit = LazyDeadline::new(self.timeout);
+        let opening = match self.opening(part, |_, _| Ok(device), None, &time_limit) {
             Ok(opening) => opening,
             Err(error) => return Err(ErrorWith::new(error, Some(set))),
         };
         let prepared = opening.incoming("a copy from another host", report).and_then(|incoming| {
             if let Some(delivery) = self.delivery {
-                delivery.wait_ready(None, patience.deadline())?;
+                delivery.wait_ready(None, time_limit.deadline())?;
             }
             self.session.backend().synchronize_device(device)?;
             Ok(incoming)

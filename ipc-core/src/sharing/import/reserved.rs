@@ -10,9 +10,10 @@ use std::time::Duration;
 use super::builder::OpenBuilder;
 use super::link::Link;
 use super::mapping::Mapping;
-use super::open::{Addresses, KeeperAddress, OpenOptions, blame};
-use super::open_export::{OpenExport, Patience};
-use super::open_part::{MappingSource, OpenPart};
+use super::mapping_source::MappingSource;
+use super::open::{Addresses, KeeperAddress, OpenOptions, with_tensor_name};
+use super::open_export::{LazyDeadline, OpenExport};
+use super::open_part::OpenPart;
 use super::reservation::Place;
 use super::same_layout::check_same_layout;
 use super::table::{LeaseRef, ReservedTarget};
@@ -69,19 +70,25 @@ pub(crate) struct KeeperSearch {
     seen: Option<(Arc<Link>, u64)>,
 }
 
+/// The import of a part of the next version.
+struct ImportedPart {
+    lease: LeaseRef,
+    /// Whether the home device is the device of the part.
+    at_home: bool,
+}
+
 /// The imports of the next version, one for each part, which are not mapped. Dropping them ends their leases.
 struct NextVersion {
     runtime: &'static Runtime,
     descriptor: Descriptor,
     keeper: Option<Arc<KeeperAddress>>,
-    /// Each with whether its home device is the device of the part.
-    leases: Vec<(LeaseRef, bool)>,
+    leases: Vec<ImportedPart>,
 }
 
 impl Drop for NextVersion {
     fn drop(&mut self) {
-        for (lease, _) in self.leases.drain(..) {
-            self.runtime.imports.release(lease);
+        for part in self.leases.drain(..) {
+            self.runtime.imports.release(part.lease);
         }
     }
 }
@@ -281,11 +288,11 @@ impl Mapping {
         options.check_reserved()?;
         let contents = options.descriptor.contents();
         check_same_layout(self.descriptor.contents(), contents)?;
-        let patience = Patience::new(options.timeout);
+        let time_limit = LazyDeadline::new(options.timeout);
         let places: Vec<_> = self.parts.iter().map(places_of).collect();
         let opening = |(index, part): (usize, &OpenPart)| {
-            let opening = options.opening(index, |_, _| Ok(part.device()), None, &patience);
-            let mut opening = opening.map_err(|error| blame(contents, index, None, error))?;
+            let opening = options.opening(index, |_, _| Ok(part.device()), None, &time_limit);
+            let mut opening = opening.map_err(|error| with_tensor_name(contents, index, None, error))?;
             opening.reserved = Some(ReservedTarget::Exchange(&places[index]));
             Ok(opening)
         };
@@ -300,9 +307,9 @@ impl Mapping {
             Ok(())
         })?;
         kill_point!("importer:replace-imported");
-        for (lease, _) in &next.leases {
+        for ImportedPart { lease, .. } in &next.leases {
             if let Some(ready) = &lease.ready {
-                ready.synchronize(patience.left())?;
+                ready.synchronize(time_limit.left())?;
             }
             // The event of an exporter that has terminated may report that it was reached.
             lease.check_ready()?;
@@ -351,10 +358,10 @@ impl Mapping {
     /// Maps the next version in the addresses, which hold nothing; the old one again if that fails.
     fn map(&mut self, mut next: NextVersion) -> Result<()> {
         let runtime = next.runtime;
-        for (index, (lease, _)) in next.leases.iter().enumerate() {
-            let Err(error) = lease.map_reserved() else { continue };
-            for (mapped, _) in &next.leases[..index] {
-                if let Err(error) = mapped.unmap_reserved() {
+        for (index, part) in next.leases.iter().enumerate() {
+            let Err(error) = part.lease.map_reserved() else { continue };
+            for mapped in &next.leases[..index] {
+                if let Err(error) = mapped.lease.unmap_reserved() {
                     tracing::warn!(target: crate::os::log::IMPORT, %error, "memory at reserved addresses could not be unmapped again");
                 }
             }
@@ -366,7 +373,7 @@ impl Mapping {
             return Err(error);
         }
         kill_point!("importer:replace-mapped");
-        for (part, (lease, at_home)) in self.parts.iter_mut().zip(next.leases.drain(..)) {
+        for (part, ImportedPart { lease, at_home }) in self.parts.iter_mut().zip(next.leases.drain(..)) {
             part.exchange(MappingSource::Remote(lease), at_home).end(runtime);
         }
         self.descriptor = next.descriptor.clone();
@@ -404,18 +411,16 @@ fn places_of(part: &OpenPart) -> Vec<Arc<Place>> {
     }
 }
 
-/// Imports a part of the next version. Returns its lease, and whether its home device is the device of the part.
-fn import_part(
-    options: &OpenOptions<'_>,
-    index: usize,
-    opening: &OpenExport<'_>,
-) -> Result<(LeaseRef, bool)> {
+/// Imports a part of the next version.
+fn import_part(options: &OpenOptions<'_>, index: usize, opening: &OpenExport<'_>) -> Result<ImportedPart> {
     let contents = opening.named.contents;
     let layout = || unreachable!("memory at reserved addresses is no copy");
-    let source =
-        options.acquire(opening, layout, &|region, error| blame(contents, index, Some(region), error));
-    match source.map_err(|error| blame(contents, index, None, error))? {
-        MappingSource::Remote(lease) => Ok((lease, opening.home == Some(opening.device))),
+    let source = options
+        .acquire(opening, layout, &|region, error| with_tensor_name(contents, index, Some(region), error));
+    match source.map_err(|error| with_tensor_name(contents, index, None, error))? {
+        MappingSource::Remote(lease) => {
+            Ok(ImportedPart { lease, at_home: opening.home == Some(opening.device) })
+        }
         _ => unreachable!("a reserved part is an import of another process"),
     }
 }

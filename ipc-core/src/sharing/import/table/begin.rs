@@ -43,7 +43,7 @@ pub(in crate::sharing::import) struct OpenTarget<'a> {
     /// The grant of a message, which opens the export also after its drop.
     pub(in crate::sharing::import) grant: Option<&'a UnusedGrant>,
     /// Adds the region concerned to an error.
-    pub(in crate::sharing::import) blame: &'a dyn Fn(usize, Error) -> Error,
+    pub(in crate::sharing::import) with_region_name: &'a dyn Fn(usize, Error) -> Error,
 }
 
 impl ImportTable {
@@ -259,7 +259,7 @@ pub(super) fn check_opened(wanted: &OpenTarget<'_>, handles: &[WireHandle], fds:
     let mut handles = handles.iter();
     for (index, region) in wanted.descriptor.regions().iter().enumerate() {
         for (extent, handle) in region.iter().zip(handles.by_ref()) {
-            check_handle(extent, handle).map_err(|error| (wanted.blame)(index, error))?;
+            check_handle(extent, handle).map_err(|error| (wanted.with_region_name)(index, error))?;
         }
     }
     Ok(())

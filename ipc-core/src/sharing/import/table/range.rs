@@ -84,7 +84,7 @@ impl ImportTable {
                         error => error,
                     }
                 });
-            let range = range.map_err(|error| (wanted.blame)(index, error))?;
+            let range = range.map_err(|error| (wanted.with_region_name)(index, error))?;
             opened.ranges.push(range);
         }
         Ok(std::mem::take(&mut opened.ranges).into())
