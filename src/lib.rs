@@ -128,8 +128,8 @@ pub use device_ipc_core::{
     LayoutError, LeaseId, LeaseState, ListenBuilder, Listener, Mapping, MemoryUse, Message, OpenBuilder,
     OwnedRegion, ProcessIdentity, ReaderPosition, Received, ReceivedExport, Region, Remote, Reservation,
     Result, Ring, RingBuilder, RingReadSlot, RingReader, RingReaders, RingSlots, RingWriteSlot, ShareBuilder,
-    Stream, Tensor, TensorLayout, TensorSet, TensorTable, Timeline, TrySendError, VendorError, View, ViewMut,
-    backend, close_mappings_of, close_unused, counters, limits, shutdown,
+    Stream, Tensor, TensorLayout, TensorSet, TensorTable, Timeline, TrySendError, View, ViewMut, backend,
+    close_mappings_of, close_unused, counters, limits, shutdown,
 };
 
 #[cfg(feature = "ascend")]

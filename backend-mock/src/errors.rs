@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use device_ipc_core::backend::{HandleKind, VendorStatus};
-use device_ipc_core::{DeviceOrdinal, Error, VendorError};
+use device_ipc_core::backend::{HandleKind, VendorError, VendorStatus};
+use device_ipc_core::{DeviceOrdinal, Error};
 use device_ipc_mock_engine::{EngineError, Operation};
 
 use crate::kinds::NAME;

@@ -21,8 +21,8 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{process, slice};
 
-use device_ipc_core::backend::{Unavailable, environment};
-use device_ipc_core::{Error, Result, VendorError};
+use device_ipc_core::backend::{Unavailable, VendorError, environment};
+use device_ipc_core::{Error, Result};
 
 use crate::bindings::{
     AgentConfig, MEMORY_DEVICE, MEMORY_HOST, MemoryList, MemoryType, OPERATION_READ, RawAgent,

@@ -17,8 +17,8 @@ use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use device_ipc_core::backend::{Unavailable, VendorStatus, environment};
-use device_ipc_core::{Error, Result, VendorError};
+use device_ipc_core::backend::{Unavailable, VendorError, VendorStatus, environment};
+use device_ipc_core::{Error, Result};
 
 use crate::bindings::*;
 use status::{MISSING, NEEDED};

@@ -1,8 +1,8 @@
 //! Conversion of cudarc's errors.
 
 use cudarc::driver::DriverError;
-use device_ipc_core::backend::VendorStatus;
-use device_ipc_core::{Error, VendorError};
+use device_ipc_core::Error;
+use device_ipc_core::backend::{VendorError, VendorStatus};
 
 use crate::library::{NAME, status};
 

@@ -10,8 +10,8 @@ use std::fs;
 use std::mem::ManuallyDrop;
 use std::path::Path;
 
-use device_ipc_core::backend::{Unavailable, VendorStatus, environment};
-use device_ipc_core::{Error, Result, VendorError};
+use device_ipc_core::backend::{Unavailable, VendorError, VendorStatus, environment};
+use device_ipc_core::{Error, Result};
 use libloading::Library;
 
 use crate::bindings::api::Api;

@@ -6,7 +6,8 @@ use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use device_ipc_core::{Result, VendorError};
+use device_ipc_core::Result;
+use device_ipc_core::backend::VendorError;
 
 use super::{Agent, NixlMemory, Registration};
 use crate::bindings::Request;

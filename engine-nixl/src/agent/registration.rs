@@ -3,7 +3,8 @@
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
-use device_ipc_core::{Result, VendorError};
+use device_ipc_core::Result;
+use device_ipc_core::backend::VendorError;
 
 use super::{Agent, List, NixlMemory, type_of};
 use crate::bindings::RegistrationList;

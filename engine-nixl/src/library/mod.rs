@@ -6,8 +6,8 @@ pub(crate) mod status;
 use std::fmt;
 use std::path::Path;
 
-use device_ipc_core::backend::{Unavailable, VendorStatus};
-use device_ipc_core::{Result, VendorError};
+use device_ipc_core::Result;
+use device_ipc_core::backend::{Unavailable, VendorError, VendorStatus};
 
 use crate::bindings::{Api, Status};
 use status::SUCCESS;

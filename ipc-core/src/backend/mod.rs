@@ -146,7 +146,7 @@ use std::sync::Arc;
 
 pub use crate::model::address::{Extent, Generation};
 pub use crate::model::device::HostId;
-pub use crate::model::error::{BackendRemedy, Remedy, VendorStatus};
+pub use crate::model::error::{BackendRemedy, Remedy, VendorError, VendorStatus};
 pub use crate::os::environment;
 pub(crate) use bound::DeviceBound;
 pub(crate) use buffer::{Buffer, Stream, check_whole_elements};

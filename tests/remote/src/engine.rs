@@ -15,8 +15,8 @@ use std::time::Duration;
 use device_ipc_core::backend::engine::{
     MemorySpace, PullRequest, RegisteredMemory, Transfer, TransferEngine, TransferMemory,
 };
-use device_ipc_core::backend::{BackendInfo, VendorStatus};
-use device_ipc_core::{Error, Result, VendorError};
+use device_ipc_core::backend::{BackendInfo, VendorError, VendorStatus};
+use device_ipc_core::{Error, Result};
 
 /// The registered bytes of this process.
 static REGISTERED: AtomicU64 = AtomicU64::new(0);

@@ -3,8 +3,8 @@
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use device_ipc_core::backend::ReceivedHandle;
-use device_ipc_core::{Access, DeviceOrdinal, DeviceRange, Error, Result, VendorError};
+use device_ipc_core::backend::{ReceivedHandle, VendorError};
+use device_ipc_core::{Access, DeviceOrdinal, DeviceRange, Error, Result};
 
 use super::block::{self, Block, Mapping};
 use crate::bindings::layout::HANDLE_TYPE_POSIX_FD;
