@@ -182,7 +182,7 @@ macro_rules! this_test {
     }};
 }
 
-/// Runs the test that this stands in, which begins with it, in a process of its own; see [`alone`].
+/// Runs the test that this stands in, which begins with it, in a process of its own; see [`alone()`].
 #[macro_export]
 macro_rules! alone {
     () => {
