@@ -14,12 +14,12 @@ def manifest(rank: int = 1, **changes: Any) -> Manifest:
     """Returns the manifest of the parts of vLLM's configuration that are read, with changes."""
     values: "dict[str, Any]" = {
         "model": "org/llama", "revision": "abc", "dtype": "torch.bfloat16", "quantization": None, "tensor_parallel_size": 2,
-        "pipeline_parallel_size": 1, "enable_expert_parallel": False, "rank": rank, "vllm": "0.26.0", "architecture": "sm_90",
+        "pipeline_parallel_size": 1, "enable_expert_parallel": False, "rank": rank, "vllm": "0.26.0", "device": "A",
         "hf": {"hidden_size": 64}, **changes,
     }  # fmt: skip
     values["hf_config"] = types.SimpleNamespace(to_dict=lambda: values["hf"])
     config = types.SimpleNamespace(**values)
-    return Manifest.of(config, config, config.vllm, config.architecture)
+    return Manifest.of(config, config, config.vllm, config.device)
 
 
 def test_equal_manifests_pass_as_text_too() -> None:
@@ -44,7 +44,7 @@ def test_equal_manifests_pass_as_text_too() -> None:
         ({"enable_expert_parallel": True}, "another expert_parallel"),
         ({"rank": 0}, "another rank than this engine: 0, and not 1"),
         ({"vllm": "0.26.1"}, "another vllm"),
-        ({"architecture": "sm_100"}, "another architecture"),
+        ({"device": "B"}, "another device"),
         ({"hf": {"hidden_size": 128}}, "another config"),
         ({"model": "other", "dtype": "other"}, "another model"),
     ],

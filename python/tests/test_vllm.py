@@ -21,6 +21,7 @@ import time
 import types
 import weakref
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -954,13 +955,13 @@ class Tied(torch.nn.Module):  # type: ignore[misc]
 class Building:
     """vLLM's configuration of an engine that builds its model in the load."""
 
-    def __init__(self, build: Any, rank: int = 0, name: str = "tied") -> None:
+    def __init__(self, build: Any, rank: int = 0, name: str = "tied", ranks: int = 2) -> None:
         self.build, self.built = build, None
         self.device_config = types.SimpleNamespace(device="cpu")
         self.load_config = types.SimpleNamespace(device=None)
         self.quant_config = None
         self.parallel_config = types.SimpleNamespace(
-            tensor_parallel_size=2, pipeline_parallel_size=1, enable_expert_parallel=False, rank=rank
+            tensor_parallel_size=ranks, pipeline_parallel_size=1, enable_expert_parallel=False, rank=rank
         )
         self.model_config = types.SimpleNamespace(
             model=name, revision=None, dtype=torch.float32, quantization=None, hf_config=types.SimpleNamespace(to_dict=dict)
@@ -974,16 +975,23 @@ class Building:
 
 
 @pytest.fixture(params=WORKERS)
-def in_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> "Iterator[Any]":
-    """Returns a function that loads a model in place, from a keeper."""
+def in_place(request: pytest.FixtureRequest, start: Any) -> Any:
+    """Returns a function that loads a model in place, from a keeper in another process."""
     vllm_modules.install(request.param)
     device_ipc.vllm.register()
     loaders: Any = importlib.import_module("vllm.model_executor.model_loader")
     vllm: Any = importlib.import_module("vllm")
     vllm.__version__ = request.param
     utils: Any = importlib.import_module("vllm.model_executor.model_loader.utils")
-    utils.initialize_model = lambda vllm_config, model_config, prefix: vllm_config.model
+    reload: Any = importlib.import_module("vllm.model_executor.model_loader.reload")
+
+    def initialize_model(vllm_config: Any, model_config: Any, prefix: str) -> Any:
+        reload.record_metadata_for_reloading(vllm_config.model)
+        return vllm_config.model
+
+    utils.initialize_model = initialize_model
     base: Any = importlib.import_module("vllm.model_executor.model_loader.base_loader")
+    base.initialize_model = initialize_model
     for module in (utils, base):
         module.process_weights_after_loading = lambda model, model_config, device: model.process()
     loads: "list[Any]" = []
@@ -1004,8 +1012,17 @@ def in_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         return model
 
     load.loads = loads  # type: ignore[attr-defined]
-    with device_ipc.vllm.WeightKeeper(f"vllm-{os.getpid()}"):
-        yield load
+    keeper = start(
+        """
+        from device_ipc.vllm import WeightKeeper
+        with WeightKeeper(sys.argv[1]):
+            print("ready")
+            sys.stdin.readline()
+        """,
+        f"vllm-{os.getpid()}",
+    )
+    assert keeper.stdout.readline() == "ready\n"
+    return load
 
 
 def test_engines_use_the_weights_in_place(in_place: Any) -> None:
@@ -1023,8 +1040,8 @@ def test_engines_use_the_weights_in_place(in_place: Any) -> None:
             assert type(parameter) is torch.nn.Parameter and not parameter.requires_grad
         assert model.layers[0].weight is model.layers[2].weight
         assert model.layers[1].weight.stride() == (1, 64)
-        assert model.device_ipc_weights.mapping.read_only
-        memory = [(one.ptr, one.ptr + one.nbytes) for one in model.device_ipc_weights.mapping.regions]
+        assert model.device_ipc_weights.weights.mapping.read_only
+        memory = [(one.ptr, one.ptr + one.nbytes) for one in model.device_ipc_weights.weights.mapping.regions]
 
         def inside(tensor: Any, memory: "list[tuple[int, int]]" = memory) -> bool:
             return any(begin <= tensor.data_ptr() < end for begin, end in memory)
@@ -1066,7 +1083,7 @@ def test_other_weights_are_refused_before_they_are_opened(
 def test_ranks_have_their_own_weights(in_place: Any) -> None:
     models = [in_place(Building(Tied, rank=rank), publish=True) for rank in (1, 0, 3)]
     # The third is rank 1 of another replica.
-    assert [model.device_ipc_weights.mapping.descriptor for model in models].count(models[0].device_ipc_weights.mapping.descriptor) == 2
+    assert [model.device_ipc_weights.weights.mapping.descriptor for model in models].count(models[0].device_ipc_weights.weights.mapping.descriptor) == 2
     assert len(in_place.loads) == 2
 
 
@@ -1082,14 +1099,134 @@ def test_model_that_reads_its_weights_is_refused(in_place: Any) -> None:
         in_place(Building(Reading))
 
 
-def test_update_of_weights_in_place_is_refused(in_place: Any) -> None:
-    config: Any = Building(Tied)
+class Loading(Model):
+    """A model that vLLM's reload by layers can load in place, with a table that is computed."""
+
+    def __init__(self, state: "dict[str, Any]") -> None:
+        super().__init__(state)
+        self.register_buffer("table", torch.arange(64.0))
+
+    def fill(self) -> None:
+        self.load_weights(list(weights().items()))
+
+    def process(self) -> None:
+        """Nothing is computed."""
+
+
+class Worker:
+    """A client of a worker in this process."""
+
+    def __init__(self, config: Building, model: Any) -> None:
+        factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
+        backend = types.SimpleNamespace(backend="device_ipc")
+        self.engine = factory.WeightTransferEngineFactory.create_engine(backend, config, torch.device("cpu"), model)
+        self.updates = 0
+
+    def init_weight_transfer_engine(self, init_info: "dict[str, Any]") -> None:
+        self.engine.init_transfer_engine(self.engine.parse_init_info(init_info))
+
+    def start_weight_update(self) -> None:
+        self.engine.start_weight_update()
+
+    def update_weights(self, update_info: "dict[str, Any]") -> None:
+        self.engine.update_weights(update_info)
+        self.updates += 1
+
+    def finish_weight_update(self) -> None:
+        self.engine.finish_weight_update()
+
+
+def test_new_weights_are_published_and_followed_in_place(in_place: Any) -> None:
+    state = weights()
+    config: Any = Building(lambda: Loading(state), ranks=1)
+    first, second = in_place(config, publish=True), in_place(Building(lambda: Loading(state), ranks=1))
+    addresses = [[one.data_ptr() for one in model.parameters()] for model in (first, second)]
+    publisher, follower = Worker(config, first), Worker(config, second)
+    sender = device_ipc.vllm.WeightSender(publisher, timeout=TIMEOUT)
+    loads = first.loads
+
+    def mapped() -> int:
+        gc.collect()
+        device_ipc.close_unused()
+        return device_ipc.counters()["mapped_bytes"]
+
+    in_use = mapped()
+    for version in range(1, 5):
+        former = {name: digest(tensor) for name, tensor in state.items()}
+        for tensor in state.values():
+            tensor.copy_(tensor + 1 if tensor.dtype.is_floating_point else tensor ^ 1)
+        sender.send(state.items())
+        # The engines go on with the former version until they follow.
+        assert first.digests() == second.digests() == former
+        for client, model in ((publisher, first), (follower, second)):
+            device_ipc.vllm.follow(client)
+            assert model.digests() == {name: digest(tensor) for name, tensor in state.items()}, version
+        assert mapped() == in_use, "an engine keeps no further version mapped"
+    assert first.loads == loads + 1, "the others were replayed"
+    assert addresses == [[one.data_ptr() for one in model.parameters()] for model in (first, second)]
+    late = in_place(Building(lambda: Loading(state), ranks=1))
+    assert late.digests() == first.digests() and torch.equal(late.table, first.table)
+    sender.close()
+
+
+def test_failed_update_leaves_weights_in_place(in_place: Any) -> None:
+    state = weights()
+    config: Any = Building(lambda: Loading(state), ranks=1)
     model = in_place(config, publish=True)
-    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
-    backend = types.SimpleNamespace(backend="device_ipc")
-    worker = factory.WeightTransferEngineFactory.create_engine(backend, config, torch.device("cpu"), model)
-    with pytest.raises(device_ipc.UnsupportedError, match="without in_place"):
-        worker.start_weight_update()
+    former = model.digests()
+    worker = Worker(config, model)
+    sender = device_ipc.vllm.WeightSender(worker, timeout=TIMEOUT)
+    model.refuse(next(iter(state)))
+    with pytest.raises(ArithmeticError):
+        sender.send(state.items())
+    assert model.digests() == former and model.device_ipc_weights.weights.mapping.read_only
+    model.load_weights = functools.partial(Loading.load_weights, model)
+    sender.send(state.items())
+    device_ipc.vllm.follow(worker)
+    assert model.digests() == {name: digest(tensor) for name, tensor in state.items()}
+
+
+class Ranks:
+    """A client of several workers, which vLLM calls at the same time."""
+
+    def __init__(self, workers: "list[Worker]") -> None:
+        self.workers = workers
+
+    def __getattr__(self, method: str) -> Any:
+        def call(*arguments: Any) -> None:
+            with futures.ThreadPoolExecutor(len(self.workers)) as pool:
+                calls = [pool.submit(getattr(worker, method), *arguments) for worker in self.workers]
+            for one in calls:
+                one.result()
+
+        return call
+
+
+def test_no_rank_gets_a_version_that_the_others_do_not_get(in_place: Any) -> None:
+    state = weights()
+    configs: Any = [Building(lambda: Loading(state), rank=rank) for rank in (0, 1)]
+    models = [in_place(config, publish=True) for config in configs]
+    former = models[0].digests()
+    client = Ranks([Worker(config, model) for config, model in zip(configs, models)])
+    sender = device_ipc.vllm.WeightSender(client, timeout=TIMEOUT)
+    for tensor in state.values():
+        tensor.zero_()
+    models[1].refuse(next(iter(state)))
+    with pytest.raises(ArithmeticError):
+        sender.send(state.items())
+    device_ipc.vllm.follow(client)
+    assert [model.digests() for model in models] == [former, former]
+    models[1].load_weights = functools.partial(Loading.load_weights, models[1])
+    sender.send(state.items())
+    device_ipc.vllm.follow(client)
+    now = {name: digest(tensor) for name, tensor in state.items()}
+    assert [model.digests() for model in models] == [now, now]
+
+
+def test_engine_with_weights_of_its_own_follows_nothing(in_place: Any) -> None:
+    worker = Worker(Building(Tied), Loading(weights()))
+    with pytest.raises(device_ipc.UnsupportedError, match="with in_place"):
+        device_ipc.vllm.follow(worker)
 
 
 def test_engine_waits_for_a_publisher_until_its_timeout(in_place: Any) -> None:

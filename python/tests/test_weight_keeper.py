@@ -22,15 +22,23 @@ from device_ipc._weight_keeper import channel
 
 name, kind, *arguments = sys.argv[1:]
 peer = device_ipc.connect(channel(name, publishes=kind == "publishes"), timeout=60)
+print("connected", flush=True)
 
 def ask(request):
-    peer.send(json.dumps(request).encode(), timeout=60)
+    try:
+        peer.send(json.dumps(request).encode(), timeout=60)
+    except device_ipc.GoneError:
+        pass  # What the keeper has said before is received first.
     message = peer.receive(60)
     return json.loads(message.data), message
 
 for line in sys.stdin:
     command, *words = line.split()
-    if command == "rank":
+    if command[0] == "{":
+        answer, message = ask(json.loads(line))
+        if "memory" in answer:
+            memory = message.open(access="rw")
+    elif command == "rank":
         answer, _ = ask({"rank": int(words[0])})
     elif command == "layout":
         uuid = device_ipc.devices()[int(words[0])].uuid if words[0].isdigit() else words[0]
@@ -56,6 +64,7 @@ for line in sys.stdin:
 class Engine:
     def __init__(self, start: Start, name: str, kind: str) -> None:
         self.process = start(ENGINE, name, kind)
+        assert self.process.stdout and self.process.stdout.readline() == "connected\n"
 
     def begin(self, command: str) -> None:
         assert self.process.stdin
@@ -137,6 +146,68 @@ def test_requests_out_of_turn_are_refused(start: Start, name: str) -> None:
         assert second.ask("rank 0") == {"publish": True}
         assert "no known key" in second.ask('{"unknown":1}')["error"]
         assert Engine(start, name, "publishes").ask("rank 0") == {"publish": True}
+
+
+def update(start: Start, name: str, rank: int, ranks: int, text: str = "one") -> "tuple[Engine, Any]":
+    engine = Engine(start, name, "publishes")
+    return engine, engine.ask(json.dumps({"rank": rank, "ranks": ranks, "update": text}))
+
+
+def publish(start: Start, name: str, rank: int, value: int) -> Engine:
+    engine = Engine(start, name, "publishes")
+    for command in (f"rank {rank}", "layout 0", f"fill {value}"):
+        engine.ask(command)
+    return engine
+
+
+def test_new_version_takes_the_place_of_all_ranks_at_once(start: Start, name: str) -> None:
+    with WeightKeeper(name):
+        for rank in (0, 1):
+            reader = publish(start, name, rank, rank)
+        (first, answer), (second, _) = update(start, name, 0, 2), update(start, name, 1, 2)
+        assert answer["memory"] is True
+        first.begin("fill 5")
+        assert reader.ask(f"read keeper:{name}")[1] == [0.0] * 3
+        assert second.ask("fill 6")["keeper"] == f"{name}.1" and first.end()["keeper"] == name
+        assert reader.ask(f"read keeper:{name}")[1] == [5.0] * 3
+        assert reader.ask(f"read keeper:{name}.1")[1] == [6.0] * 3
+
+
+@pytest.mark.parametrize("fills_first", [True, False])
+def test_update_ends_with_any_of_its_engines(start: Start, name: str, fills_first: bool) -> None:
+    before = used()
+    with WeightKeeper(name):
+        for rank in (0, 1):
+            reader = publish(start, name, rank, rank)
+        first, second = update(start, name, 0, 2)[0], update(start, name, 1, 2)[0]
+        if fills_first:
+            first.begin("fill 5")
+        second.process.kill()
+        second.process.wait(60)
+        if not fills_first:
+            first.begin("fill 5")
+        assert "rank 1, has ended" in first.end()["error"]
+        assert reader.ask(f"read keeper:{name}")[1] == [0.0] * 3
+        # The next one succeeds.
+        for rank in (0, 1):
+            first, second = second, update(start, name, rank, 2)[0]
+        first.begin("fill 7")
+        second.ask("fill 7")
+        assert reader.ask(f"read keeper:{name}.1")[1] == [7.0] * 3
+    wait_used(before)
+
+
+def test_updates_out_of_turn_are_refused(start: Start, name: str) -> None:
+    with WeightKeeper(name):
+        assert "no weights of this rank" in update(start, name, 0, 1)[1]["error"]
+        publish(start, name, 0, 1)
+        reader = Engine(start, name, "reads")
+        assert "only read" in reader.ask('{"rank":0,"ranks":1,"update":"one"}')["error"]
+        publish(start, name, 1, 1)
+        engine, _ = update(start, name, 0, 1)
+        assert "updates the weights" in update(start, name, 0, 1)[1]["error"]
+        assert "updates the weights" in update(start, name, 1, 2, "another")[1]["error"]
+        assert engine.ask('{"filled":true}')["keeper"] == name
 
 
 def test_weights_stay_readable_after_the_keeper_is_killed(start: Start, name: str) -> None:

@@ -1,4 +1,4 @@
-"""A program for test_vllm.py: engines of a real vLLM whose parameters are the memory of one keeper, on the CPU and the mock.
+"""A program for test_vllm.py: engines of a real vLLM whose parameters are the memory of one keeper, on the CPU and the mock, and a trainer.
 
     python vllm_in_place.py
 
@@ -23,7 +23,7 @@ HEADS, TOKENS = 4, 37
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
     "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "num_hidden_layers": 2, "vocab_size": 1000,
-    "max_position_embeddings": 1000, "torch_dtype": "bfloat16",
+    "max_position_embeddings": 1000, "torch_dtype": "bfloat16", "head_dim": 16, "tie_word_embeddings": False,
 }  # fmt: skip
 
 
@@ -44,7 +44,8 @@ def engine(folder: str, number: str, extra: str) -> None:
 
     torch: Any = _torch
     vllm.platforms._current_platform = CpuPlatform()
-    # The wheels are built for GPUs.
+    # The wheels are built for GPUs, and vLLM waits for one at the end of an update.
+    torch.accelerator.synchronize = torch.accelerator.empty_cache = lambda *_: None
     operators = torch.library.Library("_C", "DEF")
     operators.define("silu_and_mul(Tensor! out, Tensor x) -> ()")
 
@@ -56,6 +57,7 @@ def engine(folder: str, number: str, extra: str) -> None:
 
     from vllm import config as vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.forward_context import set_forward_context
     from vllm.model_executor.layers.attention import Attention
     from vllm.model_executor.model_loader import get_model_loader
@@ -66,7 +68,7 @@ def engine(folder: str, number: str, extra: str) -> None:
         cache_config=vllm_config.CacheConfig(block_size=16),
         device_config=vllm_config.DeviceConfig("cpu"),
         compilation_config=vllm_config.CompilationConfig(custom_ops=["none"]),
-        load_config=vllm_config.LoadConfig(load_format="device_ipc", model_loader_extra_config=json.loads(extra)),
+        load_config=vllm_config.LoadConfig(**json.loads(extra)),
     )
     with vllm_config.set_current_vllm_config(config):
         init_distributed_environment(1, 0, f"file://{folder}/group-{number}", 0, "gloo")
@@ -87,56 +89,106 @@ def engine(folder: str, number: str, extra: str) -> None:
             ids = torch.arange(TOKENS)
             return digest([model.compute_logits(model(ids + 3, ids))])
 
+    backend = vllm_config.WeightTransferConfig(backend="device_ipc")
+    worker = WeightTransferEngineFactory.create_engine(backend, config, torch.device("cpu"), model)
     for line in sys.stdin:
-        if line.strip() == "write":
+        call, argument = json.loads(line)
+        if call == "write":
             next(model.parameters()).data.fill_(1)
-        print(json.dumps([digest(model.parameters()), logits(), len(list(model.parameters()))]), flush=True)
+        if call in ("", "write"):
+            print(json.dumps([digest(model.parameters()), logits(), len(list(model.parameters()))]), flush=True)
+            continue
+        with vllm_config.set_current_vllm_config(config):
+            if call == "init_weight_transfer_engine":
+                worker.init_transfer_engine(worker.parse_init_info(argument))
+            else:
+                getattr(worker, call)(*argument)
+        print("true", flush=True)
 
 
 class Engine:
-    def __init__(self, folder: str, number: int, **extra: Any) -> None:
-        options = json.dumps({"source": f"keeper:in-place-{os.getpid()}", "in_place": True, **extra})
-        arguments = [sys.executable, __file__, folder, str(number), options]
+    """An engine, and a client of it for trainers."""
+
+    def __init__(self, folder: str, number: int, **options: Any) -> None:
+        arguments = [sys.executable, __file__, folder, str(number), json.dumps(options)]
         self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def ask(self, line: str = "") -> Any:
+    def ask(self, call: str = "", argument: Any = None) -> Any:
         assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(line + "\n")
+        self.process.stdin.write(json.dumps([call, argument]) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline() or "null")
+
+    def init_weight_transfer_engine(self, init_info: "dict[str, Any]") -> None:
+        assert self.ask("init_weight_transfer_engine", init_info)
+
+    def start_weight_update(self) -> None:
+        assert self.ask("start_weight_update", [])
+
+    def update_weights(self, update_info: "dict[str, Any]") -> None:
+        assert self.ask("update_weights", [update_info])
+
+    def finish_weight_update(self) -> None:
+        assert self.ask("finish_weight_update", [])
 
     def kill(self) -> None:
         self.process.kill()
         self.process.communicate(timeout=60)
 
 
+def in_place(folder: str, number: int, **further: Any) -> Engine:
+    extra = {"source": f"keeper:in-place-{os.getpid()}", "in_place": True, "timeout": SECONDS, **further}
+    return Engine(folder, number, load_format="device_ipc", model_loader_extra_config=extra)
+
+
 def main() -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import torch
+
+    import device_ipc.torch
     import device_ipc.vllm
+    from engines import models
 
     engines = []
     with tempfile.TemporaryDirectory() as folder, device_ipc.vllm.WeightKeeper(f"in-place-{os.getpid()}") as keeper:
         Path(folder, "config.json").write_text(json.dumps(MODEL))
-        threading.Timer(SECONDS, os._exit, [3]).start()
-        # Random weights, by the engine's number: those of the others are different unless they are the first's.
-        engines = [Engine(folder, 1, publish=True, load_format="dummy"), Engine(folder, 2), Engine(folder, 3)]
+        deadline = threading.Timer(SECONDS, os._exit, [3])
+        deadline.daemon = True
+        deadline.start()
+        first, second, third = engines = [in_place(folder, 1, publish=True, load_format="dummy"), in_place(folder, 2), in_place(folder, 3)]
+        engines.append(Engine(folder, 4, load_format="dummy"))
         try:
-            first = engines[0].ask()
-            assert first[2] == 15, first
-            assert [one.ask() for one in engines[1:]] == [first, first]
+            before = first.ask()
+            assert before[2] == 15, before
+            assert second.ask() == third.ask() == before
             assert len(keeper.exports) == 1 and len(keeper.exports[0].holders()) == 3
-            engines[0].kill()
-            assert [one.ask() for one in engines[1:]] == [first, first], "after the publisher was killed"
-            engines.append(Engine(folder, 4, publish=True, load_format="dummy"))
-            assert engines[3].ask() == first, "a later engine publishes nothing"
+            state = {
+                name: device_ipc.torch.empty(shape, torch.bfloat16, "mock:0") for name, shape in models.shapes({**MODEL}).items()
+            }
+            sender, ordinary = device_ipc.vllm.WeightSender(first), device_ipc.vllm.WeightSender(engines[3])
+            for version in range(3):
+                for tensor in state.values():
+                    tensor.copy_(torch.randn(tensor.shape) / 10)
+                sender.send(state.items())
+                assert first.ask() == second.ask() == third.ask() == before, "a new version waits"
+                for one in (first, second, third):
+                    device_ipc.vllm.follow(one)
+                ordinary.send(state.items())
+                before = engines[3].ask()
+                assert first.ask() == second.ask() == third.ask() == before, version
+            first.kill()
+            assert second.ask() == third.ask() == before, "after the publisher was killed"
+            engines.append(in_place(folder, 5, publish=True, load_format="dummy"))
+            later = engines[4].ask()
+            assert later == before, f"a later engine takes the present version: {later} != {before}"
             keeper.close()
-            assert [one.ask() for one in engines[1:]] == [first] * 3, "after the keeper has ended"
-            assert engines[1].ask("write") is None, "a write ends the engine"
-            assert engines[2].ask() == first
-            print(f"{first[2]} parameters in place, logits equal in 4 engines")
+            assert second.ask() == third.ask() == engines[4].ask() == before, "after the keeper has ended"
+            assert second.ask("write") is None, "a write ends the engine"
+            assert third.ask() == before
+            print(f"{before[2]} parameters in place, logits equal in 4 engines, 3 new versions")
         finally:
             for one in engines:
                 one.kill()
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import copy
 import gc
 import logging
 from collections.abc import Iterable, Sequence
@@ -454,6 +455,19 @@ class Plan:
                 layout = [size for size, _, _ in write.dims], [other // unit for _, _, other in write.dims], write.source_offset // unit
                 self._copies[write.origin.part].append((view, write.origin.number, write.source_dtype, *layout))
 
+    def onto(self, address: int, block: Any) -> Plan:
+        """Returns the plan that writes a block of bytes in place of the one at ``address``. Constants elsewhere stay there; raises
+        ``NotCopiesError`` if tensors are copied elsewhere.
+        """
+        moved = copy.copy(self)
+        moved._fills = [(_moved(view, address, block) if _is_in(view, address, block) else view, value) for view, value in self._fills]
+        moved._copies = [[(_moved(view, address, block), *rest) for view, *rest in part] for part in self._copies]
+        return moved
+
+    def bind(self) -> None:
+        """Has the plan fit the module as it is now."""
+        self._tree = Tree(self._tree.module)
+
     def fits(self, module: Any) -> bool:
         """Returns whether the module has the tensors that the plan writes, where they were."""
         return self._tree.module is module and self._tree.is_as_before()
@@ -511,6 +525,17 @@ class RecordedLoad:
                 self._plan = recording.end()
             except NotCopiesError as error:
                 self._refuse(str(error))
+
+    def move(self, address: int, block: Any) -> bool:
+        """Moves the plan from the block of bytes at an address to another one, which is the module's now. Returns whether there is a plan."""
+        try:
+            if self._plan is not None:
+                self._plan = self._plan.onto(address, block)
+                self._plan.bind()
+        except NotCopiesError as error:
+            self._refuse(str(error))
+            self._plan = None
+        return self._plan is not None
 
     def forget(self) -> None:
         """Drops the plan, or the recording of a load that has failed."""
@@ -581,6 +606,20 @@ def _view(tensor: Any, dtype: Any, offset: int, dims: Sequence[tuple[int, int]])
     unit = dtype.itemsize
     empty = torch.empty(0, dtype=dtype, device=tensor.device)
     return empty.set_(tensor.untyped_storage(), offset // unit, [size for size, _ in dims], [stride // unit for _, stride in dims])
+
+
+def _is_in(view: Any, address: int, block: Any) -> bool:
+    """Returns whether a view is in the block at an address, which is as long as another one."""
+    return bool(address <= view.data_ptr() < address + block.numel())
+
+
+def _moved(view: Any, address: int, block: Any) -> Any:
+    """Returns a view of a block of bytes at the place that another view has in the block at an address."""
+    if not _is_in(view, address, block):
+        raise NotCopiesError("the load copies tensors to memory beside the parameters")
+    offset = view.data_ptr() - address
+    empty = torch.empty(0, dtype=view.dtype, device=block.device)
+    return empty.set_(block.untyped_storage(), block.storage_offset() + offset // view.element_size(), view.size(), view.stride())
 
 
 def _union(writes: Sequence[Write]) -> tuple[Any, Any]:

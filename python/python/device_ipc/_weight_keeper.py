@@ -10,6 +10,9 @@ an engine                                the keeper
 ``{"manifest", "tensors", "device"}``    ``{"memory": true}`` with one tensor for each of ``tensors`` (name, element type, shape), which the engine
                                          fills; or ``{"error"}``
 ``{"filled": true}``                     ``kept``: ``{"keeper", "manifest"}``, the keeper's name to open, and the text that came with the tensors
+``{"rank": 0, "ranks": 2, "update"}``    ``{"memory": true}`` with another block for the same tensors, or ``{"error"}``. When all ranks, here 2, have filled
+                                         theirs, they are the next version of each, and each engine gets ``kept``. The text of ``update`` is
+                                         that of all ranks
 =======================================  =====================================================================================
 """
 
@@ -141,7 +144,13 @@ class WeightKeeper:
 
     def _answer(self, engine: _Engine, request: dict[str, Any]) -> None:
         if "rank" in request:
+            if engine.rank is not None:
+                raise ValueError("this process has stated its rank already")
             engine.rank = int(request["rank"])
+            if "update" in request:
+                engine.ranks, engine.update = int(request["ranks"]), str(request["update"])
+                self._update(engine, self._parts.get(engine.rank))
+                return
             self._parts.setdefault(engine.rank, _Part()).waiting.append(engine)
             self._turn(engine.rank)
             return
@@ -151,19 +160,50 @@ class WeightKeeper:
         if "tensors" in request:
             names = [str(name) for name, _, _ in request["tensors"]]
             layouts = [([int(size) for size in shape], str(dtype)) for _, dtype, shape in request["tensors"]]
-            # Memory that engines can open read-only.
-            blocks = _native._empty_block(layouts, _device(str(request["device"])), True)
-            part.manifest, part.memory = str(request["manifest"]), dict(zip(names, blocks, strict=True))
-            engine.channel.send(b'{"memory": true}', part.memory, timeout=ANSWER_LIMIT)
+            part.manifest, part.names, part.layouts = str(request["manifest"]), names, layouts
+            part.device = _device(str(request["device"]))
+            part.allocate()
         elif "filled" in request and part.memory is not None:
-            part.export = _native.share(part.memory, access="r", allow_users=self._allow_users)
-            name = self._name if engine.rank == 0 else f"{self._name}.{engine.rank}"
-            part.keeper = _native.keep(name, part.export, allow_users=self._allow_users)
-            part.publisher = None
-            part.waiting.append(engine)
-            self._turn(engine.rank or 0)
+            part.is_filled = True
+            self._take_over(range(engine.ranks) if engine.ranks else [engine.rank or 0])
         else:
             raise ValueError(f"the request has no known key: {sorted(request)}")
+
+    def _update(self, engine: _Engine, part: _Part | None) -> None:
+        """Gives an engine memory for the next version of its rank."""
+        if not engine.publishes:
+            raise ValueError("this process may only read the weights")
+        if part is None or part.keeper is None:
+            raise ValueError("there are no weights of this rank to update yet")
+        for other in self._updating():
+            if other.rank == engine.rank or other.update != engine.update:
+                raise ValueError(f"process {other.channel.peer} updates the weights already")
+        part.publisher = engine
+        part.allocate()
+
+    def _updating(self) -> list[_Engine]:
+        """Returns the engines that make the next version."""
+        return [part.publisher for part in self._parts.values() if part.publisher is not None and part.publisher.ranks]
+
+    def _take_over(self, ranks: Sequence[int]) -> None:
+        """Shares what was filled, once it is all ranks."""
+        parts = [self._parts.get(rank) for rank in ranks]
+        if not all(part is not None and part.is_filled for part in parts):
+            return
+        exports = [_native.share(part.memory, access="r", allow_users=self._allow_users) for part in parts if part is not None]
+        for rank, export in zip(ranks, exports, strict=True):
+            part = self._parts[rank]
+            part.export, part.memory, part.is_filled = export, None, False
+            if part.keeper is None:
+                name = self._name if rank == 0 else f"{self._name}.{rank}"
+                part.keeper = _native.keep(name, export, allow_users=self._allow_users)
+            else:
+                part.keeper.replace(export)
+            assert part.publisher is not None
+            part.waiting.append(part.publisher)
+            part.publisher = None
+        for rank in ranks:
+            self._turn(rank)
 
     def _turn(self, rank: int) -> None:
         """Answers the engines that wait for this rank, or has one of them publish."""
@@ -181,7 +221,9 @@ class WeightKeeper:
 
     def _leave(self, engine: _Engine) -> None:
         """Forgets an engine that has gone. Memory that it has not filled is freed, and the next one publishes."""
-        self._engines.discard(engine)
+        if engine not in self._engines:
+            return
+        self._engines.remove(engine)
         self._selector.unregister(engine.fileno)
         engine.close()
         part = self._parts.get(-1 if engine.rank is None else engine.rank)
@@ -191,9 +233,16 @@ class WeightKeeper:
             part.waiting.remove(engine)
         if part.publisher is engine:
             part.publisher = part.memory = None
-            part.manifest = ""
+            part.is_filled = False
+            if part.keeper is None:
+                part.manifest = ""
             assert engine.rank is not None
             self._turn(engine.rank)
+            if engine.ranks:
+                # No rank gets a version that the others do not get.
+                for other in self._updating():
+                    other.tell({"error": f"process {engine.channel.peer}, which has rank {engine.rank}, has ended in the update"})
+                    self._leave(other)
 
 
 @dataclass(eq=False)
@@ -203,6 +252,9 @@ class _Engine:
     channel: _native.Channel
     publishes: bool
     rank: int | None = None
+    ranks: int = 0
+    """The number of ranks that an update has; 0 for the first version."""
+    update: str = ""
     fileno: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -230,9 +282,21 @@ class _Part:
     publisher: _Engine | None = None
     """The engine that loads these weights now."""
     manifest: str = ""
+    names: list[str] = field(default_factory=list)
+    layouts: list[tuple[list[int], str]] = field(default_factory=list)
+    device: str = ""
     memory: dict[str, _native.Tensor] | None = None
+    """What the publisher fills."""
+    is_filled: bool = False
     export: _native.Export | None = None
     keeper: _native.Keeper | None = None
+
+    def allocate(self) -> None:
+        """Allocates memory for the publisher, which engines can open read-only, and sends it."""
+        assert self.publisher is not None
+        blocks = _native._empty_block(self.layouts, self.device, True)
+        self.memory = dict(zip(self.names, blocks, strict=True))
+        self.publisher.channel.send(b'{"memory": true}', self.memory, timeout=ANSWER_LIMIT)
 
     def close(self) -> None:
         if self.keeper is not None:

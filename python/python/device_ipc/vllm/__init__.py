@@ -15,7 +15,7 @@ from .._weight_keeper import WeightKeeper
 from ._http import HTTPClient
 from ._sender import WeightSender
 
-__all__ = ["BACKEND", "HTTPClient", "WeightKeeper", "WeightSender", "register"]
+__all__ = ["BACKEND", "HTTPClient", "WeightKeeper", "WeightSender", "follow", "register"]
 
 BACKEND = "device_ipc"
 """The name of the weight transfer backend and of the load format."""
@@ -43,6 +43,18 @@ def register() -> None:
         importlib.import_module(f"{__name__}._loader")
     except ImportError as error:
         _logger.warning("device_ipc registers no model loader with vLLM: %s", error)
+
+
+def follow(client: Any) -> None:
+    """Has an engine whose weights are in place take the version that an update of another engine, or of itself, has published.
+
+    ``client`` is as for ``WeightSender``. Pause the engine before: nothing may run while its weights are exchanged, and cached
+    results are those of the former ones. Raises the exceptions of the client.
+    """
+    client.init_weight_transfer_engine({})
+    client.start_weight_update()
+    client.update_weights({"follow": True})
+    client.finish_weight_update()
 
 
 _registered: weakref.WeakSet[Any] = weakref.WeakSet()

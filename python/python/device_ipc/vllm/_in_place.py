@@ -8,6 +8,7 @@ weights, such as scratch memory and tables of positions, stays its own.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -119,24 +120,26 @@ class Source:
     """The keeper of the weights, as an engine sees it."""
 
     def __init__(self, source: str, publishes: bool, timeout: float) -> None:
-        self._name, self.timeout = source.removeprefix("keeper:"), timeout
-        self._channel = _native.connect(channel(self._name, publishes), timeout=timeout)
+        self.name, self.timeout = source.removeprefix("keeper:"), timeout
+        self._channel = _native.connect(channel(self.name, publishes), timeout=timeout)
 
     def ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], _native.Received]:
         """Sends a request, and returns the answer."""
-        self._channel.send(json.dumps(request).encode(), timeout=self.timeout)
         try:
+            with contextlib.suppress(GoneError):
+                # What the keeper has said before its end is received first.
+                self._channel.send(json.dumps(request).encode(), timeout=self.timeout)
             message = self._channel.receive(self.timeout)
         except TimeoutError:
             raise TimeoutError(
-                f"the keeper {self._name!r} has had no weights of this rank for {self.timeout} s; start one engine with "
+                f"the keeper {self.name!r} has had no weights of this rank for {self.timeout} s; start one engine with "
                 '"publish": true, or raise "timeout"'
             ) from None
         except GoneError:
-            raise GoneError(f"the keeper {self._name!r} has ended; start it again, then the engine") from None
+            raise GoneError(f"the keeper {self.name!r} has ended; start it again, then the engine") from None
         answer: dict[str, Any] = json.loads(message.data)
         if "error" in answer:
-            raise LayoutError(f"the keeper {self._name!r} refuses: {answer['error']}")
+            raise LayoutError(f"the keeper {self.name!r} refuses: {answer['error']}")
         return answer, message
 
     def close(self) -> None:
@@ -147,11 +150,11 @@ class Source:
     def publish(self, manifest: Manifest, model: torch.nn.Module, device: torch.device) -> dict[str, Any]:
         """Copies the tensors of a loaded model to the keeper's memory; returns the answer."""
         tensors = held(model, device)
-        described = {name: one.layout for name, one in tensors.items()}
-        text = json.dumps({"manifest": asdict(manifest), "tensors": described, "floats": floats(model)})
+        layouts = {name: one.layout for name, one in tensors.items()}
+        text = json.dumps({"manifest": asdict(manifest), "tensors": layouts, "floats": floats(model)})
         flat = {name: _flat(name, one.tensor) for name, one in tensors.items()}
-        layouts = [[name, "uint8", [one.numel()]] for name, one in flat.items()]
-        _, message = self.ask({"manifest": text, "tensors": layouts, "device": _uuid(device)})
+        sizes = [[name, "uint8", [one.numel()]] for name, one in flat.items()]
+        _, message = self.ask({"manifest": text, "tensors": sizes, "device": described(device).uuid})
         with dt.Tensors(message.open(device=device, access="rw", timeout=self.timeout)) as memory:
             for name, one in flat.items():
                 memory[name].copy_(one)
@@ -182,8 +185,8 @@ def load(
     if not publishes:
         model = _without_weights(Unfilled(device), load_without_weights)
     _compare(model, published, device)
-    # The engine only reads.
-    weights = dt.open(f"keeper:{answer['keeper']}", device=device, timeout=source.timeout, allow_read_only=True)
+    # The engine only reads. At reserved addresses a new version takes the place of this one.
+    weights = dt.open(f"keeper:{answer['keeper']}", device=device, timeout=source.timeout, allow_read_only=True, reserved=True)
     with torch.no_grad():
         for name, one in held(model, device).items():
             kept = _view(weights[name], *published.tensors[name])
@@ -191,8 +194,83 @@ def load(
                 one.set(_alike(one.tensor, kept))
             elif not publishes:
                 one.tensor.copy_(kept)
-    setattr(model, IN_PLACE, weights)
+    setattr(model, IN_PLACE, InPlace(weights, published, source.name, source.timeout))
     return model
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """What a model in place knows of its keeper."""
+
+    weights: dt.Tensors
+    """The memory of the parameters."""
+    published: Published
+    keeper: str
+    timeout: float
+
+    @property
+    def block(self) -> torch.Tensor:
+        """All bytes of the memory."""
+        return _block(self.weights)
+
+    def follow(self) -> None:
+        """Takes the present version of the weights at the addresses of the one before."""
+        if not _backends.is_host(self.weights.mapping.devices[0]):
+            # Nothing may read what is exchanged.
+            torch.accelerator.synchronize()
+        self.weights.mapping.follow()
+
+
+class Update:
+    """The next version of the weights of a model in place: memory of the keeper that no engine reads yet."""
+
+    def __init__(self, model: torch.nn.Module, device: torch.device, payload: str) -> None:
+        self._model, self._in_place = model, getattr(model, IN_PLACE)
+        self._device = device
+        manifest = self._in_place.published.manifest
+        self._source = Source(self._in_place.keeper, True, self._in_place.timeout)
+        ranks = manifest.tensor_parallel_size * manifest.pipeline_parallel_size
+        _, message = self._source.ask({"rank": manifest.rank, "ranks": ranks, "update": hashlib.sha256(payload.encode()).hexdigest()})
+        self._memory = dt.Tensors(message.open(device=device, access="rw", timeout=self._in_place.timeout))
+        self._former: list[tuple[Held, torch.Tensor]] = []
+
+    @property
+    def block(self) -> torch.Tensor:
+        """All bytes of the memory."""
+        return _block(self._memory)
+
+    def lend(self) -> None:
+        """Makes the memory that of the parameters, for a load by vLLM."""
+        for name, one in held(self._model, self._device).items():
+            if one.is_parameter:
+                self._former.append((one, one.tensor))
+                one.set(_alike(one.tensor, _view(self._memory[name], *self._in_place.published.tensors[name])))
+
+    def take_back(self) -> None:
+        """Gives the parameters their former memory, which the engine reads until it follows."""
+        for one, tensor in self._former:
+            one.set(tensor)
+        self._former.clear()
+
+    def publish(self) -> None:
+        """Has the keeper share the memory as the next version, once all ranks have filled theirs."""
+        with torch.no_grad():
+            for name, one in held(self._model, self._device).items():
+                if not one.is_parameter:
+                    # For engines that start later.
+                    self._memory[name].copy_(_flat(name, one.tensor))
+        if self._device.type != "cpu":
+            torch.accelerator.current_stream(self._device).synchronize()
+        self._memory.close()
+        self._source.ask({"filled": True})
+        self._source.close()
+
+    def close(self) -> None:
+        """Gives the update up."""
+        self.take_back()
+        with contextlib.suppress(Error):
+            self._memory.close()
+        self._source.close()
 
 
 class Unfilled(TorchDispatchMode):  # type: ignore[misc,no-untyped-call,unused-ignore]
@@ -261,6 +339,12 @@ def _compare(model: torch.nn.Module, published: Published, device: torch.device)
                 )
 
 
+def _block(memory: dt.Tensors) -> torch.Tensor:
+    """Returns the bytes of memory that is one block."""
+    block: torch.Tensor = torch.from_dlpack(memory.mapping.regions[0])  # type: ignore[attr-defined]
+    return block
+
+
 def _flat(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Returns the bytes of a tensor in the order of its memory."""
     expected = 1
@@ -285,10 +369,10 @@ def _alike(old: torch.Tensor, contents: torch.Tensor) -> torch.Tensor:
     return new
 
 
-def _uuid(device: torch.device) -> str:
-    """Returns the identity of a device, by which another process finds it under its own number."""
+def described(device: torch.device) -> _native.Device:
+    """Returns what this library knows of a device: its identity, by which another process finds it under its own number, and its name."""
     for one in _native.devices():
         kind, _, number = one.device.partition(":")
         if int(number) == (device.index or 0) and (_backends.is_host(one.device) if device.type == "cpu" else kind == device.type):
-            return one.uuid
+            return one
     raise UnsupportedError(f"no backend has the device {device}")

@@ -82,8 +82,7 @@ class ModelLoader(BaseModelLoader):  # type: ignore[misc]
         _in_place.refuse_unsupported(vllm_config)
         # The device with its number.
         device = torch.empty(0, device=self.load_config.device or vllm_config.device_config.device).device
-        architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(device)) if device.type == "cuda" else device.type
-        manifest = Manifest.of(model_config, vllm_config.parallel_config, str(vllm.__version__), architecture)
+        manifest = Manifest.of(model_config, vllm_config.parallel_config, str(vllm.__version__), _in_place.described(device).name)
         with contextlib.closing(_in_place.Source(self.source, self.publish, self.timeout)) as source:
             return _in_place.load(source, manifest, device, load_normally, load_without_weights)
 

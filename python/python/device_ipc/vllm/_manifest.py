@@ -32,13 +32,13 @@ class Manifest:
     rank: int
     vllm: str
     """The version of vLLM."""
-    architecture: str
-    """The device's, such as ``"sm_90"``: kernels choose layouts by it."""
+    device: str
+    """The name of the kind of device: kernels choose layouts by it."""
     config: str
     """A digest of the model's ``config.json``, with what the command line changes of it."""
 
     @classmethod
-    def of(cls, model: Any, parallel: Any, version: str, architecture: str) -> Manifest:
+    def of(cls, model: Any, parallel: Any, version: str, device: str) -> Manifest:
         """Returns the manifest of a rank: ``model`` and ``parallel`` are vLLM's configurations of these names."""
         config = {name: value for name, value in model.hf_config.to_dict().items() if name not in _NOT_OF_WEIGHTS}
         text = json.dumps(config, sort_keys=True, default=str)
@@ -52,7 +52,7 @@ class Manifest:
             expert_parallel=bool(parallel.enable_expert_parallel),
             rank=int(parallel.rank) % (int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)),
             vllm=version,
-            architecture=architecture,
+            device=device,
             config=hashlib.sha256(text.encode()).hexdigest()[:16],
         )
 

@@ -45,10 +45,12 @@ class UpdateInfo:
     weights: str | None = None
     buckets: list[list[list[Any]]] | None = None
     """For each bucket its tensors, as ``[name, dtype, shape, offset in bytes]``."""
+    follow: bool = False
+    """Whether an engine whose weights are in place takes the version that another update has published."""
 
     def __post_init__(self) -> None:
-        if (self.weights is None) == (self.buckets is None):
-            raise ValueError("update_info must have either 'weights', the descriptor of an export, or 'buckets'")
+        if (self.weights is not None) + (self.buckets is not None) + self.follow != 1:
+            raise ValueError("update_info must have either 'weights', the descriptor of an export, or 'buckets', or 'follow'")
         if self.weights is not None and _native.Descriptor(self.weights).is_ring:
             raise ValueError("update_info['weights'] is the descriptor of a ring; pass that of an export, str(export)")
 
@@ -69,6 +71,12 @@ class Worker:
     _mappings: tuple[dt.Tensors, ...] = ()
     _loads: RecordedLoad | None = None
     _recording: Recording | None = None
+    _update: Any = None
+    """The next version of weights in place."""
+    _payload = ""
+    """What all ranks of this engine have received."""
+    _address = 0
+    """Of the memory in which the load of weights in place was recorded."""
     _loading = False
     """Whether vLLM has prepared the layers for this update. A load that is replayed needs no preparation."""
 
@@ -79,10 +87,6 @@ class Worker:
 
     def start_weight_update(self) -> None:
         """Joins the ring."""
-        if hasattr(self.model, IN_PLACE):
-            raise UnsupportedError(
-                "the parameters of this engine are a keeper's memory, which it may only read; start it without in_place for updates"
-            )
         self._close_mappings()
         if self._init.ring is not None and self._reader is None:
             # Before the trainer publishes: a reader receives what is published after it has joined.
@@ -90,8 +94,11 @@ class Worker:
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Loads the weights of one update."""
+        self._payload = f"{update_info.weights} {self._init.ring} {update_info.buckets}"
         try:
-            if update_info.weights is not None:
+            if update_info.follow:
+                self._follow()
+            elif update_info.weights is not None:
                 self._load_export(update_info.weights)
             else:
                 assert update_info.buckets is not None
@@ -114,6 +121,8 @@ class Worker:
                     _reload().finalize_layerwise_reload(self.model, self.model_config)
                 if self._loads is not None:
                     self._loads.finish()
+            if self._update is not None:
+                self._publish(self._update)
             if self._mappings and torch.accelerator.is_available():
                 torch.accelerator.current_stream().synchronize()
         except BaseException:
@@ -121,7 +130,32 @@ class Worker:
             raise
         finally:
             self._recording = None
+            self._close_update()
             self._close_mappings()
+
+    def _follow(self) -> None:
+        in_place = getattr(self.model, IN_PLACE, None)
+        if in_place is None:
+            raise UnsupportedError("the weights of this engine are its own; start it with in_place to follow a keeper")
+        in_place.follow()
+
+    def _publish(self, update: Any) -> None:
+        """Publishes an update of weights in place, if it was only copies: what else a load makes of weights is in each engine."""
+        assert self._loads is not None
+        update.take_back()
+        kept = getattr(self.model, IN_PLACE).block
+        address, self._address = self._address, kept.data_ptr()
+        if not self._loads.move(address, kept):
+            raise UnsupportedError(
+                "the load of these weights is not recorded as copies alone (the log has the reason), so other engines cannot take it; "
+                "restart the keeper and the engines for new weights"
+            )
+        update.publish()
+
+    def _close_update(self) -> None:
+        update, self._update = self._update, None
+        if update is not None:
+            update.close()
 
     def shutdown(self) -> None:
         """Releases the trainer's memory, leaves its ring, and forgets the recorded load."""
@@ -129,6 +163,7 @@ class Worker:
         self._loads = self._recording = None
 
     def _leave(self) -> None:
+        self._close_update()
         self._close_mappings()
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -201,6 +236,16 @@ class Worker:
             return None
         key = None if os.environ.get(REPLAY) == "0" else (load_key(self.model.load_weights), self.device, payload)
         plan = self._loads.plan(key)
+        if hasattr(self.model, IN_PLACE):
+            from ._in_place import Update
+
+            if self._update is not None:
+                raise UnsupportedError("an update of weights in place is one payload; send all weights at once")
+            self._update = Update(self.model, self.device, self._payload)
+            if plan is not None:
+                return plan.onto(self._address, self._update.block)
+            self._address = self._update.block.data_ptr()
+            self._update.lend()
         if plan is None:
             self._recording = self._loads.record(key)
             self._loading = True
