@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -18,6 +19,10 @@ from . import carry, engine, models, server, trainer
 from .suite import Skipped, case
 
 WAYS: dict[str, dict[str, Any]] = {"export": {}, "kept": {"keep_export": True}, "buckets": {"bucket_bytes": 8 << 20}}
+GRAPHS: dict[str, Any] = {
+    "enforce_eager": False,
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]},
+}
 SLACK = 64 << 20
 """Device memory of kernels and libraries, which comes with the first use of each."""
 
@@ -122,8 +127,7 @@ def replay(folder: Path, way: str) -> dict[str, Any]:
 @case("graphs", 600.0)
 def graphs(folder: Path) -> dict[str, Any]:
     """With CUDA graphs of decoding, the tokens after replayed updates are those of an engine with the same file"""
-    compilation = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}
-    return update(folder, "export", further={"enforce_eager": False, "compilation_config": compilation})
+    return update(folder, "export", further=GRAPHS)
 
 
 @case("tied", 600.0)
@@ -298,6 +302,103 @@ def pooled(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         state = models.checkpoint(config, "cuda")
     models.fill(state, 0)
     yield state
+
+
+@contextlib.contextmanager
+def kept(name: str) -> Iterator[None]:
+    """Runs a keeper of processed weights in a process of its own."""
+    command = [sys.executable, "-m", "device_ipc", "keep", "--empty", "--name", name]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout and name in process.stdout.readline(), "the keeper is not ready"
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def in_place(model: Path, name: str, further: dict[str, Any] | None = None, **extra: Any) -> dict[str, Any]:
+    """Returns the arguments of an engine whose weights are in place."""
+    source = {"source": f"keeper:{name}", "in_place": True, "timeout": 120.0, **extra}
+    return engine.options(model, **{**(further or {}), "load_format": "device_ipc", "model_loader_extra_config": source})
+
+
+@case("in-place", 900.0, config=models.SMALL)
+@case("in-place-tied", 900.0, config=models.TIED)
+@case("in-place-tp2", 900.0, config=models.SMALL, ranks=2)
+def in_place_engines(folder: Path, config: dict[str, Any], ranks: int = 1) -> dict[str, Any]:
+    """Engines with one copy of the weights, one of them with CUDA graphs: those of the file; then new versions, and the first engine killed"""
+    import device_ipc.vllm
+
+    devices(ranks)
+    parallel = {"tensor_parallel_size": ranks, "disable_custom_all_reduce": True} if ranks > 1 else {}
+    state = filled(config)
+    digests, tokens = loaded(folder, config, state, parallel)
+    model, name = models.write(config, folder / "model", state), f"engines-{os.getpid()}"
+    with kept(name), contextlib.ExitStack() as stack:
+        first_stack = stack.enter_context(contextlib.ExitStack())
+        options = in_place(model, name, parallel, publish=True, load_format="safetensors")
+        first = first_stack.enter_context(engine.started(folder, "first", options))
+        second = stack.enter_context(engine.started(folder, "second", in_place(model, name, {**parallel, **GRAPHS})))
+        for one in (first, second):
+            for found, expected in zip(one.digests(), digests, strict=True):
+                check(found, expected, "checksums of the parameters")
+            check(one.tokens(), tokens, "tokens and log-probabilities")
+        ordinary = stack.enter_context(updated(folder, "ordinary", config, parallel))
+        senders = [stack.enter_context(contextlib.closing(sender(one, keep_export=True))) for one in (second, ordinary)]
+        for step in range(1, 5):
+            models.fill(state, step)
+            before = [one.digests() for one in (first, second)]
+            for source in senders:
+                source.send(state.items())
+            check([one.digests() for one in (first, second)], before, "checksums before the engines follow")
+            for one in (first, second):
+                device_ipc.vllm.follow(one)
+                check(one.digests(), ordinary.digests(), f"checksums after update {step}")
+            expected = ordinary.tokens()
+            check([one.tokens() for one in (first, second)], [expected] * 2, f"tokens after update {step}")
+        first_stack.close()
+        check(second.tokens(), expected, "tokens after the first engine has ended")
+        return {"parameters": len(digests[0]), "copies": is_replayed(second, True)}
+
+
+@case("in-place-large", 1200.0)
+def in_place_large(folder: Path) -> dict[str, Any]:
+    """Device memory and times of three engines with one copy of 16 GB, and of new weights for them"""
+    import torch
+
+    import device_ipc.vllm
+
+    if torch.cuda.mem_get_info()[0] < 75 << 30:
+        raise Skipped("it needs 75 GiB of free device memory")
+    model, name = models.write(models.LARGE, folder / "model"), f"engines-{os.getpid()}"
+
+    def used() -> float:
+        free, total = torch.cuda.mem_get_info()
+        return float(total - free) / 1e9
+
+    found: dict[str, Any] = {"GB before": used()}
+    with kept(name), contextlib.ExitStack() as stack:
+        engines = []
+        for number, further in enumerate(({}, {}, GRAPHS)):
+            options = in_place(model, name, further, publish=True, load_format="dummy")
+            engines.append(stack.enter_context(engine.started(folder, f"engine{number}", options)))
+            found[f"GB with {number + 1} engines"] = used()
+            log = (folder / f"engine{number}.log").read_text(errors="replace")
+            found[f"in place {number}"] = next((line.split("device_ipc: ")[1] for line in log.split("\n") if "in place in" in line), "")
+        check(engines[2].digests(), engines[0].digests(), "checksums")
+        with pooled(models.LARGE) as state, contextlib.closing(sender(engines[0], keep_export=True)) as source:
+            for _ in range(3):
+                source.send(state.items())
+                for one in engines:
+                    device_ipc.vllm.follow(one)
+            sends, follows = [], []
+            for _ in range(8):
+                sends.append(median_ms(lambda: source.send(state.items()), 1))
+                follows += [median_ms(functools.partial(device_ipc.vllm.follow, one), 1) for one in engines]
+            found |= {"send ms": statistics.median(sends), "follow ms": statistics.median(follows), "GB after updates": used()}
+            check(engines[2].digests(), engines[0].digests(), "checksums after updates")
+    return found
 
 
 def timed(folder: Path, config: dict[str, Any], count: int) -> dict[str, Any]:

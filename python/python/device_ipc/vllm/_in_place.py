@@ -11,12 +11,14 @@ import contextlib
 import hashlib
 import json
 import math
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.logger import init_logger
 
 from .. import _backends, _native
 from .. import torch as dt
@@ -185,6 +187,7 @@ def load(
     if not publishes:
         model = _without_weights(Unfilled(device), load_without_weights)
     _compare(model, published, device)
+    begin = time.perf_counter()
     # The engine only reads. At reserved addresses a new version takes the place of this one.
     weights = dt.open(f"keeper:{answer['keeper']}", device=device, timeout=source.timeout, allow_read_only=True, reserved=True)
     with torch.no_grad():
@@ -195,6 +198,8 @@ def load(
             elif not publishes:
                 one.tensor.copy_(kept)
     setattr(model, IN_PLACE, InPlace(weights, published, source.name, source.timeout))
+    took = (time.perf_counter() - begin) * 1000
+    init_logger(f"vllm.{__name__}").info("device_ipc: %.2f GB of %s in place in %.0f ms", weights.mapping.nbytes / 1e9, source.name, took)
     return model
 
 
