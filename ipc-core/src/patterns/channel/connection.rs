@@ -30,7 +30,7 @@ pub(super) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
 /// Maximum time of one sleep of a receive at the socket.
 pub(super) const LONGEST_RECEIVE: Duration = Duration::from_secs(1);
 
-/// The process at the other end.
+/// The process of the peer.
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     pub(super) process: ProcessIdentity,

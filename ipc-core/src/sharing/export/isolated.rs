@@ -54,7 +54,7 @@ fn clear_behind(session: &Session, range: DeviceRange) -> Result<()> {
     let (Some(end), Some(ptr)) = (last.end(), range.end()) else { return Ok(()) };
     let Some(len) = end.offset_from(ptr).filter(|len| *len > 0) else { return Ok(()) };
     let stream = memory.create_stream(range.device)?;
-    // SAFETY: the bytes lie in the new buffer's allocation, which nobody else has.
+    // SAFETY: the bytes lie in the new buffer's allocation, to which nothing else refers.
     let filled = unsafe { memory.fill(DeviceRange::new(range.device, ptr, len), 0, stream.as_borrowed()) };
     memory.synchronize(stream.as_borrowed())?;
     filled
