@@ -72,7 +72,7 @@ fn zeroed<T: Element>(count: u64) -> Result<Vec<T>> {
     });
     let Some(count) = reserved else {
         let what = format!("reserving host memory for {count} elements of {} B", size_of::<T>());
-        return Err(Error::Io { what, cause: std::io::ErrorKind::OutOfMemory.into() });
+        return Err(Error::io(what, std::io::ErrorKind::OutOfMemory));
     };
     // SAFETY: the capacity is at least `count` elements; all of their bytes are set, and every bit pattern is a value.
     unsafe {

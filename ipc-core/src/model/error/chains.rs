@@ -221,6 +221,16 @@ fn error_chain_says_nothing_twice() {
     assert_eq!(missing().of_tensor("w").to_string(), missing().to_string());
 }
 
+/// A waiter that gets the error of another one loses nothing.
+#[test]
+fn clone_of_an_error_has_its_facts_and_its_source() {
+    for error in errors() {
+        assert_eq!(format!("{:?}", error.clone()), format!("{error:?}"));
+    }
+    let Error::Io { cause, .. } = Error::io("connecting", io_error()).clone() else { panic!() };
+    assert_eq!(cause.raw_os_error(), Some(2));
+}
+
 #[test]
 fn error_texts_are_present_and_distinct() {
     let texts: Vec<_> = errors().iter().map(ToString::to_string).collect();

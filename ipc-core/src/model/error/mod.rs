@@ -8,6 +8,7 @@ mod text;
 mod vendor;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::access::Access;
@@ -30,7 +31,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// The text of an error names its cause, and [`source`](std::error::Error::source) returns only what the text leaves out: a
 /// report that prints the whole chain repeats nothing.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// No backend has a device.
@@ -350,7 +351,7 @@ pub enum Error {
         /// The failed operation.
         what: String,
         /// The system's error.
-        cause: std::io::Error,
+        cause: Arc<std::io::Error>,
     },
 
     /// The timeout expired.
@@ -565,7 +566,7 @@ pub enum Error {
 impl Error {
     /// Creates an error of a system call or of input and output.
     pub fn io(what: impl Into<String>, cause: impl Into<std::io::Error>) -> Self {
-        Self::Io { what: what.into(), cause: cause.into() }
+        Self::Io { what: what.into(), cause: Arc::new(cause.into()) }
     }
 
     /// Returns the innermost error of an [`InBundle`](Self::InBundle) or an [`InPull`](Self::InPull), or the error itself.

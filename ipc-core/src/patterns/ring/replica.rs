@@ -124,7 +124,7 @@ impl Replica {
 
     /// Returns the reason for which there are no further publications, unless the writer has closed the ring.
     pub(super) fn failure(&self) -> Option<Error> {
-        self.shared.failure.get().map(repeated)
+        self.shared.failure.get().cloned()
     }
 
     /// Registers a callback that runs once when the writer's process has terminated, now if it has.
@@ -159,7 +159,7 @@ impl ReplicaState {
         }
         let callbacks = std::mem::take(&mut *self.callbacks.lock().unwrap_or_else(PoisonError::into_inner));
         for callback in callbacks {
-            let error = repeated(failure);
+            let error = failure.clone();
             runtime.worker.submit(move || callback(&error));
         }
     }
@@ -265,29 +265,6 @@ impl ReplicaWriter {
             _ => return Err(self.remote.out_of_order(message)),
         }
         Ok(())
-    }
-}
-
-/// Returns the same error for a further call. Errors of the system cannot be cloned.
-fn repeated(error: &Error) -> Error {
-    match error {
-        Error::InPull { pid, host, address, cause } => Error::InPull {
-            pid: *pid,
-            host: host.clone(),
-            address: *address,
-            cause: Box::new(repeated(cause)),
-        },
-        Error::ExporterGone { pid } => Error::ExporterGone { pid: *pid },
-        Error::DismissedFromRing { pid } => Error::DismissedFromRing { pid: *pid },
-        Error::Timeout { what, after, detail } => {
-            Error::Timeout { what: what.clone(), after: *after, detail: detail.clone() }
-        }
-        Error::Vendor(error) => Error::Vendor(error.clone()),
-        Error::Io { what, cause } => {
-            Error::io(what.clone(), std::io::Error::new(cause.kind(), cause.to_string()))
-        }
-        Error::Protocol(why) => Error::Protocol(why.clone()),
-        other => Error::Protocol(other.to_string()),
     }
 }
 

@@ -365,7 +365,7 @@ impl Halves {
 
     fn file(&self) -> Result<OwnedFd> {
         let file = self.pages.file().try_clone_to_owned();
-        file.map_err(|error| Error::Io { what: "handing out host memory of a copy".into(), cause: error })
+        file.map_err(|error| Error::io("handing out host memory of a copy", error))
     }
 
     /// Copies a chunk to its place. Returns an event that is reached when the copy is complete, or `None` if it is.
