@@ -17,7 +17,7 @@ TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one dev
 
 SHARE = """
 with dt.pool(block_bytes=bytes):
-    tensors = {name: torch.full((bytes // 16,), version, device="cuda:0", dtype=torch.int32) for name in "ab"}
+    tensors = {name: torch.full((bytes // 8,), version, device="cuda:0", dtype=torch.int32) for name in "ab"}
 exports = globals().setdefault("exports", {})
 exports[version] = d.share(tensors, access="r")
 del tensors
