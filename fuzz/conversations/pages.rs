@@ -13,7 +13,7 @@ use rustix::net::{SocketFlags, accept_with, bind, listen};
 
 use crate::backend::{DeviceIpc, HandleBytes, HandleKind};
 use crate::control::{close_unused, counters, set_cache_limits};
-use crate::ipc::Ipc;
+use crate::sharing::Ipc;
 use crate::model::address::Generation;
 use crate::model::lease::LeaseId;
 use crate::os::clock;

@@ -1,4 +1,4 @@
-//! The entry point: a handle to a backend.
+//! The entry points of an [`Ipc`], and its builder.
 
 #![allow(unsafe_code, reason = "takes memory on trust that it does not own")]
 
@@ -15,7 +15,7 @@ use crate::backend::select::{BackendStatus, Backends};
 use crate::backend::stream::AsStream;
 use crate::backend::{Buffer, DeviceIpc, MemoryUse, Stream};
 use crate::model::address::DeviceRange;
-use crate::model::device::{DeviceInfo, DeviceOrdinal};
+use crate::model::device::DeviceOrdinal;
 use crate::model::error::Result;
 use crate::model::tensor::TensorLayout;
 use crate::os::environment::nonempty_variable;
@@ -25,22 +25,13 @@ use crate::patterns::ring::{RingBuilder, RingReader};
 use crate::sharing::export::{Export, ShareBuilder, TensorSet, check_backend, copy_and_wait};
 use crate::sharing::import::{OpenBuilder, Reservation};
 use crate::sharing::remote::Remote;
-use crate::sharing::{ErrorWith, Session};
+use crate::sharing::{ErrorWith, Ipc};
 use crate::transport::AllowList;
 use crate::wire::SOCKET_DIR_VARIABLE;
 use crate::wire::descriptor::Descriptor;
 
 /// Default timeout for an exporter's answer.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// A backend with its settings: it shares memory ([`share`](Self::share)) and opens memory of other processes
-/// ([`open`](Self::open)).
-///
-/// Creating and cloning it is cheap: it creates no context on a device and starts no thread.
-#[derive(Clone, Debug)]
-pub struct Ipc {
-    session: Session,
-}
 
 impl Ipc {
     /// Selects the backend that `DEVICE_IPC_BACKEND` names, or the first one with a device.
@@ -76,20 +67,6 @@ impl Ipc {
         Backends::registered().available()
     }
 
-    /// Returns the backend.
-    pub fn backend(&self) -> &Arc<dyn DeviceIpc> {
-        self.session.backend()
-    }
-
-    /// Returns the visible devices of this process. Creates no context.
-    ///
-    /// # Errors
-    ///
-    /// The vendor's error.
-    pub fn devices(&self) -> Result<&[DeviceInfo]> {
-        self.session.devices()
-    }
-
     /// Shares memory. The owner is kept until the last importer has released the export, and then dropped on a thread of the
     /// library with the context of the memory's device current.
     ///
@@ -97,7 +74,7 @@ impl Ipc {
     /// (cudarc's `CudaSlice`), or any address with a value that keeps it allocated ([`OwnedRegion`](crate::OwnedRegion)).
     pub fn share<M, O: DeviceOwner<M>>(&self, owner: O) -> ShareBuilder<'_, O> {
         let region = owner.region();
-        ShareBuilder::new(&self.session, owner, region)
+        ShareBuilder::new(self, owner, region)
     }
 
     /// Returns an empty set of named tensors, for [`share_all`](Self::share_all).
@@ -158,7 +135,7 @@ impl Ipc {
     /// # }
     /// ```
     pub fn share_all(&self, tensors: TensorSet) -> ShareBuilder<'_, TensorSet> {
-        ShareBuilder::of_tensors(&self.session, tensors)
+        ShareBuilder::of_tensors(self, tensors)
     }
 
     /// Shares memory without an owner that the library could keep: that of an engine with its own allocator.
@@ -172,7 +149,7 @@ impl Ipc {
     /// The region must stay allocated, and must not be given to another owner, until the export has been closed
     /// ([`Export::close`](crate::Export::close) returned without an error).
     pub unsafe fn share_borrowed(&self, region: Region) -> ShareBuilder<'_, ()> {
-        ShareBuilder::new(&self.session, (), region).borrowed()
+        ShareBuilder::new(self, (), region).borrowed()
     }
 
     /// Shares a copy of memory that cannot be shared itself ([`Error::NotShareable`](crate::Error::NotShareable)), or should
@@ -195,22 +172,22 @@ impl Ipc {
         let len = region.range.len;
         let copy = self.allocate(region.range.device, len)?;
         if len > 0 {
-            copy_and_wait(&self.session, copy.range(), region.range, Some(stream))?;
+            copy_and_wait(self, copy.range(), region.range, Some(stream))?;
         }
         let shared = Region { dtype: region.dtype, ..copy.region() };
-        Ok(ShareBuilder::new(&self.session, copy, shared))
+        Ok(ShareBuilder::new(self, copy, shared))
     }
 
     /// Opens memory of another process, or of this one: one region, or all named tensors of a descriptor.
     pub fn open<'a>(&'a self, descriptor: &'a Descriptor) -> OpenBuilder<'a> {
-        OpenBuilder::new(&self.session, descriptor, self.session.timeout())
+        OpenBuilder::new(self, descriptor, self.timeout())
     }
 
     /// Shares memory as a ring of slots that are written repeatedly, and that several processes read.
     pub fn ring<M, O: DeviceOwner<M>>(&self, owner: O) -> RingBuilder<'_, O> {
         let region = owner.region();
-        let share = ShareBuilder::new(&self.session, owner, region);
-        RingBuilder::new(share, self.backend(), region, self.session.timeout())
+        let share = ShareBuilder::new(self, owner, region);
+        RingBuilder::new(share, self.backend(), region, self.timeout())
     }
 
     /// Opens a ring of another process, or of this one, as a reader.
@@ -258,12 +235,12 @@ impl Ipc {
     /// # }
     /// ```
     pub fn open_ring<'a>(&'a self, descriptor: &'a Descriptor) -> OpenBuilder<'a, RingReader> {
-        OpenBuilder::new(&self.session, descriptor, self.session.timeout())
+        OpenBuilder::new(self, descriptor, self.timeout())
     }
 
     /// Listens for channels under a name; see [`Listener`](crate::Listener).
     pub fn listen<'a>(&'a self, name: &'a str) -> ListenBuilder<'a> {
-        ListenBuilder::new(&self.session, name)
+        ListenBuilder::new(self, name)
     }
 
     /// Listens for channels of processes of other hosts that know the key, at a TCP address of this host such as
@@ -293,18 +270,18 @@ impl Ipc {
     /// # }
     /// ```
     pub fn listen_tcp<'a>(&'a self, address: &'a str, key: &'a Key) -> ListenBuilder<'a> {
-        ListenBuilder::new(&self.session, address).with_key(key)
+        ListenBuilder::new(self, address).with_key(key)
     }
 
     /// Connects to the process that listens under a name; see [`Channel`](crate::Channel).
     pub fn connect<'a>(&'a self, name: &'a str) -> ConnectBuilder<'a> {
-        ConnectBuilder::new(&self.session, name, self.session.timeout())
+        ConnectBuilder::new(self, name, self.timeout())
     }
 
     /// Connects to the process that listens at a TCP address, `HOST:PORT`, and knows the key; see
     /// [`listen_tcp`](Self::listen_tcp).
     pub fn connect_tcp<'a>(&'a self, address: &'a str, key: &'a Key) -> ConnectBuilder<'a> {
-        ConnectBuilder::new(&self.session, address, self.session.timeout()).with_key(key)
+        ConnectBuilder::new(self, address, self.timeout()).with_key(key)
     }
 
     /// Lets other processes find an export by a name, as the given version of it; see [`Keeper`]. Accepts `Export` or
@@ -324,7 +301,7 @@ impl Ipc {
         version: u64,
         export: impl Into<Arc<Export>>,
     ) -> Result<Keeper, ErrorWith<Arc<Export>>> {
-        Keeper::start(&self.session, name, version, export.into())
+        Keeper::start(self, name, version, export.into())
     }
 
     /// Becomes the keeper of a name that the process at the other end of a channel hands over
@@ -340,7 +317,7 @@ impl Ipc {
         version: u64,
         export: impl Into<Arc<Export>>,
     ) -> Result<Keeper, ErrorWith<Arc<Export>>> {
-        Keeper::take_over(&self.session, channel, name, version, export.into())
+        Keeper::take_over(self, channel, name, version, export.into())
     }
 
     /// Waits until a keeper of the name has answered, and returns its answer; see [`Keeper`]. The name is `llama`, `keeper:llama`, or,
@@ -357,7 +334,7 @@ impl Ipc {
     /// [`Error::WrongBackend`](crate::Error::WrongBackend); [`Error::Protocol`](crate::Error::Protocol) for another version of the
     /// library; [`Error::OnWorkerThread`](crate::Error::OnWorkerThread); [`Error::Forked`](crate::Error::Forked).
     pub fn find(&self, name: &str, timeout: Duration) -> Result<KeptExport> {
-        Search::new(&self.session, name, timeout).run()
+        Search::new(self, name, timeout).run()
     }
 
     /// Allocates memory that can be shared read-write, for programs without their own allocator.
@@ -410,7 +387,7 @@ impl Ipc {
     /// [`Error::InvalidRegion`](crate::Error::InvalidRegion) for 0 bytes; [`Error::NoSuchDevice`](crate::Error::NoSuchDevice); the
     /// vendor's error.
     pub fn reserve(&self, device: impl Into<DeviceOrdinal>, bytes: u64) -> Result<Reservation> {
-        Reservation::new(&self.session, device.into(), bytes, None)
+        Reservation::new(self, device.into(), bytes, None)
     }
 
     /// Reserves these addresses, so that exports that are opened there have equal addresses in several processes: for objects with
@@ -425,7 +402,7 @@ impl Ipc {
     /// nothing is reserved; [`Error::InvalidRegion`](crate::Error::InvalidRegion) for an address that is null or not a multiple of the
     /// unit that the error states; as for [`reserve`](Self::reserve).
     pub fn reserve_at(&self, range: DeviceRange) -> Result<Reservation> {
-        Reservation::new(&self.session, range.device, range.len, Some(range.ptr))
+        Reservation::new(self, range.device, range.len, Some(range.ptr))
     }
 
     /// Creates a stream, for programs without their own streams.
@@ -524,7 +501,7 @@ impl IpcBuilder {
         let from_environment = || nonempty_variable(SOCKET_DIR_VARIABLE).map(PathBuf::from);
         let socket_directory = self.socket_directory.or_else(from_environment);
         let timeout = self.timeout.unwrap_or(DEFAULT_TIMEOUT);
-        Ipc { session: Session::new(backend, socket_directory, self.allow, timeout, self.remote) }
+        Ipc::new(backend, socket_directory, self.allow, timeout, self.remote)
     }
 
     fn choices(&self) -> Backends {

@@ -52,7 +52,7 @@ pub use backend::stream::{AsStream, BorrowedStream};
 #[doc(hidden)]
 pub use control::wait_until_idle;
 pub use control::{close_mappings_of, close_unused, counters, shutdown};
-pub use ipc::{Ipc, IpcBuilder};
+pub use ipc::IpcBuilder;
 pub use model::access::Access;
 pub use model::address::{DevicePtr, DeviceRange};
 pub use model::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
@@ -75,13 +75,13 @@ pub use patterns::keeper::{Keeper, KeptExport};
 pub use patterns::ring::{
     ReaderPosition, Ring, RingBuilder, RingReadSlot, RingReader, RingReaders, RingWriteSlot,
 };
-pub use sharing::ErrorWith;
 pub use sharing::export::{
     Export, ExportChanges, Exposure, ExposurePolicy, HolderPolicy, ShareBuilder, TensorSet,
 };
 pub use sharing::import::{CopyPolicy, CopyProgress, Mapping, OpenBuilder, Reservation, Tensor};
 pub use sharing::remote::Remote;
 pub use sharing::timeline::Timeline;
+pub use sharing::{ErrorWith, Ipc};
 pub use transport::{AllowList, Counters};
 pub use wire::Grant;
 pub use wire::descriptor::{Descriptor, DescriptorError, ExportId};

@@ -6,7 +6,7 @@ use super::handshake::Hello;
 use super::limits::Limits;
 use crate::model::error::Result;
 use crate::model::placement::DeviceMap;
-use crate::sharing::{Runtime, RuntimeRef, Session};
+use crate::sharing::{Ipc, Runtime, RuntimeRef};
 
 /// Default maximum size of a message in bytes.
 const DEFAULT_MESSAGE_LIMIT: u64 = 64 * 1024 * 1024;
@@ -16,7 +16,7 @@ const DEFAULT_MESSAGE_LIMIT: u64 = 64 * 1024 * 1024;
 #[must_use = "a builder does nothing before `start`"]
 #[derive(Debug)]
 pub struct ChannelBuilder<'a, E> {
-    pub(super) ipc: &'a Session,
+    pub(super) ipc: &'a Ipc,
     pub(super) name: &'a str,
     /// The key of the processes of other hosts, whose listener has an address, which is the name.
     pub(super) key: Option<&'a Key>,
@@ -31,14 +31,14 @@ pub struct ChannelBuilder<'a, E> {
 #[derive(Clone, Debug)]
 pub(super) struct LocalEnd {
     pub(super) runtime: RuntimeRef,
-    pub(super) ipc: Session,
+    pub(super) ipc: Ipc,
     pub(super) hello: Hello,
     /// The limits of the messages that this end sends.
     pub(super) limits: Limits,
 }
 
 impl<'a, E> ChannelBuilder<'a, E> {
-    pub(super) const fn of(ipc: &'a Session, name: &'a str, end: E) -> Self {
+    pub(super) const fn of(ipc: &'a Ipc, name: &'a str, end: E) -> Self {
         Self {
             ipc,
             name,

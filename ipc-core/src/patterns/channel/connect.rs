@@ -15,7 +15,7 @@ use super::{Channel, name, tcp};
 use crate::model::error::{Error, Remedy, Result};
 use crate::os::kill::kill_point;
 use crate::os::{Backoff, clock};
-use crate::sharing::Session;
+use crate::sharing::Ipc;
 use crate::transport::socket::{Packet, PeerSocket, peer_credentials};
 use crate::transport::{Deadline, PeerCredentials, UserName, socket};
 use crate::wire::{BrokerAddress, SOCKET_DIR_VARIABLE};
@@ -52,7 +52,7 @@ pub struct Connect {
 }
 
 impl<'a> ConnectBuilder<'a> {
-    pub(crate) const fn new(ipc: &'a Session, name: &'a str, timeout: Duration) -> Self {
+    pub(crate) const fn new(ipc: &'a Ipc, name: &'a str, timeout: Duration) -> Self {
         Self::of(ipc, name, Connect { timeout, user: None, exists: false })
     }
 

@@ -20,7 +20,7 @@ use crate::model::error::{Error, Result};
 use crate::os::log::Throttle;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::export::{Bearer, ChannelId};
-use crate::sharing::{RuntimeRef, Session};
+use crate::sharing::{Ipc, RuntimeRef};
 use crate::transport::socket;
 use crate::transport::{Allotment, TimedMutex, WatchedSocket};
 
@@ -76,7 +76,7 @@ pub(super) struct Agreement {
 
 /// One end of a channel. The guard and unopened received memory keep it alive.
 pub(super) struct ChannelConnection {
-    pub(super) ipc: Session,
+    pub(super) ipc: Ipc,
     pub(super) runtime: RuntimeRef,
     pub(super) peer: Peer,
     pub(super) link: ChannelLink,

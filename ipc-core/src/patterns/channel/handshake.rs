@@ -8,7 +8,7 @@ use crate::model::error::{Error, Result};
 use crate::model::placement::{DeviceMap, DeviceName};
 use crate::os::log::{self, Throttle};
 use crate::os::process::ProcessIdentity;
-use crate::sharing::Session;
+use crate::sharing::Ipc;
 use crate::transport::{PeerCredentials, program_name};
 use crate::wire::short_name;
 
@@ -56,7 +56,7 @@ pub(super) enum Greeting {
 
 impl Hello {
     /// Describes this process, whose devices its map has to name.
-    pub(super) fn own(ipc: &Session, process: ProcessIdentity, map: &DeviceMap, limit: u64) -> Result<Self> {
+    pub(super) fn own(ipc: &Ipc, process: ProcessIdentity, map: &DeviceMap, limit: u64) -> Result<Self> {
         let devices: Vec<_> = ipc.devices()?.iter().map(|device| device.identity).collect();
         check_own(EndDevices { devices: &devices, map })?;
         Ok(Self::new(ipc.backend().info().name, process, devices, map, limit))

@@ -10,7 +10,7 @@ use super::builder::{ChannelBuilder, LocalEnd};
 use super::local::LocalListening;
 use super::tcp::TcpListening;
 use crate::model::error::{Error, Result};
-use crate::sharing::Session;
+use crate::sharing::Ipc;
 use crate::transport::{Deadline, check_may_wait};
 
 /// A builder for [`Listener`]s; see [`Ipc::listen`](crate::Ipc::listen).
@@ -36,7 +36,7 @@ pub type ListenBuilder<'a> = ChannelBuilder<'a, Listen>;
 pub struct Listen(());
 
 impl<'a> ListenBuilder<'a> {
-    pub(crate) const fn new(ipc: &'a Session, name: &'a str) -> Self {
+    pub(crate) const fn new(ipc: &'a Ipc, name: &'a str) -> Self {
         Self::of(ipc, name, Listen(()))
     }
 

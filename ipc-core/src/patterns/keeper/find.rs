@@ -8,7 +8,7 @@ use crate::model::error::{Error, Result};
 use crate::os::clock;
 use crate::os::process::ProcessIdentity;
 use crate::patterns::channel::{Channel, ConnectBuilder, Received, ReceivedExport};
-use crate::sharing::Session;
+use crate::sharing::Ipc;
 use crate::sharing::import::{KeeperAddress, OpenBuilder};
 use crate::transport::{Deadline, check_may_wait};
 use crate::wire::descriptor::Descriptor;
@@ -19,7 +19,7 @@ const RETRY: Duration = Duration::from_millis(2);
 /// A search for a keeper; see [`Ipc::find`](crate::Ipc::find).
 #[derive(Debug)]
 pub(crate) struct Search<'a> {
-    session: &'a Session,
+    ipc: &'a Ipc,
     name: &'a str,
     user: Option<u32>,
     timeout: Duration,
@@ -28,14 +28,14 @@ pub(crate) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    pub(crate) fn new(session: &'a Session, text: &'a str, timeout: Duration) -> Self {
+    pub(crate) fn new(ipc: &'a Ipc, text: &'a str, timeout: Duration) -> Self {
         let (user, name) = name::parse(text);
-        Self { session, name, user, timeout, exists: false }
+        Self { ipc, name, user, timeout, exists: false }
     }
 
     /// Returns the search for a keeper that has answered before, which fails at once if it does not exist.
-    pub(super) fn again(session: &'a Session, keeper: &'a KeeperAddress, timeout: Duration) -> Self {
-        Self { session, name: &keeper.name, user: keeper.user, timeout, exists: true }
+    pub(super) fn again(ipc: &'a Ipc, keeper: &'a KeeperAddress, timeout: Duration) -> Self {
+        Self { ipc, name: &keeper.name, user: keeper.user, timeout, exists: true }
     }
 
     /// Waits until a keeper of the name has answered.
@@ -44,7 +44,7 @@ impl<'a> Search<'a> {
         check_may_wait("asking a keeper", self.timeout)?;
         let deadline = Deadline::after(self.timeout);
         loop {
-            let connect = ConnectBuilder::new(self.session, &channel, deadline.left());
+            let connect = ConnectBuilder::new(self.ipc, &channel, deadline.left());
             let connect = match self.user {
                 Some(user) => connect.user(user),
                 None => connect,

@@ -56,7 +56,7 @@ impl Mapping {
     fn follow_after(&mut self, stream: Option<BorrowedStream<'_>>) -> Result<Option<u64>> {
         let Some(search) = self.search_keeper()? else { return Ok(None) };
         let deadline = Deadline::after(search.timeout);
-        let kept = Search::again(&search.session, &search.keeper, search.timeout).run()?;
+        let kept = Search::again(&search.ipc, &search.keeper, search.timeout).run()?;
         let [found, known] = [kept.descriptor(), self.descriptor()].map(|of| (of.exporter(), of.export()));
         let has_it = found == known;
         if !has_it {

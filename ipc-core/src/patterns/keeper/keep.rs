@@ -9,7 +9,7 @@ use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseState;
 use crate::patterns::channel::{Channel, ListenBuilder, Listener, Message};
 use crate::sharing::export::Export;
-use crate::sharing::{ErrorWith, RuntimeRef, Session};
+use crate::sharing::{ErrorWith, Ipc, RuntimeRef};
 
 /// A keeper: answers the processes that ask for its name with an export; see [`Ipc::keep`](crate::Ipc::keep).
 ///
@@ -79,32 +79,32 @@ struct Current {
 
 impl Keeper {
     pub(crate) fn start(
-        session: &Session,
+        ipc: &Ipc,
         keeper: &str,
         version: u64,
         export: Arc<Export>,
     ) -> Result<Self, ErrorWith<Arc<Export>>> {
-        Self::listen(session, keeper, (version, export), |builder| builder.start())
+        Self::listen(ipc, keeper, (version, export), |builder| builder.start())
     }
 
     pub(crate) fn take_over(
-        session: &Session,
+        ipc: &Ipc,
         channel: &Channel,
         keeper: &str,
         version: u64,
         export: Arc<Export>,
     ) -> Result<Self, ErrorWith<Arc<Export>>> {
-        Self::listen(session, keeper, (version, export), |builder| builder.take_over(channel))
+        Self::listen(ipc, keeper, (version, export), |builder| builder.take_over(channel))
     }
 
     fn listen(
-        session: &Session,
+        ipc: &Ipc,
         keeper: &str,
         (version, export): (u64, Arc<Export>),
         listen: impl FnOnce(ListenBuilder<'_>) -> Result<Listener>,
     ) -> Result<Self, ErrorWith<Arc<Export>>> {
         let listening =
-            name::channel_name(keeper).and_then(|channel| listen(ListenBuilder::new(session, &channel)));
+            name::channel_name(keeper).and_then(|channel| listen(ListenBuilder::new(ipc, &channel)));
         match listening {
             Ok(listener) => {
                 let changes = Changes(export.runtime());

@@ -167,7 +167,7 @@ impl Opened for RingReader {
             remedy: Remedy::OpenMemory,
         })?;
         let copy = options.copy.without_staging().ok_or_else(|| Error::Unsupported {
-            backend: options.session.backend().info().name,
+            backend: options.ipc.backend().info().name,
             what: "copy a ring through host memory".into(),
             why: "such a copy does not receive later publications; open the ring in place, or copy it over the network".into(),
         })?;

@@ -24,7 +24,7 @@ use crate::os::{Backoff, Readiness, clock, log, spawn_without_signals};
 use crate::sharing::export::ShareBuilder;
 use crate::sharing::import::Replicate;
 use crate::sharing::remote::{IncomingPull, RemoteRing, RingMessage, SlotPull};
-use crate::sharing::{RuntimeRef, Session};
+use crate::sharing::{Ipc, RuntimeRef};
 use crate::wire::descriptor::Descriptor;
 use crate::wire::ring::RingSlots;
 
@@ -60,14 +60,14 @@ impl Replication {
 }
 
 impl Replicate for Replication {
-    fn replicate(&self, session: &Session, incoming: &IncomingPull<'_>) -> Result<Descriptor> {
+    fn replicate(&self, ipc: &Ipc, incoming: &IncomingPull<'_>) -> Result<Descriptor> {
         let (backend, slots) = (incoming.backend, self.slots);
         let bytes = u64::from(slots.slots()) * slots.slot_bytes();
         let buffer = Buffer::allocate(Arc::clone(backend), incoming.device, bytes, MemoryUse::new())?;
         let buffer = Arc::new(buffer);
         let (remote, first) = RemoteRing::join(incoming, bytes)?;
         let region = buffer.region();
-        let share = ShareBuilder::new(session, Arc::clone(&buffer), region);
+        let share = ShareBuilder::new(ipc, Arc::clone(&buffer), region);
         let ring = RingBuilder::new(share, backend, region, self.timeout).slots(slots.slots());
         let ring = ring.first_sequence(first).start()?;
         let descriptor = ring.descriptor().clone();

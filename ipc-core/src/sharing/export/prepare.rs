@@ -15,7 +15,7 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Remedy, Result};
 use crate::model::one_or_many::OneOrMany;
 use crate::os::kill::kill_point;
-use crate::sharing::{Runtime, Session};
+use crate::sharing::{Ipc, Runtime};
 use crate::wire::descriptor::{BackendName, Contents, Descriptor, ExportId, Memory, Part, PartRegions};
 
 /// The memory of an export on one device.
@@ -54,11 +54,11 @@ impl<O: Send + 'static> ShareBuilder<'_, O> {
     pub(super) fn add_part(&self, runtime: &Runtime, parts: &mut Parts, memory: DeviceMemory) -> Result<()> {
         let DeviceMemory { device, bytes, allocations, ranges, described, borrowed } = memory;
         kill_point!("exporter:exported");
-        let ready = self.ready_stream(device).map(|stream| ready_event(self.session, stream));
+        let ready = self.ready_stream(device).map(|stream| ready_event(self.ipc, stream));
         let ready = ready.transpose()?.flatten();
         let token = runtime.exports.new_token()?;
         parts.described.push(Part {
-            home: self.session.identity_of(device)?,
+            home: self.ipc.identity_of(device)?,
             // The table assigns the number; the placeholders of the parts differ.
             export: ExportId(parts.described.len() as u64),
             token,
@@ -67,17 +67,17 @@ impl<O: Send + 'static> ShareBuilder<'_, O> {
         });
         parts.exports.push(NewExport {
             borrowed,
-            backend: self.session.backend().info().name,
+            backend: self.ipc.backend().info().name,
             bytes,
             access: self.access,
-            allow: self.session.allow_list().clone(),
+            allow: self.ipc.allow_list().clone(),
             ahead: self.ahead,
             token,
             shared: Shared {
                 ready,
                 allocations,
                 regions: ranges,
-                remote: self.session.remote_memory(),
+                remote: self.ipc.remote_memory(),
                 owner: None,
                 keeps: false,
             },
@@ -93,14 +93,14 @@ impl<O: Send + 'static> ShareBuilder<'_, O> {
         reach: Reach,
     ) -> Result<Prepared> {
         let contents = Contents {
-            backend: BackendName::new(self.session.backend().info().name)?,
+            backend: BackendName::new(self.ipc.backend().info().name)?,
             exporter: runtime.identity,
-            broker: runtime.poller.listen(self.session.socket_directory())?,
+            broker: runtime.poller.listen(self.ipc.socket_directory())?,
             access: self.access,
             parts: parts.described,
             memory,
             ring: None,
-            network: self.session.network_addresses(),
+            network: self.ipc.network_addresses(),
         };
         Ok(Prepared { runtime, contents, exports: parts.exports, reach })
     }
@@ -136,8 +136,8 @@ impl Prepared {
 }
 
 /// Returns the event that importers wait for; `None` if the stream has no work, or if the host has waited for it.
-pub(crate) fn ready_event(session: &Session, stream: BorrowedStream<'_>) -> Result<Option<ReadyEvent>> {
-    let backend = session.backend();
+pub(crate) fn ready_event(ipc: &Ipc, stream: BorrowedStream<'_>) -> Result<Option<ReadyEvent>> {
+    let backend = ipc.backend();
     check_backend("the stream", stream.backend(), backend.info().name)?;
     if backend.memory().is_complete(stream)? {
         return Ok(None);

@@ -14,7 +14,7 @@ use crate::model::one_or_many::OneOrMany;
 use crate::model::tensor::Dtype;
 #[cfg(doc)]
 use crate::model::tensor::LayoutError;
-use crate::sharing::{ErrorWith, Session};
+use crate::sharing::{ErrorWith, Ipc};
 
 /// An export in the making; see [`Ipc::share`](crate::Ipc::share).
 ///
@@ -35,7 +35,7 @@ use crate::sharing::{ErrorWith, Session};
 /// ```
 #[must_use = "nothing is shared before ShareBuilder::start"]
 pub struct ShareBuilder<'a, O> {
-    pub(super) session: &'a Session,
+    pub(super) ipc: &'a Ipc,
     pub(super) owner: DeviceBound<O>,
     /// The region; empty for named tensors.
     pub(super) region: Region,
@@ -53,31 +53,27 @@ pub struct ShareBuilder<'a, O> {
 }
 
 impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
-    pub(crate) fn new(session: &'a Session, owner: O, region: Region) -> Self {
-        let owner = DeviceBound::of_region(session.backend(), &region, owner);
+    pub(crate) fn new(ipc: &'a Ipc, owner: O, region: Region) -> Self {
+        let owner = DeviceBound::of_region(ipc.backend(), &region, owner);
         let dtype = region.dtype;
-        Self { dtype, ..Self::with(session, owner, region, Self::start_region) }
+        Self { dtype, ..Self::with(ipc, owner, region, Self::start_region) }
     }
 
     /// Creates the builder for an owner of several memories.
-    pub(super) fn unplaced(
-        session: &'a Session,
-        owner: O,
-        start: fn(Self) -> Result<Export, ErrorWith<O>>,
-    ) -> Self {
+    pub(super) fn unplaced(ipc: &'a Ipc, owner: O, start: fn(Self) -> Result<Export, ErrorWith<O>>) -> Self {
         let range = DeviceRange::new(DeviceOrdinal::new(0), DevicePtr::NULL, 0);
-        let region = Region { backend: session.backend().info().name, range, allocation: None, dtype: None };
-        Self::with(session, DeviceBound::unbound(owner), region, start)
+        let region = Region { backend: ipc.backend().info().name, range, allocation: None, dtype: None };
+        Self::with(ipc, DeviceBound::unbound(owner), region, start)
     }
 
     fn with(
-        session: &'a Session,
+        ipc: &'a Ipc,
         owner: DeviceBound<O>,
         region: Region,
         start: fn(Self) -> Result<Export, ErrorWith<O>>,
     ) -> Self {
         Self {
-            session,
+            ipc,
             owner,
             region,
             start,

@@ -47,25 +47,25 @@ impl<O: Send + 'static> ShareBuilder<'_, O> {
     }
 
     fn prepare_without_bytes(&self) -> Result<(Prepared, Buffer)> {
-        check_backend("the memory", self.region.backend, self.session.backend().info().name)?;
+        check_backend("the memory", self.region.backend, self.ipc.backend().info().name)?;
         if self.layout()?.is_none() {
             return Err(no_bytes());
         }
         let alone = self.exposing != ExposurePolicy::Allow;
-        let stand_in = stand_in(self.session, self.region.range.device, self.access, alone)?;
+        let stand_in = stand_in(self.ipc, self.region.range.device, self.access, alone)?;
         Ok((self.prepare_region(stand_in.region())?, stand_in))
     }
 
     /// Prepares the export of an isolated copy.
     fn prepare_copy(&self) -> Result<(Prepared, Buffer)> {
-        let copy = isolated_copy(self.session, self.region, self.ready_stream(self.region.range.device))?;
+        let copy = isolated_copy(self.ipc, self.region, self.ready_stream(self.region.range.device))?;
         let region = Region { range: copy.range(), allocation: Some(copy.range()), ..self.region };
         Ok((self.prepare_region(region)?, copy))
     }
 
     fn prepare_region(&self, region: Region) -> Result<Prepared> {
         let runtime = Runtime::get()?;
-        let backend = self.session.backend();
+        let backend = self.ipc.backend();
         let name = backend.info().name;
         let range = region.range;
         check_region(name, &region)?;

@@ -19,17 +19,17 @@ use crate::backend::{Buffer, DeviceIpc};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{DescriptorError, Error, Result};
-use crate::sharing::{ErrorWith, Runtime, Session};
+use crate::sharing::{ErrorWith, Ipc, Runtime};
 use crate::wire::descriptor::{MAX_DESCRIPTOR_BYTES, Memory, PartRegions, encoded_bytes};
 
 impl<'a> ShareBuilder<'a, TensorSet> {
-    pub(crate) fn of_tensors(session: &'a Session, tensors: TensorSet) -> Self {
-        Self::unplaced(session, tensors, Self::start_tensors)
+    pub(crate) fn of_tensors(ipc: &'a Ipc, tensors: TensorSet) -> Self {
+        Self::unplaced(ipc, tensors, Self::start_tensors)
     }
 
     fn start_tensors(mut self) -> Result<Export, ErrorWith<TensorSet>> {
         let Some(set) = self.owner.get_mut() else { unreachable!("taken by nothing but this") };
-        let mut set = std::mem::replace(set, TensorSet::new(self.session.backend()));
+        let mut set = std::mem::replace(set, TensorSet::new(self.ipc.backend()));
         match self.prepare_tensors(&mut set) {
             Ok(prepared) => Ok(prepared.finish(set)),
             Err(error) => Err(ErrorWith::new(error, set)),
@@ -58,7 +58,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
 
     fn prepare_memories(&self, set: &TensorSet, given: &Memories) -> Result<PreparedTensors> {
         let runtime = Runtime::get()?;
-        let backend = self.session.backend();
+        let backend = self.ipc.backend();
         let (memories, stand_ins) = self.with_stand_ins(&given.regions)?;
         let is_remembered = stand_ins.is_empty() && !given.any_borrowed();
         let (gathered, handles) = set.gathered(runtime, backend, given, &memories, is_remembered)?;
@@ -112,7 +112,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
         let mut stand_ins: Vec<Buffer> = Vec::new();
         let mut memories = given.to_vec();
         for memory in memories.iter_mut().filter(|memory| memory.range.len == 0) {
-            check_backend("the memory", memory.backend, self.session.backend().info().name)?;
+            check_backend("the memory", memory.backend, self.ipc.backend().info().name)?;
             let device = memory.range.device;
             let others = given.iter().filter(has_bytes).copied();
             let other =
@@ -120,7 +120,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
             let whole = match other {
                 Some(other) => other,
                 None => {
-                    let made = stand_in(self.session, device, self.access, false)?;
+                    let made = stand_in(self.ipc, device, self.access, false)?;
                     stand_ins.push(made);
                     stand_ins[stand_ins.len() - 1].region()
                 }
@@ -139,7 +139,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
                 regions.push(*region);
                 continue;
             }
-            let copy = isolated_copy(self.session, *region, self.ready_stream(region.range.device))?;
+            let copy = isolated_copy(self.ipc, *region, self.ready_stream(region.range.device))?;
             regions.push(Region { range: copy.range(), allocation: Some(copy.range()), ..*region });
             copies.push(copy);
         }

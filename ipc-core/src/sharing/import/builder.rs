@@ -14,7 +14,7 @@ use crate::backend::stream::AsStream;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::placement::DeviceMap;
-use crate::sharing::Session;
+use crate::sharing::Ipc;
 use crate::sharing::export::check_backend;
 use crate::wire::Grant;
 use crate::wire::descriptor::Descriptor;
@@ -66,8 +66,8 @@ impl Opened for Mapping {
 }
 
 impl<'a, T> OpenBuilder<'a, T> {
-    pub(crate) const fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
-        Self { options: OpenOptions::new(session, descriptor, timeout), opened: PhantomData }
+    pub(crate) const fn new(ipc: &'a Ipc, descriptor: &'a Descriptor, timeout: Duration) -> Self {
+        Self { options: OpenOptions::new(ipc, descriptor, timeout), opened: PhantomData }
     }
 
     /// Sets the access of this process, by default the access that the exporter permits.
@@ -115,7 +115,7 @@ impl<T: Opened> OpenBuilder<'_, T> {
     ///
     /// [`Error::HomeNotVisible`] if this process does not see a home device; as for [`on_device`](Self::on_device).
     pub fn at_home(self) -> Result<T> {
-        let backend = self.options.session.backend();
+        let backend = self.options.ipc.backend();
         let home_device = |home, visible: Option<DeviceOrdinal>| {
             let not_visible = || Error::HomeNotVisible { home, variable: backend.visible_devices_variable() };
             visible.ok_or_else(not_visible)
@@ -148,7 +148,7 @@ impl<T: Opened> OpenBuilder<'_, T> {
     /// device map that names another device than the stream's; as for [`on_device`](Self::on_device).
     pub fn on<M>(self, stream: &impl AsStream<M>) -> Result<T> {
         let stream = stream.as_stream();
-        check_backend("the stream", stream.backend(), self.options.session.backend().info().name)?;
+        check_backend("the stream", stream.backend(), self.options.ipc.backend().info().name)?;
         T::open(self.options, |options| options.open(Some(stream), |_, _| Ok(stream.device())))
     }
 
@@ -161,8 +161,8 @@ impl<T: Opened> OpenBuilder<'_, T> {
     /// [`Error::NotInDeviceMap`]; [`Error::InvalidDeviceMap`] for a map that names the home device by its ordinal, or a device
     /// that this process does not see; as for [`on_device`](Self::on_device).
     pub fn on_mapped_devices(self, map: &DeviceMap) -> Result<T> {
-        let session = self.options.session;
-        T::open(self.options, |options| options.open(None, |home, _| session.mapped_device(map, home)))
+        let ipc = self.options.ipc;
+        T::open(self.options, |options| options.open(None, |home, _| ipc.mapped_device(map, home)))
     }
 }
 
@@ -177,7 +177,7 @@ impl<'a> OpenBuilder<'a> {
     /// [`Error::Descriptor`] for the grant of another export.
     pub fn grant(mut self, grant: &Grant) -> Result<Self> {
         self.options.grants =
-            Grants::Owned(grant.of_parts(self.options.descriptor, self.options.session.allow_list())?);
+            Grants::Owned(grant.of_parts(self.options.descriptor, self.options.ipc.allow_list())?);
         Ok(self)
     }
 

@@ -28,14 +28,14 @@ use crate::model::one_or_many::OneOrMany;
 use crate::sharing::export::check_backend;
 use crate::sharing::remote::IncomingPull;
 use crate::sharing::staging::CopyLayout;
-use crate::sharing::{Runtime, Session};
+use crate::sharing::{Ipc, Runtime};
 use crate::transport::Deadline;
 use crate::wire::descriptor::{Contents, DescribedRegion, Descriptor, Memory, Regions};
 
 /// The parameters of an open.
 #[derive(Debug)]
 pub struct OpenOptions<'a> {
-    pub(crate) session: &'a Session,
+    pub(crate) ipc: &'a Ipc,
     pub(crate) descriptor: &'a Descriptor,
     /// The access of this process; the exporter's by default.
     pub(super) access: Option<Access>,
@@ -65,7 +65,7 @@ pub(crate) struct KeeperAddress {
 /// The replacement of a copy over the network: memory of this process in which the bytes of another host arrive repeatedly.
 pub(crate) trait Replicate: fmt::Debug {
     /// Shares such memory on the device of `incoming`, and returns its descriptor.
-    fn replicate(&self, session: &Session, incoming: &IncomingPull<'_>) -> Result<Descriptor>;
+    fn replicate(&self, ipc: &Ipc, incoming: &IncomingPull<'_>) -> Result<Descriptor>;
 }
 
 /// The message that an export arrived in.
@@ -122,9 +122,9 @@ impl Addresses<'_> {
 }
 
 impl<'a> OpenOptions<'a> {
-    pub(super) const fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
+    pub(super) const fn new(ipc: &'a Ipc, descriptor: &'a Descriptor, timeout: Duration) -> Self {
         Self {
-            session,
+            ipc,
             descriptor,
             access: None,
             timeout,
@@ -163,7 +163,7 @@ impl<'a> OpenOptions<'a> {
             return Ok(());
         }
         Err(Error::Unsupported {
-            backend: self.session.backend().info().name,
+            backend: self.ipc.backend().info().name,
             what: "map the next version of a mapping at other addresses".into(),
             why: "the addresses of a mapping stay; open the export as another mapping".into(),
         })
@@ -176,7 +176,7 @@ impl<'a> OpenOptions<'a> {
             return Ok(());
         }
         Err(Error::Unsupported {
-            backend: self.session.backend().info().name,
+            backend: self.ipc.backend().info().name,
             what: "map a copy at addresses that the importer keeps".into(),
             why: "a copy is private memory of this process; copy the next version into it instead".into(),
         })
@@ -207,7 +207,7 @@ impl<'a> OpenOptions<'a> {
         let opening = |index| {
             let mut opening = self.opening(index, &place, stream, &time_limit)?;
             if let (Addresses::In(reservation, _), Some(places)) = (self.addresses, places.get(index)) {
-                reservation.check_place(&**self.session.backend(), opening.device)?;
+                reservation.check_place(&**self.ipc.backend(), opening.device)?;
                 opening.reserved = Some(ReservedTarget::Places(places));
             }
             Ok(opening)
@@ -218,7 +218,7 @@ impl<'a> OpenOptions<'a> {
                 self.deliver(slice::from_ref(&opening), stream, || self.open_region(region, &opening, stream))
             }
             Memory::Tensors(_) => {
-                let backend = self.session.backend().info().name;
+                let backend = self.ipc.backend().info().name;
                 check_backend("the descriptor", contents.backend.as_str(), backend)?;
                 let openings = (0..contents.parts.len())
                     .map(|index| {
@@ -344,7 +344,7 @@ impl<'a> OpenOptions<'a> {
         time_limit: &'b LazyDeadline,
     ) -> Result<OpenExport<'b>> {
         let named = self.descriptor.contents().named(index);
-        let devices = self.session.devices()?;
+        let devices = self.ipc.devices()?;
         let home =
             devices.iter().find(|device| device.identity == named.part.home).map(|device| device.ordinal);
         let device = place(named.part.home, home)?;
@@ -352,13 +352,13 @@ impl<'a> OpenOptions<'a> {
             delivery.check_device(named.part.home, device, stream)?;
         }
         let access = self.access.unwrap_or(named.contents.access);
-        let (session, grant, alone) =
-            (self.session, self.grants.get(index), self.is_ring || self.addresses.are_kept());
+        let (ipc, grant, alone) =
+            (self.ipc, self.grants.get(index), self.is_ring || self.addresses.are_kept());
         let reserved = self.addresses.are_kept().then_some(ReservedTarget::New);
         let replicate = self.replicate;
         Ok(OpenExport {
             runtime: Runtime::get()?,
-            session,
+            ipc,
             named,
             device,
             home,

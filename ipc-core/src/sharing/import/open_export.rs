@@ -27,7 +27,7 @@ use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, check_back
 use crate::sharing::remote::{self, pull_in};
 use crate::sharing::staging::{CopyLayout, copy_within};
 use crate::sharing::timeline::Termination;
-use crate::sharing::{Runtime, Session};
+use crate::sharing::{Ipc, Runtime};
 use crate::transport::{Deadline, check_may_wait, socket};
 use crate::wire::descriptor::NamedExport;
 use crate::wire::{BrokerAddress, Refusal};
@@ -35,7 +35,7 @@ use crate::wire::{BrokerAddress, Refusal};
 /// The open of a part: an export on one device.
 pub(super) struct OpenExport<'a> {
     pub(super) runtime: &'static Runtime,
-    pub(super) session: &'a Session,
+    pub(super) ipc: &'a Ipc,
     pub(super) named: NamedExport<'a>,
     pub(super) device: DeviceOrdinal,
     /// The ordinal of the home device, if it is visible.
@@ -54,8 +54,7 @@ impl OpenExport<'_> {
         if self.alone || !self.is_permitted() {
             return None;
         }
-        let (backend, on, allow) =
-            (self.session.backend(), (self.device, self.access), self.session.allow_list());
+        let (backend, on, allow) = (self.ipc.backend(), (self.device, self.access), self.ipc.allow_list());
         let lease = self.runtime.imports.acquire_open(&self.named, backend, on, self.grant, allow)?;
         kill_point!("importer:mapped");
         Some(lease)
@@ -74,7 +73,7 @@ impl OpenExport<'_> {
 
     /// Returns whether the device reaches the home device, as far as this process sees that.
     pub(super) fn has_peer_access(&self) -> Result<bool> {
-        self.home.map_or(Ok(true), |home| self.session.backend().peer_access(self.device, home))
+        self.home.map_or(Ok(true), |home| self.ipc.backend().peer_access(self.device, home))
     }
 
     /// Makes the stream wait until the bytes are ready; the host waits if there is no stream.
@@ -88,10 +87,9 @@ impl OpenExport<'_> {
 
     /// Opens a part that has no such lease.
     pub(super) fn open(&self, with_region_name: &dyn Fn(usize, Error) -> Error) -> Result<MappingSource> {
-        let Self {
-            runtime, session, named, device, home, access, time_limit, grant, alone, reserved, ..
-        } = *self;
-        let backend = session.backend();
+        let Self { runtime, ipc, named, device, home, access, time_limit, grant, alone, reserved, .. } =
+            *self;
+        let backend = ipc.backend();
         if !self.is_permitted() {
             return Err(Error::AccessDenied { wanted: access, granted: named.contents.access });
         }
@@ -121,7 +119,7 @@ impl OpenExport<'_> {
             if !self.has_peer_access()? {
                 return Err(Error::NoPeerAccess { from: device, to: named.part.home });
             }
-            let allow = session.allow_list();
+            let allow = ipc.allow_list();
             let (descriptor, deadline) = (named, time_limit.deadline());
             let wanted = OpenTarget {
                 runtime,
@@ -152,9 +150,9 @@ impl OpenExport<'_> {
 
     /// Copies the memory to the device.
     pub(super) fn copy(&self, layout: CopyLayout, progress: ProgressReport<'_>) -> Result<MappingSource> {
-        let Self { session, named, device, time_limit, grant, .. } = *self;
+        let Self { ipc, named, device, time_limit, grant, .. } = *self;
         let timeout = time_limit.timeout;
-        let backend = session.backend();
+        let backend = ipc.backend();
         self.check()?;
         let buffer = if self.is_local()? {
             let reading = Self { access: Access::ReadOnly, ..*self };
@@ -168,7 +166,7 @@ impl OpenExport<'_> {
             progress.call(layout.bytes(), layout.bytes());
             buffer
         } else {
-            let allow = session.allow_list();
+            let allow = ipc.allow_list();
             let report = &|copied| progress.call(copied, layout.bytes());
             copy_in(&Incoming {
                 runtime: self.runtime,
@@ -191,7 +189,7 @@ impl OpenExport<'_> {
         let report = &|copied| progress.call(copied, layout.bytes());
         let incoming = self.incoming("a copy from another host", report)?;
         if let Some(replicate) = self.replicate {
-            let descriptor = replicate.replicate(self.session, &incoming)?;
+            let descriptor = replicate.replicate(self.ipc, &incoming)?;
             let local = OpenExport { named: descriptor.contents().named(0), grant: None, ..*self };
             return Ok(local.local_source(local.granted_locally()?));
         }
@@ -206,11 +204,11 @@ impl OpenExport<'_> {
         call: &'static str,
         report: &'b dyn Fn(u64),
     ) -> Result<remote::IncomingPull<'b>> {
-        let Self { session, named, device, time_limit, .. } = *self;
-        let (backend, timeout) = (session.backend(), time_limit.timeout);
+        let Self { ipc, named, device, time_limit, .. } = *self;
+        let (backend, timeout) = (ipc.backend(), time_limit.timeout);
         check_may_wait(call, timeout)?;
         self.check_arguments()?;
-        let Some(remote) = session.remote() else {
+        let Some(remote) = ipc.remote() else {
             return Err(Error::Unsupported {
                 backend: backend.info().name,
                 what: "copy memory over the network".into(),
@@ -233,7 +231,7 @@ impl OpenExport<'_> {
 
     fn local_source(&self, granted: LocalGrant) -> MappingSource {
         let LocalGrant { lease, shared, .. } = granted;
-        let (backend, export) = (self.session.backend().clone(), self.named.part.export);
+        let (backend, export) = (self.ipc.backend().clone(), self.named.part.export);
         MappingSource::Local(Box::new(LocalLease { backend, export, lease, shared }))
     }
 
@@ -244,9 +242,9 @@ impl OpenExport<'_> {
     }
 
     fn check_arguments(&self) -> Result<()> {
-        let name = self.session.backend().info().name;
+        let name = self.ipc.backend().info().name;
         check_backend("the descriptor", self.named.contents.backend.as_str(), name)?;
-        let count = self.session.devices()?.len();
+        let count = self.ipc.devices()?.len();
         if self.device.index() >= count {
             return Err(Error::NoSuchDevice { backend: name, ordinal: self.device, count });
         }
@@ -274,7 +272,7 @@ impl OpenExport<'_> {
     fn check_at_home(&self) -> Result<()> {
         match self.home {
             Some(home) if home != self.device => Err(Error::Unsupported {
-                backend: self.session.backend().info().name,
+                backend: self.ipc.backend().info().name,
                 what: format!("open memory of the same process on device {}", self.device),
                 why: format!(
                     "within one process there is one address; open it at home (device {home}) and enable peer access, or {}",

@@ -98,7 +98,7 @@ impl OpenOptions<'_> {
             if let Some(delivery) = self.delivery {
                 delivery.wait_ready(None, time_limit.deadline())?;
             }
-            self.session.backend().synchronize_device(device)?;
+            self.ipc.backend().synchronize_device(device)?;
             Ok(incoming)
         });
         match prepared {
@@ -111,7 +111,7 @@ impl OpenOptions<'_> {
     fn check_destination(&self, set: &TensorSet) -> Result<Transfers> {
         self.check_kind()?;
         let contents = self.descriptor.contents();
-        let backend = self.session.backend().info().name;
+        let backend = self.ipc.backend().info().name;
         check_backend("the descriptor", contents.backend.as_str(), backend)?;
         check_backend("the destination", set.backend().info().name, backend)?;
         if set.is_empty() {

@@ -15,7 +15,7 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Remedy, Result};
 use crate::model::tensor::TensorLayout;
 use crate::os::process::Owner;
-use crate::sharing::Session;
+use crate::sharing::Ipc;
 use crate::wire::descriptor::{Contents, DescribedExtent};
 
 /// A range of addresses of this process on one device, in which exports are opened side by side
@@ -143,15 +143,10 @@ impl Place {
 }
 
 impl Reservation {
-    /// Reserves a range of a device of the session, at the address if there is one.
-    pub(crate) fn new(
-        session: &Session,
-        device: DeviceOrdinal,
-        bytes: u64,
-        at: Option<DevicePtr>,
-    ) -> Result<Self> {
-        let backend = session.backend();
-        let (name, count) = (backend.info().name, session.devices()?.len());
+    /// Reserves a range of a device, at the address if there is one.
+    pub(crate) fn new(ipc: &Ipc, device: DeviceOrdinal, bytes: u64, at: Option<DevicePtr>) -> Result<Self> {
+        let backend = ipc.backend();
+        let (name, count) = (backend.info().name, ipc.devices()?.len());
         if device.index() >= count {
             return Err(Error::NoSuchDevice { backend: name, ordinal: device, count });
         }

@@ -22,14 +22,14 @@ use crate::model::error::{Error, Result};
 use crate::model::one_or_many::OneOrMany;
 use crate::os::kill::kill_point;
 use crate::sharing::export::check_backend;
-use crate::sharing::{Runtime, Session};
+use crate::sharing::{Ipc, Runtime};
 use crate::transport::check_may_wait;
 use crate::wire::descriptor::Descriptor;
 
 /// The parameters with which the next versions of a reserved mapping are opened.
 #[derive(Debug)]
 pub(super) struct ReservedOpen {
-    session: Session,
+    ipc: Ipc,
     timeout: Duration,
     keeper: Option<Arc<KeeperAddress>>,
     /// The exporter's count of changes at which the mapped export was the keeper's present one.
@@ -63,7 +63,7 @@ impl<'a> From<OpenBuilder<'a>> for Replacement<'a> {
 /// The search for the present export of the keeper of a mapping.
 #[derive(Debug)]
 pub(crate) struct KeeperSearch {
-    pub(crate) session: Session,
+    pub(crate) ipc: Ipc,
     pub(crate) timeout: Duration,
     pub(crate) keeper: Arc<KeeperAddress>,
     /// The connection to the exporter, and its count of changes, read before the keeper is asked.
@@ -142,7 +142,7 @@ impl Mapping {
         let reserved = self.reserved("resume")?;
         if !self.is_suspended() {
             return Err(Error::Unsupported {
-                backend: reserved.session.backend().info().name,
+                backend: reserved.ipc.backend().info().name,
                 what: "resume a mapping that is not suspended".into(),
                 why: "its addresses hold memory; replace it instead".into(),
             });
@@ -212,7 +212,7 @@ impl Mapping {
         let reserved = self.reserved("follow the keeper of")?;
         let Some(keeper) = &reserved.keeper else {
             return Err(Error::Unsupported {
-                backend: reserved.session.backend().info().name,
+                backend: reserved.ipc.backend().info().name,
                 what: "follow a mapping that no keeper has answered with".into(),
                 why: "it was opened by a descriptor; replace it by the next descriptor instead".into(),
             });
@@ -225,8 +225,8 @@ impl Mapping {
         if count.is_some() && count == reserved.current_at {
             return Ok(None);
         }
-        let (session, timeout, keeper) = (reserved.session.clone(), reserved.timeout, Arc::clone(keeper));
-        Ok(Some(KeeperSearch { session, timeout, keeper, seen }))
+        let (ipc, timeout, keeper) = (reserved.ipc.clone(), reserved.timeout, Arc::clone(keeper));
+        Ok(Some(KeeperSearch { ipc, timeout, keeper, seen }))
     }
 
     /// Notes that the mapping has the export that the keeper has answered a search with.
@@ -252,9 +252,9 @@ impl Mapping {
 
     /// Sets the parameters with which the next versions are opened.
     pub(super) fn reserved_by(mut self, options: &OpenOptions<'_>) -> Self {
-        let (session, keeper) = (options.session.clone(), options.keeper.cloned());
+        let (ipc, keeper) = (options.ipc.clone(), options.keeper.cloned());
         let timeout = options.timeout;
-        self.reserved = Some(Box::new(ReservedOpen { session, timeout, keeper, current_at: None }));
+        self.reserved = Some(Box::new(ReservedOpen { ipc, timeout, keeper, current_at: None }));
         self
     }
 
@@ -274,7 +274,7 @@ impl Mapping {
     /// Imports the next version for the addresses of this mapping, and waits until its bytes are ready.
     fn import(&self, mut options: OpenOptions<'_>) -> Result<NextVersion> {
         let backend = self.first_part().backend().info().name;
-        check_backend("the next version", options.session.backend().info().name, backend)?;
+        check_backend("the next version", options.ipc.backend().info().name, backend)?;
         if let Some(wanted) = options.access.filter(|wanted| *wanted != self.access()) {
             return Err(Error::Unsupported {
                 backend,
@@ -396,7 +396,7 @@ impl<'a> Replacement<'a> {
     fn options(self, reserved: &'a ReservedOpen) -> OpenOptions<'a> {
         match self.0 {
             VersionSource::Descriptor(descriptor) => {
-                OpenOptions::new(&reserved.session, descriptor, reserved.timeout)
+                OpenOptions::new(&reserved.ipc, descriptor, reserved.timeout)
             }
             VersionSource::Opened(options) => options,
         }

@@ -1,4 +1,4 @@
-//! The settings that every export and every open of an [`Ipc`](crate::Ipc) shares.
+//! A backend with the settings that every export and every open shares.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,9 +14,12 @@ use crate::model::error::{Error, Result};
 use crate::model::placement::{DeviceMap, DeviceName};
 use crate::transport::AllowList;
 
-/// A backend with its devices, the permitted users, the socket directory and the default timeout.
+/// A backend with its settings: it shares memory ([`share`](Self::share)) and opens memory of other processes
+/// ([`open`](Self::open)).
+///
+/// Creating and cloning it is cheap: it creates no context on a device and starts no thread.
 #[derive(Clone)]
-pub(crate) struct Session {
+pub struct Ipc {
     backend: Arc<dyn DeviceIpc>,
     settings: Arc<Settings>,
 }
@@ -30,13 +33,13 @@ struct Settings {
     remote: Option<Remote>,
 }
 
-impl fmt::Debug for Session {
+impl fmt::Debug for Ipc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Session").field("backend", &self.backend.info().name).finish_non_exhaustive()
+        f.debug_struct("Ipc").field("backend", &self.backend.info().name).finish_non_exhaustive()
     }
 }
 
-impl Session {
+impl Ipc {
     pub(crate) fn new(
         backend: Arc<dyn DeviceIpc>,
         socket_directory: Option<PathBuf>,
@@ -48,12 +51,17 @@ impl Session {
         Self { backend, settings: Arc::new(settings) }
     }
 
-    pub(crate) fn backend(&self) -> &Arc<dyn DeviceIpc> {
+    /// Returns the backend.
+    pub fn backend(&self) -> &Arc<dyn DeviceIpc> {
         &self.backend
     }
 
     /// Returns the visible devices of this process. Creates no context.
-    pub(crate) fn devices(&self) -> Result<&[DeviceInfo]> {
+    ///
+    /// # Errors
+    ///
+    /// The vendor's error.
+    pub fn devices(&self) -> Result<&[DeviceInfo]> {
         if let Some(devices) = self.settings.devices.get() {
             return Ok(devices);
         }
