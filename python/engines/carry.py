@@ -35,11 +35,19 @@ PRUNED = [
     "mistral_common/data/*",
     "pycountry/locales/*",
     "*/tests/*",
+    "nixl_ep*",
+    "nixl_cu13.scripts/*",
     "*/include/*",
     "*.pyi",
     "*.pdb",
     "*/__pycache__/*",
 ]
+NIXL = re.compile(r"\.?nixl_cu13(\.mesonpy)?\.libs/(.*/)?(?P<name>.*)")
+NIXL_KEPT = re.compile(
+    r"libplugin_UCX\.so|libuct_(cuda|cma)\.so|libucm_cuda\.so|libuc[mpst]-|libnixl(_build|_common)?\.so|lib(serdes|stream)\.so"
+    r"|lib(etcd-cpp|grpc|gpr-|protobuf|re2|upb_|absl_|utf8_|address_sorting)"
+)
+"""Of the libraries of NIXL's wheel: its own, what they need, and UCX for processes of one machine."""
 STRIPPED = "vllm/*.so"
 
 
@@ -58,6 +66,9 @@ def pruned(name: str, keep_moe: bool) -> bool:
     """Returns whether a file of a wheel is left out; of the files for single versions of Python, all but those of 3.12."""
     if keep_moe and name == MOE:
         return False
+    library = NIXL.fullmatch(name)
+    if library is not None and not NIXL_KEPT.match(library["name"]):
+        return True
     other = re.search(r"\.cpython-(\d+)-", name)
     return any(fnmatch.fnmatch(name, pattern) for pattern in PRUNED) or (other is not None and "deep_gemm" in name and other[1] != "312")
 
@@ -95,7 +106,7 @@ def pack(folder: Path, into: Path, *, keep_moe: bool = False, part_bytes: int = 
         strip(site)
     archive = into / "site.tar.xz"
     # xz uses all cores; the module does not.
-    with archive.open("wb") as sink, subprocess.Popen(["xz", "-T0", "-3", "-c"], stdin=subprocess.PIPE, stdout=sink) as xz:
+    with archive.open("wb") as sink, subprocess.Popen(["xz", "-T0", "-6", "-c"], stdin=subprocess.PIPE, stdout=sink) as xz:
         assert xz.stdin is not None
         with tarfile.open(fileobj=xz.stdin, mode="w|") as tar:
             tar.add(site, arcname=".")

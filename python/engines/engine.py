@@ -97,12 +97,15 @@ def not_ready(subject: str, status: int | None, log: Path) -> str:
 
 
 @contextlib.contextmanager
-def started(folder: Path, name: str, arguments: dict[str, Any], **variables: str) -> Iterator[Engine]:
-    """Starts an engine, and ends it with all its processes. Raises ``RuntimeError`` with the end of its log if it does not start."""
+def started(folder: Path, name: str, arguments: dict[str, Any], module: str = "engines.engine", **variables: str) -> Iterator[Engine]:
+    """Starts an engine, whose process runs a module, and ends it with all its processes.
+
+    Raises ``RuntimeError`` with the end of its log if it does not start.
+    """
     # The path of a socket has 107 bytes at most.
     address = f"/tmp/device-ipc-engines-{os.getpid()}-{name}"
     log = folder / f"{name}.log"
-    command = [sys.executable, "-m", "engines.engine", address, json.dumps(arguments)]
+    command = [sys.executable, "-m", module, address, json.dumps(arguments)]
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env={**os.environ, **variables})
     engine = Engine(address)
@@ -119,6 +122,8 @@ def started(folder: Path, name: str, arguments: dict[str, Any], **variables: str
     finally:
         with contextlib.suppress(Exception):
             engine.post("exit")
+        # Also one that has failed, and is writing its error to the log.
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(30)
         process.kill()
         process.wait()

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 HERE = Path(__file__).parent
-MODULE = "engines.cases"
-"""The module whose import registers the cases."""
+MODULE = "engines.kv_cases"
+"""The module whose import registers the cases. It imports that of the others."""
 
 VARIABLES = {
     # vLLM imports flashinfer otherwise, which is not carried.

@@ -76,6 +76,14 @@ def test_kernels_for_mixtures_are_packed_on_request() -> None:
     assert not carry.pruned("vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", False)
 
 
+def test_nixl_has_what_one_machine_needs() -> None:
+    libraries = "nixl_cu13.libs/"
+    for name in ("libucp-b39b.so.0.0.0", "ucx/libuct_cuda.so.0.0.0", "nixl/libplugin_UCX.so", "libgrpc++-95c5.so.1.73.0", "libabsl_base-5dc7.so"):
+        assert not carry.pruned(libraries + name, False)
+    for name in ("ucx/libuct_ib.so.0.0.0", "nixl/libplugin_OBJ.so", "libaws-c-s3-085f.so.1.0.0", "libmlx5-79ef.so.1.24.48.0"):
+        assert carry.pruned(libraries + name, False)
+
+
 def test_file_outside_the_folder_is_refused(tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "wrong", {"../../outside.py": b""})
     with pytest.raises(ValueError, match="outside the folder"):
@@ -97,7 +105,7 @@ def test_list_names_all_cases_without_vllm() -> None:
     found = engines("run", "--list")
     assert found.returncode == 0, found.stderr
     names = [line.partition(":")[0] for line in found.stdout.splitlines()]
-    for name in ("update-export", "update-kept", "update-buckets", "killed-export", "sleep-1", "sleep-2", "tp2", "fp8", "moe", "lora", "stock-small"):
+    for name in ("update-export", "update-kept", "update-buckets", "killed-export", "sleep-1", "sleep-2", "tp2", "fp8", "moe", "lora", "stock-small", "kv", "kv-killed", "kv-times-nixl"):
         assert name in names
     assert all(line.partition(": ")[2] for line in found.stdout.splitlines())
     found = engines("run", "--list", "--only", "flat-*", "--only", "tp2")
