@@ -1,5 +1,6 @@
 //! One process owns a KV cache, and three others read it in place: the blocks that exist when they open it, and blocks that
-//! are appended later. They cannot write to it. Runs on the mock if there is no accelerator:
+//! are appended later. They cannot write to it, and copy the blocks of a request into a cache of their own. Runs on the mock
+//! if there is no accelerator:
 //!
 //! ```text
 //! cargo run --example kv_cache
@@ -10,7 +11,7 @@ mod roles;
 use std::io::{BufRead, stdin};
 
 use anyhow::{Context, Result, bail, ensure};
-use device_ipc::{Access, Buffer, Descriptor, Dtype, Error, Ipc, Mapping, MemoryUse, Stream};
+use device_ipc::{Access, Buffer, Descriptor, Dtype, Error, Ipc, Mapping, MemoryUse, Stream, ViewMut};
 use roles::{Role, TIMEOUT};
 
 const READERS: usize = 3;
@@ -64,7 +65,7 @@ fn owner() -> Result<()> {
     }
     share.wait_released(TIMEOUT)?;
     ensure!(cache.view::<f32, _>(&stream)?.to_vec()? == contents, "a reader has written to the cache");
-    println!("[owner] all readers have ended; nothing was copied, nothing was changed");
+    println!("[owner] all readers have ended; nothing was changed");
     Ok(())
 }
 
@@ -86,6 +87,7 @@ fn reader() -> Result<()> {
     let descriptor: Descriptor = line()?.parse()?;
     let cache = ipc.open(&descriptor).on(&stream)?; // once; later blocks appear in it
     check_read_only(&cache, &stream)?;
+    let own = ipc.allocate(stream.device(), 2 * (BLOCK * size_of::<f32>()) as u64)?; // the blocks of one request
     while let Ok(count) = line() {
         let count: usize = count.parse()?;
         let numbers = cache.view::<f32, _>(&stream)?.to_vec()?;
@@ -95,6 +97,10 @@ fn reader() -> Result<()> {
                 "block {block} differs from the written values"
             );
         }
+        let mut caches = [(own.view_mut::<f32, _>(&stream)?, cache.view(&stream)?)]; // one pair for each layer
+        ViewMut::copy_blocks(&mut caches, BLOCK, &[count as u32 - 1, 0], &[0, 1])?;
+        let copied = own.to_host::<f32, _>(&stream)?;
+        ensure!(copied == [block_of(count - 1), block_of(0)].concat(), "the copied blocks differ");
         println!("checked {count}");
     }
     Ok(cache.release(&stream)?)

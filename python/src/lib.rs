@@ -4,6 +4,7 @@
 //! signals are handled, so that Ctrl-C ends each of them.
 
 mod backend;
+mod blocks;
 mod buffer;
 mod channel;
 mod counters;
@@ -45,6 +46,7 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     remedy::install();
+    module.add_class::<blocks::_BlockCopy>()?;
     module.add_class::<channel::Channel>()?;
     module.add_class::<channel::Listener>()?;
     module.add_class::<channel::Received>()?;

@@ -6,7 +6,9 @@
 
 use std::ptr::NonNull;
 
-use device_ipc_core::backend::{DeviceMemory, DeviceStream, HandleKind, MemoryInfo, check_copy_lengths};
+use device_ipc_core::backend::{
+    BlockedTensors, DeviceMemory, DeviceStream, HandleKind, MemoryInfo, check_blocks, check_copy_lengths,
+};
 use device_ipc_core::{BorrowedStream, DeviceOrdinal, DeviceRange, Result};
 
 use super::cuda::CudaBackend;
@@ -40,6 +42,29 @@ impl DeviceMemory for CudaBackend {
         let status =
             unsafe { (driver.api.memcpy_async)(dst.ptr.get(), src.ptr.get(), dst.len as usize, raw) };
         driver.check("cuMemcpyAsync", status)
+    }
+
+    unsafe fn copy_blocks(
+        &self,
+        tensors: &[BlockedTensors],
+        block_bytes: u64,
+        sources: &[u32],
+        destinations: &[u32],
+        stream: BorrowedStream<'_>,
+    ) -> Result<()> {
+        let (raw, _current) = self.driver().enter_with(stream)?;
+        check_blocks(tensors, block_bytes, sources, destinations)?;
+        // SAFETY: as the caller promised; the blocks lie in their tensors.
+        unsafe {
+            self.driver().launch_copy_blocks(
+                tensors,
+                block_bytes,
+                sources,
+                destinations,
+                stream.device(),
+                raw,
+            )
+        }
     }
 
     unsafe fn fill(&self, dst: DeviceRange, byte: u8, stream: BorrowedStream<'_>) -> Result<()> {

@@ -1,12 +1,15 @@
-//! Launches of the addition kernel, which each device loads once.
-
-use std::sync::PoisonError;
+//! The addition kernel of the conformance suite and the examples.
 
 use device_ipc_core::{DeviceOrdinal, DeviceRange, Error, Result};
 
 use crate::bindings::api::Stream;
 use crate::objects::driver::Driver;
-use crate::objects::kernel::Kernel;
+use crate::objects::kernel::{Kernel, Source, THREADS_PER_BLOCK, ptx};
+
+pub(super) const SOURCE: Source =
+    Source { ptx: ptx(concat!(include_str!("add_f32.ptx"), "\0")), entry: c"device_ipc_add_f32" };
+/// Enough blocks to fill any device; the kernel loops over the rest.
+const MAX_BLOCKS: u64 = 4096;
 
 impl Driver {
     /// Adds `value` to every float of `range`, on a stream of `device`.
@@ -17,7 +20,7 @@ impl Driver {
     pub(crate) unsafe fn launch_add_f32(
         &self,
         range: DeviceRange,
-        value: f32,
+        mut value: f32,
         device: DeviceOrdinal,
         stream: Stream,
     ) -> Result<()> {
@@ -27,14 +30,17 @@ impl Driver {
                 range.len, range.ptr
             )));
         }
-        let count = range.len / 4;
+        let (mut ptr, mut count) = (range.ptr.get(), range.len / 4);
         if count == 0 {
             return Ok(());
         }
         let _current = self.enter(device)?;
         let kernel = self.add_f32_kernel(device)?;
-        // SAFETY: the kernel is of the device's context, which is current; stream and range are as the caller promised.
-        unsafe { kernel.launch(self, range.ptr.get(), count, value, stream) }
+        let blocks = count.div_ceil(u64::from(THREADS_PER_BLOCK)).min(MAX_BLOCKS) as u32;
+        let arguments = [(&raw mut ptr).cast(), (&raw mut count).cast(), (&raw mut value).cast()];
+        // SAFETY: the kernel is of the device's context, which is current, and takes an address, a count and a float; stream and
+        // range are as the caller promised.
+        unsafe { kernel.launch(self, [blocks, 1, 1], arguments, stream) }
     }
 
     /// Loads the kernel on a device.
@@ -43,17 +49,7 @@ impl Driver {
         self.add_f32_kernel(device).map(drop)
     }
 
-    /// Returns the kernel of a device whose context is current.
     fn add_f32_kernel(&self, device: DeviceOrdinal) -> Result<&Kernel> {
-        let slot = &self.device(device)?.add_f32;
-        if let Some(kernel) = slot.get() {
-            return Ok(kernel);
-        }
-        let _creating = self.creating.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernel) = slot.get() {
-            return Ok(kernel);
-        }
-        let kernel = Kernel::load(self)?;
-        Ok(slot.get_or_init(|| kernel))
+        self.kernel(device, &SOURCE, |device| &device.add_f32)
     }
 }

@@ -15,7 +15,7 @@
 use std::cell::Cell;
 use std::ffi::{c_int, c_ulonglong};
 use std::marker::PhantomData;
-use std::sync::PoisonError;
+use std::sync::{OnceLock, PoisonError};
 
 use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result};
 
@@ -219,7 +219,7 @@ impl Driver {
         }
         if let Ok(_current) = self.enter(device.info.ordinal) {
             device.staging.release(self);
-            if let Some(kernel) = device.add_f32.get() {
+            for kernel in [&device.add_f32, &device.copy_blocks].into_iter().filter_map(OnceLock::get) {
                 kernel.unload(self);
             }
         }

@@ -16,7 +16,8 @@ pub(crate) struct Device {
     pub(crate) handle: api::Device,
     pub(crate) info: DeviceInfo,
     pub(crate) context: OnceLock<PrimaryContext>,
-    pub(crate) add_f32: OnceLock<Kernel>,
+    pub(super) add_f32: OnceLock<Kernel>,
+    pub(super) copy_blocks: OnceLock<Kernel>,
     pub(crate) staging: Staging,
     pub(crate) ipc_events: OnceLock<bool>,
     /// Whether this process uses the device through MPS; `None` if the driver does not report it.
@@ -74,6 +75,7 @@ impl Device {
             info: DeviceInfo::new(ordinal, identity, name.unwrap_or_default(), bytes as u64),
             context: OnceLock::new(),
             add_f32: OnceLock::new(),
+            copy_blocks: OnceLock::new(),
             staging: Staging::default(),
             ipc_events: OnceLock::new(),
             mps: OnceLock::new(),

@@ -1,21 +1,26 @@
-//! The addition kernel of the conformance suite and the examples, which needs no compiler on the machine.
+//! Kernels of this crate, which need no compiler on the machine.
 //!
 //! The driver compiles the PTX text when a device first needs it ("Module Management", `group__CUDA__MODULE`;
 //! "Execution Control", `group__CUDA__EXEC`; the PTX ISA manual).
 
 use std::ffi::{CStr, c_void};
+use std::sync::{OnceLock, PoisonError};
 
-use device_ipc_core::Result;
+use device_ipc_core::{DeviceOrdinal, Result};
 
 use crate::bindings::api::{Function, Module, Stream};
 use crate::library::CudaLibrary;
 use crate::library::status::number;
+use crate::objects::device::Device;
+use crate::objects::driver::Driver;
 
-const PTX: &str = concat!(include_str!("add_f32.ptx"), "\0");
-const ENTRY: &CStr = c"device_ipc_add_f32";
-const THREADS_PER_BLOCK: u32 = 256;
-/// Enough blocks to fill any device; the kernel loops over the rest.
-const MAX_BLOCKS: u64 = 4096;
+pub(super) const THREADS_PER_BLOCK: u32 = 256;
+
+/// The text of a kernel.
+pub(super) struct Source {
+    pub(super) ptx: &'static CStr,
+    pub(super) entry: &'static CStr,
+}
 
 /// A kernel in a device's context.
 pub(crate) struct Kernel {
@@ -24,15 +29,16 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Loads the kernel into the current context.
-    pub(super) fn load(library: &CudaLibrary) -> Result<Self> {
+    /// Loads a kernel into the current context.
+    fn load(library: &CudaLibrary, source: &Source) -> Result<Self> {
         let mut module = Module::NULL;
         // SAFETY: writes one module; the text ends with a NUL.
-        let status = unsafe { (library.api.module_load_data)(&raw mut module, PTX.as_ptr().cast()) };
+        let status = unsafe { (library.api.module_load_data)(&raw mut module, source.ptx.as_ptr().cast()) };
         library.check("cuModuleLoadData", status)?;
         let mut function = Function::NULL;
         // SAFETY: writes one function of the module.
-        let status = unsafe { (library.api.module_get_function)(&raw mut function, module, ENTRY.as_ptr()) };
+        let status =
+            unsafe { (library.api.module_get_function)(&raw mut function, module, source.entry.as_ptr()) };
         let kernel = Self { module, function };
         if let Err(error) = library.check("cuModuleGetFunction", status) {
             kernel.unload(library);
@@ -50,31 +56,27 @@ impl Kernel {
         }
     }
 
-    /// Adds `value` to `count` floats at `ptr`.
+    /// Launches the kernel with [`THREADS_PER_BLOCK`].
     ///
     /// # Safety
     ///
-    /// The kernel is of the current context, as is the stream. Its device can access the floats, which stay mapped
-    /// until the kernel has finished.
-    pub(super) unsafe fn launch(
+    /// The kernel is of the current context, as is the stream. The arguments point to values of the types of the kernel's
+    /// parameters. What the kernel accesses, its device can access, and it stays mapped until the kernel has finished.
+    pub(super) unsafe fn launch<const N: usize>(
         &self,
         library: &CudaLibrary,
-        mut ptr: u64,
-        mut count: u64,
-        mut value: f32,
+        blocks: [u32; 3],
+        mut arguments: [*mut c_void; N],
         stream: Stream,
     ) -> Result<()> {
-        let blocks = count.div_ceil(u64::from(THREADS_PER_BLOCK)).min(MAX_BLOCKS) as u32;
-        let mut arguments: [*mut c_void; 3] =
-            [(&raw mut ptr).cast(), (&raw mut count).cast(), (&raw mut value).cast()];
-        // SAFETY: the arguments have the types of the kernel's parameters and are copied before the call returns;
-        // stream and floats are as the caller promised.
+        let [x, y, z] = blocks;
+        // SAFETY: the arguments are copied before the call returns; everything else is as the caller promised.
         let status = unsafe {
             (library.api.launch_kernel)(
                 self.function,
-                blocks,
-                1,
-                1,
+                x,
+                y,
+                z,
                 THREADS_PER_BLOCK,
                 1,
                 1,
@@ -88,14 +90,46 @@ impl Kernel {
     }
 }
 
+impl Driver {
+    /// Returns a kernel of a device whose context is current. Loads it at the first call.
+    pub(super) fn kernel<'d>(
+        &'d self,
+        device: DeviceOrdinal,
+        source: &Source,
+        slot: impl FnOnce(&'d Device) -> &'d OnceLock<Kernel>,
+    ) -> Result<&'d Kernel> {
+        let slot = slot(self.device(device)?);
+        if let Some(kernel) = slot.get() {
+            return Ok(kernel);
+        }
+        let _creating = self.creating.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = slot.get() {
+            return Ok(kernel);
+        }
+        let kernel = Kernel::load(self, source)?;
+        Ok(slot.get_or_init(|| kernel))
+    }
+}
+
+/// Returns the PTX text of a file with a NUL at its end.
+pub(super) const fn ptx(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("one NUL, at the end"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::{add_f32, copy_blocks};
     use super::*;
 
     #[test]
-    fn ptx_has_the_entry_and_one_final_nul() {
-        assert!(PTX.contains(&format!(".visible .entry {}(", ENTRY.to_str().unwrap())));
-        assert_eq!(PTX.find('\0'), Some(PTX.len() - 1));
-        assert!(PTX.is_ascii());
+    fn ptx_has_the_entry() {
+        for Source { ptx, entry } in [&add_f32::SOURCE, &copy_blocks::SOURCE] {
+            let text = ptx.to_str().unwrap();
+            assert!(text.contains(&format!(".visible .entry {}(", entry.to_str().unwrap())));
+            assert!(text.is_ascii());
+        }
     }
 }

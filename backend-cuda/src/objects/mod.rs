@@ -3,6 +3,7 @@
 pub(crate) mod add_f32;
 pub(crate) mod capture;
 pub(crate) mod context;
+pub(crate) mod copy_blocks;
 pub(crate) mod device;
 pub(crate) mod driver;
 pub(crate) mod event;

@@ -10,9 +10,9 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use device_ipc_core::backend::{
-    BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceReservations, DeviceStream,
-    DeviceTimelines, Exported, Extent, HandleKind, HandleKindInfo, Imported, MemoryInfo, Opened,
-    ReceivedHandle, ReservationGranularity, TestKernels, Unavailable,
+    BackendInfo, BlockedTensors, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceReservations,
+    DeviceStream, DeviceTimelines, Exported, Extent, HandleKind, HandleKindInfo, Imported, MemoryInfo,
+    Opened, ReceivedHandle, ReservationGranularity, TestKernels, Unavailable,
 };
 use device_ipc_core::{
     Access, BorrowedStream, DeviceInfo, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result,
@@ -27,6 +27,8 @@ pub(crate) enum Mistake {
     FreeDoesNotWait,
     /// `free` unmaps the memory at once.
     FreeUnmapsAtOnce,
+    /// `copy_blocks` gives a block the number in the destination that it has in the source.
+    BlocksKeepTheirNumbers,
     /// The range of `open` is a page longer than the mapping.
     OpenIsOnePageTooLong,
     /// The range of `open` has the length that the exporter states.
@@ -266,6 +268,23 @@ impl DeviceMemory for Faulty {
         self.refuse_empty(dst)?;
         // SAFETY: as the caller promised.
         self.submitted(stream, unsafe { self.mock.memory().copy(dst, src, stream) })
+    }
+
+    unsafe fn copy_blocks(
+        &self,
+        tensors: &[BlockedTensors],
+        block_bytes: u64,
+        sources: &[u32],
+        destinations: &[u32],
+        stream: BorrowedStream<'_>,
+    ) -> Result<()> {
+        let stream = self.stream(stream);
+        let destinations = if self.makes(Mistake::BlocksKeepTheirNumbers) { sources } else { destinations };
+        let memory = self.mock.memory();
+        // SAFETY: as the caller promised.
+        self.submitted(stream, unsafe {
+            memory.copy_blocks(tensors, block_bytes, sources, destinations, stream)
+        })
     }
 
     unsafe fn fill(&self, dst: DeviceRange, byte: u8, stream: BorrowedStream<'_>) -> Result<()> {

@@ -22,6 +22,12 @@ const TABLE: &[(Mistake, &str, &str, &str)] = &[
         "killed by SIGSEGV (11): it accessed an address that is not mapped; a backend that unmaps memory in free",
     ),
     (
+        Mistake::BlocksKeepTheirNumbers,
+        "bytes",
+        "device_memory::blocks_are_copied",
+        "3 blocks of 3 bytes in 66 tensors",
+    ),
+    (
         Mistake::OpenIsOnePageTooLong,
         "bytes",
         "handles::opened_size_is_the_drivers",

@@ -6,6 +6,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use crate::backend::HandleKind;
+use crate::backend::blocks::{BlockedTensors, check_blocks, single_copies};
 use crate::backend::stream::BorrowedStream;
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
@@ -73,6 +74,36 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     ///
     /// The vendor's error; [`Error::InvalidRegion`](crate::Error::InvalidRegion) for different lengths.
     unsafe fn copy(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()>;
+
+    /// Submits copies of block `sources[i]` to block `destinations[i]` in all tensors, of `block_bytes` each, by as few kernels as
+    /// the backend can. The default implementation copies every block with [`copy`](Self::copy).
+    ///
+    /// The stream's device can access all tensors. The first call on a device may load a kernel, for which a driver may wait
+    /// until all its streams are idle; a call without blocks only loads it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`copy`](Self::copy). No block is written twice.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidRegion`](crate::Error::InvalidRegion) where a tensor lacks a block, and where there are not as many
+    /// destinations as sources: then nothing is copied. Otherwise the vendor's error.
+    unsafe fn copy_blocks(
+        &self,
+        tensors: &[BlockedTensors],
+        block_bytes: u64,
+        sources: &[u32],
+        destinations: &[u32],
+        stream: BorrowedStream<'_>,
+    ) -> Result<()> {
+        check_blocks(tensors, block_bytes, sources, destinations)?;
+        for (dst, src) in single_copies(tensors, block_bytes, sources, destinations) {
+            // SAFETY: as the caller promised; the blocks lie in their tensors.
+            unsafe { self.copy(dst, src, stream) }?;
+        }
+        Ok(())
+    }
 
     /// Submits a fill of every byte of `dst` with `byte`.
     ///

@@ -122,6 +122,7 @@
 //! submitted before the call, and an event that has never been recorded is complete (both as in `cudaStreamWaitEvent` and
 //! `aclrtStreamWaitEvent`).
 
+mod blocks;
 mod bound;
 pub(crate) mod buffer;
 mod capabilities;
@@ -148,6 +149,7 @@ pub use crate::model::address::{Extent, Generation};
 pub use crate::model::device::HostId;
 pub use crate::model::error::{BackendRemedy, Remedy, VendorError, VendorStatus};
 pub use crate::os::environment;
+pub use blocks::{BlockedTensors, check_blocks};
 pub(crate) use bound::DeviceBound;
 pub(crate) use buffer::{Buffer, Stream, check_whole_elements};
 pub use capabilities::{Capabilities, HandleKind, HandleKindInfo, Lifetime};

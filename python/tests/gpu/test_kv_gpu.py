@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one device only")
 
 # As of an 8B model: 32 layers, blocks of 16 tokens, 8 heads, keys and values of 128.
-LAYERS, BLOCKS, SHAPE = 32, 600, (8, 16, 256)
+LAYERS, BLOCKS, SHAPE = 32, 2200, (8, 16, 256)
 
 EXPORT = """
 from device_ipc._kv_cache import CacheExporter
@@ -27,12 +27,13 @@ result = exporter.name
 """
 
 
-@pytest.mark.parametrize("dtype,shape", [("bfloat16", (8, 16, 256)), ("uint8", (3, 8)), ("float32", (1, 1, 2)), ("float16", (7, 4))])
+@pytest.mark.parametrize("dtype,shape", [("bfloat16", (8, 16, 256)), ("uint8", (3, 8)), ("uint8", (3,)), ("float32", (5, 1001)), ("float32", (1, 1, 2)), ("float16", (7, 4))])
 def test_kernel_copies_exactly_the_blocks(dtype: str, shape: "tuple[int, ...]") -> None:
-    of = [torch.randint(0, 100, (50, *shape), device="cuda:0").to(getattr(torch, dtype)) for _ in range(3)]
-    to = [torch.zeros((70, *shape), device="cuda:0", dtype=getattr(torch, dtype)) for _ in range(3)]
+    # More tensors and more blocks than one kernel takes.
+    of = [torch.randint(0, 100, (300, *shape), device="cuda:0").to(getattr(torch, dtype)) for _ in range(70)]
+    to = [torch.zeros((320, *shape), device="cuda:0", dtype=getattr(torch, dtype)) for _ in range(70)]
     expected = [tensor.clone() for tensor in to]
-    sources, destinations = list(range(0, 50, 3)), list(range(69, 52, -1))
+    sources, destinations = list(range(299, 19, -1)), list(range(40, 320))
     BlockCopy(to, of).copy(sources, destinations)
     for expect, source in zip(expected, of, strict=True):
         expect[destinations] = source[sources]
@@ -43,7 +44,7 @@ def hand_over(peer: Peer, device: str) -> None:
     from device_ipc._kv_cache import CacheImporter, Load
 
     name = peer.run(EXPORT, layers=LAYERS, blocks=BLOCKS, shape=list(SHAPE))
-    blocks = 700
+    blocks = 2300
     caches = {f"layer.{i}": torch.full((blocks, *SHAPE), -1, dtype=torch.bfloat16, device=device) for i in range(LAYERS)}
     importer = CacheImporter(caches, blocks, {})
     done: "set[str]" = set()
@@ -89,7 +90,7 @@ def test_figures_of_a_copy(peer: Peer) -> None:
     caches = [torch.empty((BLOCKS, *SHAPE), dtype=torch.bfloat16, device="cuda:0") for _ in range(LAYERS)]
     copy = BlockCopy(caches, list(sources.values()))
     generator = torch.Generator().manual_seed(1)
-    for tokens in (512, 4096, 8192):
+    for tokens in (512, 4096, 32768):
         count = tokens // 16
         at = torch.randperm(BLOCKS, generator=generator)[:count].tolist()
         to = torch.randperm(BLOCKS, generator=generator)[:count].tolist()

@@ -8,7 +8,7 @@ use device_ipc_mock_engine::{Address, EngineError, KernelMemory};
 use crate::context::{Context, current};
 use crate::entry::driver;
 use crate::ffi::{In, Out, Text};
-use crate::ptx::{Grid, Memory, Program};
+use crate::ptx::{Grid, Memory, Parameter, Program};
 use crate::simulator::{next_handle, simulator};
 use crate::status::Status;
 use crate::stream::target;
@@ -140,14 +140,12 @@ driver! {
             return Err(Status::INVALID_HANDLE);
         }
         let mut values = Vec::new();
-        for (index, size) in module.program.parameters(entry).enumerate() {
-            let at = parameters.at(index)? as usize;
-            values.push(match size {
-                1 => u64::from(Out::<u8>::from_address(at).get()?),
-                2 => u64::from(Out::<u16>::from_address(at).get()?),
-                4 => u64::from(Out::<u32>::from_address(at).get()?),
-                _ => Out::<u64>::from_address(at).get()?,
-            });
+        for (index, Parameter { offset, len }) in module.program.parameters(entry).enumerate() {
+            let first = parameters.at(index)? as usize;
+            values.resize(offset, 0);
+            for at in first..first + len {
+                values.push(Out::<u8>::from_address(at).get()?);
+            }
         }
         let context = target.context.clone();
         let kernel = move |memory: &mut KernelMemory| {

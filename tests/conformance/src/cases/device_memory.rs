@@ -1,7 +1,7 @@
 //! Plain memory and streams, which all other cases stand on.
 
 
-use device_ipc_core::{Buffer, DeviceOrdinal, Stream};
+use device_ipc_core::{Buffer, DeviceOrdinal, Stream, View, ViewMut};
 
 use crate::agent::Command;
 use crate::check::{equal, refused, refused_as_one_of, same, that};
@@ -54,6 +54,54 @@ pub fn work_that_does_not_fit(context: &Context) -> Outcome {
     refused(memory.add(odd, 1.0, &stream), "adding to floats at an odd address", kind, &[])?;
     let Some(short) = memory.range.slice(0, 7) else { return fail("a part lies inside") };
     refused(memory.add(short, 1.0, &stream), "adding to seven bytes", kind, &[])
+}
+
+/// Blocks are copied by their numbers to their places in every tensor, and nothing else is written: blocks of odd and of large sizes, more
+/// blocks and more tensors than one kernel takes.
+pub fn blocks_are_copied(context: &Context) -> Outcome {
+    for (tensors, block, sources, destinations) in [
+        (66, 3, vec![4, 0, 4], vec![1, 5, 2]),
+        (2, 40_008, vec![3, 1], vec![0, 1]),
+        (1, 24, (0..260).collect(), (1..261).rev().collect()),
+    ] {
+        let blocks = 1 + sources.iter().chain(&destinations).max().copied().unwrap_or(0) as usize;
+        let bytes = pattern(tensors * blocks * block);
+        let mut expected = vec![0xee; bytes.len()];
+        let layers = bytes.chunks(blocks * block);
+        let (mut targets, mut held) = (Vec::new(), Vec::new());
+        for layer in layers {
+            held.push(Memory::with_bytes(context, 0, layer)?);
+            targets.push(Memory::with_bytes(context, 0, &vec![0xee; layer.len()])?);
+        }
+        let stream = context.ipc().create_stream(0)?;
+        let mut views = Vec::new();
+        for (target, source) in targets.iter().zip(&held) {
+            target.stream.synchronize()?;
+            source.stream.synchronize()?;
+            views.push((target.buffer.view_mut::<u8, _>(&stream)?, source.buffer.view::<u8, _>(&stream)?));
+        }
+        ViewMut::copy_blocks(&mut views, block, &sources, &destinations)?;
+        for tensor in 0..tensors {
+            for (from, to) in sources.iter().zip(&destinations) {
+                let at = |number: &u32| (tensor * blocks + *number as usize) * block;
+                expected[at(to)..][..block].copy_from_slice(&bytes[at(from)..][..block]);
+            }
+        }
+        let copied = |views: &[(ViewMut<'_, u8>, View<'_, u8>)]| {
+            views.iter().map(|(to, _)| to.to_vec()).collect::<Result<Vec<_>, _>>().map(|bytes| bytes.concat())
+        };
+        same(&copied(&views)?, &expected, format!("{} blocks of {block} bytes in {tensors} tensors", sources.len()))?;
+        let kind = "InvalidRegion";
+        let mut copy = |sources: &[u32], destinations: &[u32]| {
+            ViewMut::copy_blocks(&mut views, block, sources, destinations)
+        };
+        refused(copy(&[0, blocks as u32], &[0, 1]), "a source block behind the last", kind, &["source block", "tensor 0"])?;
+        refused(copy(&[0], &[u32::MAX]), "a destination block behind the last", kind, &["destination block"])?;
+        refused(copy(&[0, 1], &[0]), "two sources for one destination", kind, &["2 source blocks"])?;
+        copy(&[], &[])?;
+        same(&copied(&views)?, &expected, "the bytes after refused copies and a copy of nothing")?;
+    }
+    Ok(())
 }
 
 /// No bytes is no allocation, and more than there is does not fit.

@@ -260,6 +260,7 @@ themes! {
     device_memory:
         write_and_read,
         work_stays_in_its_range,
+        blocks_are_copied,
         work_that_does_not_fit,
         senseless_sizes,
         empty_ranges_are_left_alone,

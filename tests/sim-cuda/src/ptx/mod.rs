@@ -32,11 +32,17 @@ pub(crate) struct Program {
     entries: Vec<Entry>,
 }
 
+/// The place of a parameter among all parameters of a kernel, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parameter {
+    pub(crate) offset: usize,
+    pub(crate) len: usize,
+}
+
 #[derive(Debug)]
 struct Entry {
     name: String,
-    /// Sizes of the parameters in bytes.
-    parameters: Vec<u64>,
+    parameters: Vec<Parameter>,
     registers: usize,
     code: Vec<Instruction>,
 }
@@ -47,8 +53,8 @@ impl Program {
         self.entries.iter().position(|entry| entry.name == name)
     }
 
-    /// Returns the sizes of the parameters in bytes: 1, 2, 4 or 8.
-    pub(crate) fn parameters(&self, entry: usize) -> impl Iterator<Item = u64> + '_ {
+    /// Returns the places of the parameters.
+    pub(crate) fn parameters(&self, entry: usize) -> impl Iterator<Item = Parameter> + '_ {
         self.entries[entry].parameters.iter().copied()
     }
 }
@@ -143,7 +149,7 @@ enum Comparison {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
-    Parameter { to: usize, number: usize, kind: Type },
+    Parameter { to: usize, base: Operand, offset: i64, kind: Type },
     Load { to: usize, base: Operand, offset: i64, kind: Type },
     Store { base: Operand, offset: i64, from: Operand, kind: Type },
     Unary { what: Unary, to: usize, from: Operand, kind: Type },

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::{Action, Binary, Class, Comparison, Entry, Instruction, Operand, Program, Special, Type, Unary};
+use super::{
+    Action, Binary, Class, Comparison, Entry, Instruction, Operand, Parameter, Program, Special, Type, Unary,
+};
 
 type Parsed<T> = Result<T, String>;
 
@@ -50,14 +52,15 @@ fn entry(head: &str, body: &str) -> Parsed<Entry> {
     let name = head.split('(').next().unwrap_or_default().trim().to_owned();
     let list = head.split_once('(').and_then(|(_, list)| list.rsplit_once(')')).map_or("", |(list, _)| list);
     let mut reader = Reader::default();
-    let mut sizes = Vec::new();
-    for parameter in list.split(',').map(str::trim).filter(|parameter| !parameter.is_empty()) {
-        let unknown = || format!("has a parameter '{parameter}', which is not supported");
-        let mut words = parameter.split_whitespace();
-        let kind = words.nth(1).and_then(|word| kind(word.strip_prefix('.')?)).ok_or_else(unknown)?;
-        let name = words.last().filter(|name| !name.contains('[')).ok_or_else(unknown)?;
-        reader.parameters.insert(name.to_owned(), sizes.len());
-        sizes.push(kind.bytes);
+    let mut parameters = Vec::new();
+    let mut end = 0_usize;
+    for text in list.split(',').map(str::trim).filter(|text| !text.is_empty()) {
+        let (name, len, align) =
+            parameter(text).ok_or_else(|| format!("has a parameter '{text}', which is not supported"))?;
+        let offset = end.next_multiple_of(align);
+        end = offset + len;
+        reader.parameters.insert(name.to_owned(), offset);
+        parameters.push(Parameter { offset, len });
     }
     let statements = statements(body);
     let mut labels = HashMap::new();
@@ -72,7 +75,22 @@ fn entry(head: &str, body: &str) -> Parsed<Entry> {
     let written = statements.iter().filter(|(_, statement)| !statement.is_empty());
     let mut code = written.map(|(_, statement)| reader.instruction(statement)).collect::<Parsed<Vec<_>>>()?;
     code.push(Instruction { guard: None, action: Action::Return });
-    Ok(Entry { name, parameters: sizes, registers: reader.registers.len(), code })
+    Ok(Entry { name, parameters, registers: reader.registers.len(), code })
+}
+
+/// Returns the name, the length and the alignment of a parameter: of a plain type, or of an array as in
+/// `.param .align 8 .b8 name[64]`.
+fn parameter(text: &str) -> Option<(&str, usize, usize)> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let type_of = |word: &str| kind(word.strip_prefix('.')?).map(|kind| kind.bytes as usize);
+    match words[..] {
+        [".param", one, name] if !name.contains('[') => type_of(one).map(|bytes| (name, bytes, bytes)),
+        [".param", ".align", align, one, array] => {
+            let (name, count) = array.strip_suffix(']')?.split_once('[')?;
+            Some((name, type_of(one)? * count.parse::<usize>().ok()?, align.parse().ok()?))
+        }
+        _ => None,
+    }
 }
 
 /// Splits a body into statements without declarations, each with its label. A label at the end has an empty
@@ -151,8 +169,8 @@ impl Reader<'_> {
             // Threads that run one after the other need no ordering.
             ("membar" | "fence", []) => Action::Nothing,
             ("ld", [to, from]) if has("param") => {
-                let number = *self.parameters.get(from.strip_prefix('[')?.strip_suffix(']')?.trim())?;
-                Action::Parameter { to: self.register(to), number, kind: last? }
+                let (base, offset) = self.address(from)?;
+                Action::Parameter { to: self.register(to), base, offset, kind: last? }
             }
             ("ld", [to, from]) if is_global(parts) => {
                 let (base, offset) = self.address(from)?;
@@ -216,6 +234,9 @@ impl Reader<'_> {
     fn operand(&mut self, text: &str) -> Option<Operand> {
         if let Some(special) = special(text) {
             return Some(Operand::Special(special));
+        }
+        if let Some(offset) = self.parameters.get(text) {
+            return Some(Operand::Immediate(*offset as u64));
         }
         if text.starts_with('%')
             || text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')

@@ -21,7 +21,7 @@ impl Program {
     pub(crate) fn run<M: Memory>(
         &self,
         entry: usize,
-        parameters: &[u64],
+        parameters: &[u8],
         grid: Grid,
         memory: &mut M,
     ) -> Result<(), M::Error> {
@@ -46,7 +46,7 @@ impl Entry {
     fn run<M: Memory>(
         &self,
         registers: &mut [u64],
-        parameters: &[u64],
+        parameters: &[u8],
         place: ThreadPosition,
         memory: &mut M,
     ) -> Result<(), M::Error> {
@@ -77,7 +77,13 @@ impl Entry {
                     let loaded = memory.load(value(base).wrapping_add_signed(offset), kind.bytes)?;
                     (to, if kind.is_signed() { kind.signed(loaded).cast_unsigned() } else { loaded })
                 }
-                Action::Parameter { to, number, kind } => (to, kind.cut(parameters[number])),
+                Action::Parameter { to, base, offset, kind } => {
+                    let at = value(base).wrapping_add_signed(offset) as usize;
+                    let mut word = [0; 8];
+                    let bytes = parameters.iter().skip(at).take(kind.bytes as usize);
+                    word.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+                    (to, u64::from_le_bytes(word))
+                }
                 Action::Unary { what, to, from, kind } => (to, unary(what, value(from), kind)),
                 Action::Binary { what, to, left, right, kind } => {
                     (to, binary(what, value(left), value(right), kind))
@@ -270,12 +276,17 @@ mod tests {
         Program::parse(&text).expect("the module is valid")
     }
 
+    /// The bytes of the parameters `out` and `value`.
+    fn parameters(out: u64) -> Vec<u8> {
+        [&out.to_le_bytes()[..], &1.5_f32.to_le_bytes()].concat()
+    }
+
     fn once(body: &str) -> u64 {
         let program =
             kernel(&format!("ld.param.u64 %rd1, [out];\n{body}\nst.global.u64 [%rd1+8], %rd9;\nret;"));
         let mut memory = Bytes(vec![0; 16]);
         let grid = Grid { blocks: [1; 3], threads: [1; 3] };
-        program.run(0, &[0, u64::from(1.5_f32.to_bits())], grid, &mut memory).expect("in bounds");
+        program.run(0, &parameters(0), grid, &mut memory).expect("in bounds");
         memory.load(8, 8).expect("in bounds")
     }
 
@@ -295,6 +306,21 @@ mod tests {
     }
 
     #[test]
+    fn elements_of_an_array_are_read_by_their_offsets() {
+        let text = ".entry test(.param .u8 small, .param .align 8 .b8 table[24], .param .u64 out) {
+            mov.b64 %rd1, table; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 8; add.s64 %rd1, %rd1, %rd2;
+            ld.param.u64 %rd3, [%rd1]; ld.param.u64 %rd4, [table+16]; ld.param.u64 %rd5, [out];
+            add.s64 %rd6, %rd3, %rd4; add.s64 %rd7, %rd5, %rd2; st.global.u64 [%rd7], %rd6; }";
+        let program = Program::parse(text).expect("the module is valid");
+        let words = [7_u64, 10, 20, 100, 0];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut memory = Bytes(vec![0; 16]);
+        let grid = Grid { blocks: [1; 3], threads: [2, 1, 1] };
+        program.run(0, &bytes, grid, &mut memory).expect("in bounds");
+        assert_eq!((memory.load(0, 8), memory.load(8, 8)), (Ok(110), Ok(120)));
+    }
+
+    #[test]
     fn branches_and_guards_run_in_every_thread() {
         let program = kernel(
             "ld.param.u64 %rd1, [out]; mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mov.u32 %r3, %tid.x;
@@ -306,9 +332,9 @@ mod tests {
         );
         let mut memory = Bytes(vec![0; 6]);
         let grid = Grid { blocks: [2, 1, 1], threads: [3, 1, 1] };
-        assert_eq!(program.run(0, &[0, 0], grid, &mut memory), Ok(()));
+        assert_eq!(program.run(0, &parameters(0), grid, &mut memory), Ok(()));
         assert_eq!(memory.0, [1, 2, 3, 4, 5, 6]);
-        assert_eq!(program.run(0, &[1, 0], grid, &mut memory), Err(6), "the first access that fails");
+        assert_eq!(program.run(0, &parameters(1), grid, &mut memory), Err(6), "the first access that fails");
     }
 
     #[test]

@@ -1,0 +1,74 @@
+//! Blocks of tensors, such as KV caches, that are copied by their numbers.
+
+use crate::model::address::{DevicePtr, DeviceRange};
+use crate::model::error::{Error, Result};
+
+/// Two tensors of [`DeviceMemory::copy_blocks`](super::DeviceMemory::copy_blocks), whose blocks lie at equal distances.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockedTensors {
+    /// The tensor that is written.
+    pub dst: DeviceRange,
+    /// The bytes from one block of it to the next.
+    pub dst_stride: u64,
+    /// The tensor that is read.
+    pub src: DeviceRange,
+    /// The bytes from one block of it to the next.
+    pub src_stride: u64,
+}
+
+/// Checks that there are as many sources as destinations, and that every tensor has all blocks.
+///
+/// # Errors
+///
+/// [`Error::InvalidRegion`] with the first block that a tensor lacks.
+pub fn check_blocks(
+    tensors: &[BlockedTensors],
+    block_bytes: u64,
+    sources: &[u32],
+    destinations: &[u32],
+) -> Result<()> {
+    if sources.len() != destinations.len() {
+        return Err(Error::InvalidRegion(format!(
+            "{} source blocks and {} destination blocks: pass as many of each",
+            sources.len(),
+            destinations.len()
+        )));
+    }
+    for (what, numbers) in [("source", sources), ("destination", destinations)] {
+        let Some(&largest) = numbers.iter().max() else { continue };
+        for (position, tensor) in tensors.iter().enumerate() {
+            let (range, stride) = match what {
+                "source" => (tensor.src, tensor.src_stride),
+                _ => (tensor.dst, tensor.dst_stride),
+            };
+            let end = u64::from(largest).checked_mul(stride).and_then(|start| start.checked_add(block_bytes));
+            if end.is_none_or(|end| end > range.len) {
+                return Err(Error::InvalidRegion(format!(
+                    "{what} block {largest} of tensor {position} does not lie in its {} bytes: blocks of {block_bytes} bytes at \
+                     distances of {stride} bytes",
+                    range.len
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns the destination and the source of every block.
+pub(super) fn single_copies<'a>(
+    tensors: &'a [BlockedTensors],
+    block_bytes: u64,
+    sources: &'a [u32],
+    destinations: &'a [u32],
+) -> impl Iterator<Item = (DeviceRange, DeviceRange)> + 'a {
+    let block = move |range: DeviceRange, stride: u64, number: u32| {
+        let first = range.ptr.get() + u64::from(number) * stride;
+        DeviceRange::new(range.device, DevicePtr::new(first), block_bytes)
+    };
+    let numbers = move || sources.iter().zip(destinations);
+    tensors.iter().flat_map(move |tensor| {
+        numbers().map(move |(&from, &to)| {
+            (block(tensor.dst, tensor.dst_stride, to), block(tensor.src, tensor.src_stride, from))
+        })
+    })
+}
