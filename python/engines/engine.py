@@ -82,6 +82,8 @@ def options(model: Path, **further: Any) -> dict[str, Any]:
         "max_num_seqs": 8,
         "max_num_batched_tokens": 512,
         "kv_cache_memory_bytes": 256 << 20,
+        # The cache has its size already. This is what has to be free at the start, beside other engines.
+        "gpu_memory_utilization": 0.1,
         "seed": 0,
         "worker_extension_cls": "engines.worker.Extension",
         "weight_transfer_config": {"backend": "device_ipc"},
