@@ -14,7 +14,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use device_ipc::{
-    ChannelReceiver, ChannelSender, Dtype, Error, Ipc, Listener, Message, Received, Stream, TrySendError,
+    ChannelReceiver, ChannelSender, Dtype, Error, ErrorKind, Ipc, Listener, Message, Received, Stream,
+    TrySendError,
 };
 use roles::{Role, TIMEOUT};
 use tokio::io::Interest;
@@ -74,7 +75,7 @@ async fn serve_client(server: Arc<Server>, sender: ChannelSender, receiver: Chan
     loop {
         let request = match receive(&receiver).await {
             Ok(request) => request,
-            Err(Error::ChannelClosed { .. }) => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::Closed => return Ok(()),
             Err(error) => return Err(error.into()),
         };
         // An open waits for another process, which would stop the runtime's only thread.
@@ -132,7 +133,7 @@ fn serve_with_threads(server: &Arc<Server>, listener: &Listener) -> Result<()> {
             loop {
                 match channel.receive(TIMEOUT) {
                     Ok(request) => channel.send(server.answer(&request)?, TIMEOUT)?,
-                    Err(Error::ChannelClosed { .. }) => return Ok(()),
+                    Err(error) if error.kind() == ErrorKind::Closed => return Ok(()),
                     Err(error) => return Err(error.into()),
                 }
             }

@@ -11,7 +11,7 @@ mod roles;
 use std::io::{BufRead, stdin};
 
 use anyhow::{Context, Result, bail, ensure};
-use device_ipc::{Access, Buffer, Descriptor, Dtype, Error, Ipc, Mapping, MemoryUse, Stream, ViewMut};
+use device_ipc::{Access, Buffer, Descriptor, Dtype, ErrorKind, Ipc, Mapping, MemoryUse, Stream, ViewMut};
 use roles::{Role, TIMEOUT};
 
 const READERS: usize = 3;
@@ -108,7 +108,7 @@ fn reader() -> Result<()> {
 
 fn check_read_only(cache: &Mapping, stream: &Stream) -> Result<()> {
     match cache.view_mut::<f32, _>(stream) {
-        Err(Error::AccessDenied { .. }) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotPermitted => Ok(()),
         Err(other) => Err(other.into()),
         Ok(_) => bail!("the cache is writable, but must be read-only"),
     }

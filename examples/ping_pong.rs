@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use device_ipc::{
-    Buffer, DeviceMap, Dtype, Error, Export, Ipc, Listener, Mapping, Message, Received, Stream,
+    Buffer, DeviceMap, Dtype, ErrorKind, Export, Ipc, Listener, Mapping, Message, Received, Stream,
 };
 use roles::{Role, TIMEOUT};
 
@@ -70,7 +70,7 @@ fn pong() -> Result<()> {
     loop {
         let received = match channel.receive(TIMEOUT) {
             Ok(received) => received,
-            Err(Error::ChannelClosed { .. }) => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::Closed => return Ok(()),
             Err(error) => return Err(error.into()),
         };
         let mapping = open_tensor(&received, &stream)?;

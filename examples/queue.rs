@@ -10,7 +10,7 @@ mod roles;
 use std::io::{BufRead, stdin};
 
 use anyhow::{Context, Result, bail, ensure};
-use device_ipc::{Channel, Dtype, Error, Ipc, Listener, Message, Received, Stream};
+use device_ipc::{Channel, Dtype, ErrorKind, Ipc, Listener, Message, Received, Stream};
 use roles::{Role, TIMEOUT};
 
 const TENSORS: usize = 8;
@@ -66,7 +66,7 @@ fn consumer() -> Result<()> {
     loop {
         match channel.receive(TIMEOUT) {
             Ok(received) => process(&received, count, &channel, &stream)?,
-            Err(Error::ChannelClosed { .. }) => break, // the producer closed it, and all messages are received
+            Err(error) if error.kind() == ErrorKind::Closed => break, // the producer closed it, and all messages are received
             Err(error) => return Err(error.into()),
         }
         count += 1;

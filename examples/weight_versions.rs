@@ -12,7 +12,7 @@ use std::io::{BufRead, stdin};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use device_ipc::{Buffer, Error, Export, Ipc, Keeper, MemoryUse, Stream};
+use device_ipc::{Buffer, Error, ErrorKind, Export, Ipc, Keeper, MemoryUse, Stream};
 use roles::{Role, TIMEOUT};
 
 const ELEMENTS: usize = 1 << 18;
@@ -55,7 +55,7 @@ fn answer(keeper: &Arc<Keeper>) {
     std::thread::spawn(move || {
         while let Some(keeper) = keeper.upgrade() {
             match keeper.answer(TIMEOUT / 100) {
-                Err(error) if !error.is_timeout() => eprintln!("[trainer] {error}"),
+                Err(error) if error.kind() != ErrorKind::Timeout => eprintln!("[trainer] {error}"),
                 _ => {}
             }
         }

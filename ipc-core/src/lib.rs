@@ -56,7 +56,7 @@ pub use ipc::IpcBuilder;
 pub use model::access::Access;
 pub use model::address::{DevicePtr, DeviceRange};
 pub use model::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
-pub use model::error::{Error, Result};
+pub use model::error::{Error, ErrorKind, Result};
 pub use model::lease::{Holder, Holders, LeaseId, LeaseState};
 pub use model::placement::{DeviceMap, DeviceName};
 pub use model::tensor::{Bool, Dtype, Element, LayoutError, TensorLayout, TensorTable};

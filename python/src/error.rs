@@ -1,6 +1,6 @@
 //! Exceptions. Their classes are defined in `device_ipc/_errors.py`.
 
-use device_ipc::{Error, ErrorWith};
+use device_ipc::{Error, ErrorKind, ErrorWith};
 use pyo3::prelude::*;
 
 use crate::export::Holder;
@@ -33,51 +33,38 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
 }
 
 fn made(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
-    let errors = py.import("device_ipc._errors")?;
-    let made = errors.getattr(class_of(error.innermost()))?.call1((error.to_string(),))?;
-    let holders: Option<Vec<Holder>> = match error.innermost() {
-        Error::StillHeld { holders, .. } => Some(holders.iter().map(Holder::from).collect()),
-        Error::HolderDied { holders } => Some(holders.died().map(Holder::from).collect()),
-        _ => None,
+    let (subclass, holders): (_, Vec<Holder>) = match error.innermost() {
+        Error::StillHeld { holders, .. } => {
+            (Some("StillHeldError"), holders.iter().map(Holder::from).collect())
+        }
+        Error::HolderDied { holders } => {
+            (Some("HolderDiedError"), holders.died().map(Holder::from).collect())
+        }
+        _ => (None, Vec::new()),
     };
-    if let Some(holders) = holders {
+    let errors = py.import("device_ipc._errors")?;
+    let made = errors.getattr(subclass.unwrap_or(class_of(error.kind())))?.call1((error.to_string(),))?;
+    if subclass.is_some() {
         made.setattr("holders", holders)?;
     }
     Ok(PyErr::from_value(made))
 }
 
-/// Returns the name of the exception class. The classes that have a predicate are chosen by that of the error.
-fn class_of(error: &Error) -> &'static str {
-    match error {
-        Error::StillHeld { .. } => "StillHeldError",
-        Error::HolderDied { .. } => "HolderDiedError",
-        _ if error.is_timeout() => "TimeoutError",
-        _ if error.is_gone() => "GoneError",
-        _ if error.is_stale() => "StaleError",
-        _ if error.is_not_permitted() => "NotPermittedError",
-        Error::NoBackend(_) | Error::BackendUnavailable { .. } | Error::UnknownBackend { .. } => {
-            "BackendError"
-        }
-        Error::Unsupported { .. }
-        | Error::NotShareable { .. }
-        | Error::SharedOn { .. }
-        | Error::Exposes { .. } => "UnsupportedError",
-        Error::Descriptor(_) => "DescriptorError",
-        Error::Layout(_) | Error::InvalidRegion(_) | Error::NotDeviceMemory { .. } => "LayoutError",
-        Error::NoSuchDevice { .. }
-        | Error::HomeNotVisible { .. }
-        | Error::NotInDeviceMap { .. }
-        | Error::InvalidDeviceMap(_)
-        | Error::NoPeerAccess { .. }
-        | Error::WrongStream { .. }
-        | Error::StreamCapturing { .. }
-        | Error::WrongBackend { .. }
-        | Error::AddressesInUse { .. }
-        | Error::OtherHost { .. }
-        | Error::OtherNetworkNamespace => "PlacementError",
-        Error::NoSuchTensor { .. } => "NoSuchTensorError",
-        Error::OutOfMemory { .. } => "OutOfMemoryError",
-        Error::Forked => "ForkedError",
+/// Returns the name of the exception class. Two have a subclass with the holders.
+const fn class_of(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::Backend => "BackendError",
+        ErrorKind::Unsupported => "UnsupportedError",
+        ErrorKind::Descriptor => "DescriptorError",
+        ErrorKind::Layout => "LayoutError",
+        ErrorKind::Placement => "PlacementError",
+        ErrorKind::NotFound => "NoSuchTensorError",
+        ErrorKind::OutOfMemory => "OutOfMemoryError",
+        ErrorKind::NotPermitted => "NotPermittedError",
+        ErrorKind::Stale => "StaleError",
+        ErrorKind::Gone | ErrorKind::Closed => "GoneError",
+        ErrorKind::Timeout => "TimeoutError",
+        ErrorKind::Forked => "ForkedError",
         _ => "Error",
     }
 }

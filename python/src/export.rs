@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use device_ipc::{Access, DeviceOrdinal, Error, Holders};
+use device_ipc::{Access, DeviceOrdinal, Error, ErrorKind, Holders};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -300,7 +300,7 @@ impl Export {
             };
             match &error {
                 Error::StillHeld { holders, .. } => patience.check(py, holders)?,
-                _ if error.is_timeout() && !patience.is_over() => py.check_signals()?,
+                _ if error.kind() == ErrorKind::Timeout && !patience.is_over() => py.check_signals()?,
                 _ => return Err(wait::with_time(error, patience.limit())).or_raise(py),
             }
         }

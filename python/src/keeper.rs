@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use device_ipc::{Error, Ipc, KeptExport};
+use device_ipc::{Error, ErrorKind, Ipc, KeptExport};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
@@ -168,7 +168,7 @@ pub(crate) fn keep(
             match keeper.answer(SLICE) {
                 Err(Error::Forked) => return,
                 // For example because this process has no file descriptors left.
-                Err(error) if !error.is_timeout() => std::thread::sleep(SLICE),
+                Err(error) if error.kind() != ErrorKind::Timeout => std::thread::sleep(SLICE),
                 Ok(()) | Err(_) => {}
             }
         }

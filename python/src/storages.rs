@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use device_ipc::{
-    AsStream as _, Descriptor, DeviceOrdinal, DevicePtr, DeviceRange, Error, OwnedRegion, Region,
+    AsStream as _, Descriptor, DeviceOrdinal, DevicePtr, DeviceRange, Error, ErrorKind, OwnedRegion, Region,
 };
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -493,7 +493,7 @@ fn weak_reference(storage: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
 /// Returns the exception of a payload whose memory cannot be opened.
 fn refused(py: Python<'_>, error: &Error) -> PyErr {
     let cause = crate::error::exception(py, error);
-    if !error.is_gone() && !error.is_stale() {
+    if !matches!(error.kind(), ErrorKind::Gone | ErrorKind::Closed | ErrorKind::Stale) {
         return cause;
     }
     let text = format!("the payload is stale: its memory is gone ({error}); send the tensor again");

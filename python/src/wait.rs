@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use device_ipc::{Error, Result};
+use device_ipc::{Error, ErrorKind, Result};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -48,7 +48,7 @@ pub(crate) fn wait<T: Send>(
         let result = py.detach(|| call(left.min(SLICE)));
         py.check_signals()?;
         match result {
-            Err(error) if error.is_timeout() && begun.elapsed() < limit => {}
+            Err(error) if error.kind() == ErrorKind::Timeout && begun.elapsed() < limit => {}
             Err(error) => return Err(with_time(error, limit)).or_raise(py),
             Ok(value) => return Ok(value),
         }

@@ -34,17 +34,16 @@ def test_killed_importer_releases_its_lease(start: Start) -> None:
     assert [holder.state for holder in export.holders()] == ["in use"]
     with pytest.raises(device_ipc.StillHeldError) as raised:
         export.wait_released(timeout=0.1)
-    assert raised.value.is_timeout and raised.value.holders[0].pid == other.pid
-    assert isinstance(raised.value, TimeoutError)
+    assert raised.value.holders[0].pid == other.pid
+    assert isinstance(raised.value, device_ipc.TimeoutError) and isinstance(raised.value, TimeoutError)
     with pytest.raises(device_ipc.StillHeldError):
         export.close(timeout=0.1)
     assert not export.closed
     other.kill()
     export.close(timeout=30)
     assert export.closed
-    with pytest.raises(device_ipc.StaleError) as dropped:
+    with pytest.raises(device_ipc.StaleError):
         device_ipc.open(export.descriptor)
-    assert dropped.value.is_stale and not dropped.value.is_gone
 
 
 def test_idle_lease_is_recalled(start: Start) -> None:
@@ -101,9 +100,8 @@ def test_killed_exporter_is_gone(start: Start) -> None:
     array = np.from_dlpack(mapping)
     other.kill()
     other.wait(timeout=30)
-    with pytest.raises(device_ipc.GoneError) as raised:
+    with pytest.raises(device_ipc.GoneError):
         device_ipc.open(text, access="r")
-    assert raised.value.is_gone and not raised.value.is_stale
     array[:] = 3  # the mock keeps the memory mapped, as the drivers do
     mapping.close()
 
@@ -116,7 +114,7 @@ def test_importer_that_dies_with_the_memory_in_use_is_reported_once(start: Start
     other.kill()
     with pytest.raises(device_ipc.HolderDiedError) as raised:
         export.wait_released(timeout=30)
-    assert raised.value.is_gone and not raised.value.is_timeout
+    assert isinstance(raised.value, device_ipc.GoneError)
     assert [holder.pid for holder in raised.value.holders] == [other.pid]
     assert [(holder.pid, holder.state) for holder in export.died()] == [(other.pid, "in use")]
     assert device_ipc.counters()["leases_lost_total"] == lost + 1

@@ -141,8 +141,7 @@ def test_slot_taken_ahead_is_ready_when_it_is_published(start: Start) -> None:
         assert reader.next(timeout=30) is None
         try:
             reader.next_ahead(stream)
-        except d.GoneError as error:
-            assert error.is_gone
+        except d.GoneError:
             print("ended", flush=True)
         """,
         str(ring),
@@ -196,9 +195,8 @@ def test_channel_carries_bytes_tensors_and_mappings(start: Start) -> None:
     state = {"a": ones(2), "b": ones(3)}
     channel.send(b"state", ones(4), state)
     assert channel.receive(timeout=30).data == b"done"
-    with pytest.raises(device_ipc.GoneError) as raised:
+    with pytest.raises(device_ipc.GoneError):
         channel.receive(timeout=30)
-    assert raised.value.is_gone
     finish(other)
     assert (np.from_dlpack(state["b"]) == 9).all()
 

@@ -100,7 +100,7 @@ def test_read_only_mapping_is_a_read_only_array(start: Start) -> None:
         try:
             d.open(sys.argv[1], access="rw")
         except PermissionError as error:
-            assert error.is_not_permitted
+            assert isinstance(error, d.NotPermittedError)
             print("not permitted", flush=True)
         """,
         str(export),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use device_ipc::{Buffer, Channel, CopyPolicy, Error, Export, Ipc, Mapping, Message, Received, Stream};
+use device_ipc::{Buffer, Channel, CopyPolicy, ErrorKind, Export, Ipc, Mapping, Message, Received, Stream};
 
 use crate::wait::TIMEOUT;
 
@@ -27,7 +27,7 @@ pub(super) fn receive(channel: &Channel, spins: bool) -> Result<()> {
 fn next(channel: &Channel) -> Result<Option<Received>> {
     match channel.receive(TIMEOUT) {
         Ok(received) => Ok(Some(received)),
-        Err(Error::ChannelClosed { .. }) => Ok(None),
+        Err(error) if error.kind() == ErrorKind::Closed => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

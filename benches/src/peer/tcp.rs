@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use anyhow::{Context, Result};
-use device_ipc::{Channel, Error, Ipc, Key, Message};
+use device_ipc::{Channel, ErrorKind, Ipc, Key, Message};
 
 use crate::wait::TIMEOUT;
 
@@ -32,7 +32,7 @@ fn echo(channel: &Channel) -> Result<()> {
     loop {
         let received = match channel.receive(TIMEOUT) {
             Ok(received) => received,
-            Err(Error::ChannelClosed { .. }) => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::Closed => return Ok(()),
             Err(error) => return Err(error.into()),
         };
         let bytes = received.bytes();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use comfy_table::{Table, presets};
 use device_ipc::front_end::{KeeperName, list_keepers};
-use device_ipc::{Error, Ipc, KeptExport};
+use device_ipc::{Error, ErrorKind, Ipc, KeptExport};
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 
@@ -27,9 +27,7 @@ fn ask(ipc: &Ipc, keeper: &KeeperName, timeout: Duration) -> Result<KeptExport, 
     let name = keeper.to_string();
     let find = |timeout| ipc.find(&name, timeout);
     match find(timeout.min(ENDED)) {
-        Err(error) if error.is_timeout() && !matches!(error, Error::NoListener { .. }) && timeout > ENDED => {
-            find(timeout - ENDED)
-        }
+        Err(Error::Timeout { .. }) if timeout > ENDED => find(timeout - ENDED),
         found => found,
     }
 }
@@ -73,7 +71,8 @@ fn ask_all(ipc: &Ipc, mut names: Vec<KeeperName>, timeout: Duration) -> Vec<(Kee
 pub(super) fn run(ipc: &Ipc, timeout: Duration, as_json: bool) -> Result<()> {
     let asked = ask_all(ipc, list_keepers(None)?, timeout);
     // Keepers that do not allow this user, and sockets without a process, are none for this user.
-    let is_hidden = |error: &Error| error.is_not_permitted() || matches!(error, Error::NoListener { .. });
+    let is_hidden =
+        |error: &Error| error.kind() == ErrorKind::NotPermitted || matches!(error, Error::NoListener { .. });
     let shown: Vec<_> =
         asked.into_iter().filter(|(_, found)| !found.as_ref().is_err_and(is_hidden)).collect();
     if as_json {

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use device_ipc::{Channel, Error, Export, Ipc, Keeper, Listener};
+use device_ipc::{Channel, Error, ErrorKind, Export, Ipc, Keeper, Listener};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde_json::json;
@@ -262,7 +262,7 @@ impl Work {
             match hand_over::offer(&channel, names.keeper.version(), &names.keeper.export()) {
                 Ok(()) => self.successors.push(channel),
                 // It has not waited for the offer.
-                Err(error) if error.is_gone() => {}
+                Err(error) if matches!(error.kind(), ErrorKind::Gone | ErrorKind::Closed) => {}
                 Err(error) => refused(&error),
             }
             if self.successors.len() > MAX_SUCCESSORS {
@@ -309,7 +309,7 @@ fn drain(export: Arc<Export>, work: &Work) -> Result<()> {
     // Ends it without waiting.
     let export = match export.close(Duration::ZERO) {
         Ok(()) => None,
-        Err(error) if error.is_timeout() => Some(error.into_inner()),
+        Err(error) if error.kind() == ErrorKind::Timeout => Some(error.into_inner()),
         Err(error) => return Err(error.into()),
     };
     if let Some(export) = export {

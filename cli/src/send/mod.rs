@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use device_ipc::Export;
+use device_ipc::{ErrorKind, Export};
 use serde_json::json;
 
 use crate::arguments::AllowArguments;
@@ -184,7 +184,7 @@ fn stopped(export: Export, transcript: Transcript) -> Result<()> {
     let text = format!("[sender]   the tensor is still held: {holders}");
     transcript.event("still_held", json!({ "holder_pids": pids }), text)?;
     match export.close(Duration::ZERO) {
-        Err(error) if !error.is_timeout() => return Err(error.into()),
+        Err(error) if error.kind() != ErrorKind::Timeout => return Err(error.into()),
         _ => {}
     }
     transcript.event(

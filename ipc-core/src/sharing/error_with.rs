@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use crate::backend::DeviceBound;
-use crate::model::error::Error;
+use crate::model::error::{Error, ErrorKind};
 
 /// The error of an operation that takes a value, with that value: the owner that was not shared, or the mapping or slot that
 /// was not released. Dropping the error drops the value, unless [`into_inner`](Self::into_inner) has returned it.
@@ -46,24 +46,9 @@ impl<T> ErrorWith<T> {
         &self.error
     }
 
-    /// As [`Error::is_gone`].
-    pub fn is_gone(&self) -> bool {
-        self.error.is_gone()
-    }
-
-    /// As [`Error::is_stale`].
-    pub fn is_stale(&self) -> bool {
-        self.error.is_stale()
-    }
-
-    /// As [`Error::is_timeout`].
-    pub fn is_timeout(&self) -> bool {
-        self.error.is_timeout()
-    }
-
-    /// As [`Error::is_not_permitted`].
-    pub fn is_not_permitted(&self) -> bool {
-        self.error.is_not_permitted()
+    /// As [`Error::kind`].
+    pub fn kind(&self) -> ErrorKind {
+        self.error.kind()
     }
 
     /// Returns the value.

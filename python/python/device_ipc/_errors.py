@@ -1,9 +1,9 @@
-"""Exception classes. The predicates are those of the Rust error."""
+"""Exception classes, one for each kind of the Rust error that has a reaction of its own."""
 
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ._native import Holder
@@ -11,15 +11,6 @@ if TYPE_CHECKING:
 
 class Error(RuntimeError):
     """An error of device_ipc, and the base class of all its exceptions."""
-
-    is_gone: ClassVar[bool] = False
-    """Whether the other side has ended: its process has exited, or it has closed the ring or the channel."""
-    is_stale: ClassVar[bool] = False
-    """Whether the descriptor is out of date: the export was dropped, the memory freed, or the host restarted."""
-    is_timeout: ClassVar[bool] = False
-    """Whether the operation did not finish in time."""
-    is_not_permitted: ClassVar[bool] = False
-    """Whether the peer, or the mapping, does not permit the operation."""
 
 
 class BackendError(Error):
@@ -45,8 +36,6 @@ class PlacementError(Error, ValueError):
 class GoneError(Error):
     """The process of the other side has exited, or has closed the ring or the channel."""
 
-    is_gone = True
-
 
 class HolderDiedError(GoneError):
     """The export is released, but processes died while they used the memory: what they were writing may be incomplete."""
@@ -56,21 +45,15 @@ class HolderDiedError(GoneError):
 
 
 class StaleError(Error):
-    """The descriptor is out of date: the export was dropped, the memory freed, or the host restarted."""
-
-    is_stale = True
+    """The descriptor is out of date: the export was dropped, the memory freed, or the host restarted. Or a ring has dismissed this reader."""
 
 
 class NotPermittedError(Error, PermissionError):
     """The peer, or the mapping, does not permit the operation."""
 
-    is_not_permitted = True
-
 
 class TimeoutError(Error, builtins.TimeoutError):
     """The operation did not finish in time."""
-
-    is_timeout = True
 
 
 class StillHeldError(TimeoutError):

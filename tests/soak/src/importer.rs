@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use cudarc::driver::CudaContext;
 use device_ipc::{
-    CopyPolicy, Descriptor, Error, Ipc, Mapping, RingReadSlot, RingReader, Stream, close_unused,
+    CopyPolicy, Descriptor, ErrorKind, Ipc, Mapping, RingReadSlot, RingReader, Stream, close_unused,
 };
 use device_ipc_conformance::Lines;
 
@@ -198,7 +198,7 @@ fn receive_all(ipc: &Ipc, stream: &Stream, name: &str) -> Result<()> {
     let channel = ipc.connect(name).timeout(TIMEOUT).start()?;
     loop {
         let message = match channel.receive(TIMEOUT) {
-            Err(Error::ChannelClosed { .. }) => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::Closed => return Ok(()),
             message => message?,
         };
         let value = std::str::from_utf8(message.bytes())?.parse()?;

@@ -278,8 +278,8 @@ fn export_that_was_not_opened_says_how_often_it_was() {
     assert!(!never.contains("held") && !less.contains("held"));
 }
 
-/// The names of the variants for which a predicate holds.
-fn variants_with(predicate: fn(&Error) -> bool) -> Vec<String> {
+/// The names of the variants of a kind.
+fn variants_of(kind: ErrorKind) -> Vec<String> {
     let name = |error: &Error| {
         let debug = format!("{error:?}");
         debug
@@ -288,42 +288,34 @@ fn variants_with(predicate: fn(&Error) -> bool) -> Vec<String> {
             .map(str::to_owned)
             .unwrap_or_default()
     };
-    errors().iter().filter(|error| predicate(error)).map(name).collect()
+    errors().iter().filter(|error| error.kind() == kind).map(name).collect()
 }
 
 #[test]
-fn predicates_hold_for_these_variants() {
+fn errors_of_one_kind_need_one_reaction() {
+    assert_eq!(variants_of(ErrorKind::Gone), ["ExporterGone", "ImporterGone", "HolderDied", "PeerGone"]);
     assert_eq!(
-        variants_with(Error::is_gone),
-        [
-            "ExporterGone",
-            "ImporterGone",
-            "LeaseEnded",
-            "HolderDied",
-            "RingClosed",
-            "RingUnpublished",
-            "ChannelClosed",
-            "PeerGone"
-        ]
+        variants_of(ErrorKind::Closed),
+        ["LeaseEnded", "RingClosed", "RingUnpublished", "ChannelClosed"]
     );
     assert_eq!(
-        variants_with(Error::is_stale),
-        ["ExportDropped", "GrantEnded", "StaleGeneration", "Rebooted"]
+        variants_of(ErrorKind::Stale),
+        ["ExportDropped", "GrantEnded", "StaleGeneration", "Rebooted", "DismissedFromRing"]
     );
-    assert_eq!(variants_with(Error::is_timeout), ["Timeout", "StillHeld", "NotOpened", "NoListener"]);
-    assert_eq!(variants_with(Error::is_not_permitted), ["AccessDenied", "NotPermitted"]);
+    assert_eq!(variants_of(ErrorKind::Timeout), ["Timeout", "StillHeld", "NotOpened", "NoListener"]);
+    assert_eq!(variants_of(ErrorKind::NotPermitted), ["AccessDenied", "NotPermitted"]);
 }
 
 #[test]
-fn predicates_see_through_tensors_and_system_errors() {
-    let in_bundle = |cause| Error::InBundle { tensor: text("w"), cause: Box::new(cause) };
-    assert!(in_bundle(Error::ExporterGone { pid: PID }).is_gone());
-    assert!(in_bundle(Error::Rebooted).is_stale());
-    assert!(in_bundle(Error::NotPermitted(text("user 1000"))).is_not_permitted());
-    let system = |kind: std::io::ErrorKind| Error::io("connecting", kind);
-    assert!(system(std::io::ErrorKind::TimedOut).is_timeout());
-    assert!(system(std::io::ErrorKind::PermissionDenied).is_not_permitted());
-    assert!(!system(std::io::ErrorKind::NotFound).is_not_permitted());
+fn error_of_a_tensor_or_of_the_system_has_the_kind_of_its_cause() {
+    for error in errors() {
+        let in_bundle = Error::InBundle { tensor: text("w"), cause: Box::new(error.clone()) };
+        assert_eq!(in_bundle.kind(), error.kind());
+    }
+    let system = |kind: std::io::ErrorKind| Error::io("connecting", kind).kind();
+    assert_eq!(system(std::io::ErrorKind::TimedOut), ErrorKind::Timeout);
+    assert_eq!(system(std::io::ErrorKind::PermissionDenied), ErrorKind::NotPermitted);
+    assert_eq!(system(std::io::ErrorKind::NotFound), ErrorKind::System);
 }
 
 /// The `?` operator converts every smaller error of the public functions.

@@ -1,9 +1,9 @@
-//! Errors: one variant for each condition that a caller can react to.
+//! Errors: a kind for each reaction of a caller, and a variant with the facts of each condition.
 
 #[cfg(test)]
 mod chains;
 mod descriptor;
-mod predicates;
+mod kind;
 mod text;
 mod vendor;
 
@@ -20,6 +20,7 @@ use super::lease::Holders;
 
 pub use super::remedy::{BackendRemedy, Remedy};
 pub use descriptor::{DescriptorError, FormatVersion};
+pub use kind::ErrorKind;
 pub use vendor::{VendorError, VendorStatus};
 
 use text::{holders_died, list, no_entry, not_opened, not_released, open_files_remedy, other_host_remedy};
@@ -27,7 +28,8 @@ use text::{holders_died, list, no_entry, not_opened, not_released, open_files_re
 /// The result of the fallible functions of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error, with what to do about it if that is known.
+/// An error, with what to do about it if that is known. Programs match on its [`kind`](Self::kind), and on the variant if they need
+/// its facts.
 ///
 /// The text of an error names its cause, and [`source`](std::error::Error::source) returns only what the text leaves out: a
 /// report that prints the whole chain repeats nothing.

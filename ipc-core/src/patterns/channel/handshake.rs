@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::maps::{EndDevices, Maps, check_own};
 use crate::model::device::DeviceIdentity;
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::placement::{DeviceMap, DeviceName};
 use crate::os::log::{self, Throttle};
 use crate::os::process::ProcessIdentity;
@@ -163,9 +163,8 @@ pub(super) fn check_identity(
 
 /// Logs that a connection was refused if its peer is the reason, and else returns the error.
 pub(super) fn refused(error: Error, peer: std::fmt::Arguments<'_>) -> Result<()> {
-    if !matches!(error, Error::Protocol(_) | Error::WrongBackend { .. } | Error::InvalidDeviceMap(_))
-        && !error.is_gone()
-    {
+    let by_peer = [ErrorKind::Protocol, ErrorKind::Placement, ErrorKind::Gone, ErrorKind::Closed];
+    if !by_peer.contains(&error.kind()) {
         return Err(error);
     }
     static WARNINGS: Throttle = Throttle::new();

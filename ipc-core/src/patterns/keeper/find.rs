@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Announcement, FORM, name};
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, ErrorKind, Result};
 use crate::os::clock;
 use crate::os::process::ProcessIdentity;
 use crate::patterns::channel::{Channel, ConnectBuilder, Received, ReceivedExport};
@@ -51,7 +51,12 @@ impl<'a> Search<'a> {
             };
             let connect = if self.exists { connect.existing() } else { connect };
             match self.ask(connect, deadline) {
-                Err(error) if error.is_gone() && !deadline.left().is_zero() => clock::sleep(RETRY),
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Gone | ErrorKind::Closed)
+                        && !deadline.left().is_zero() =>
+                {
+                    clock::sleep(RETRY);
+                }
                 // The error states the timeout that the caller has set.
                 Err(Error::NoListener { name, detail, .. }) if !self.exists => {
                     return Err(Error::NoListener { name, after: self.timeout, detail });

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use super::{Announcement, FORM, name};
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::lease::LeaseState;
 use crate::patterns::channel::{Channel, ListenBuilder, Listener, Message};
 use crate::sharing::export::Export;
@@ -213,7 +213,7 @@ impl Keeper {
         // The first message of a channel does not wait.
         match channel.try_send(Message::new().bytes(bytes).export(&**export)).map_err(Error::from) {
             // The process has not waited for its answer.
-            Err(error) if error.is_gone() => Ok(()),
+            Err(error) if matches!(error.kind(), ErrorKind::Gone | ErrorKind::Closed) => Ok(()),
             sent => sent,
         }
     }

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use super::*;
 use crate::backend::BackendInfo;
 use crate::backend::engine::{MemorySpace, Piece, RegisteredMemory, TransferMemory};
-use crate::model::error::{VendorError, VendorStatus};
+use crate::model::error::{ErrorKind, VendorError, VendorStatus};
 use crate::sharing::Runtime;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -152,7 +152,7 @@ fn owner_outlives_the_time_limit_until_the_engine_has_finished() {
         let engine = Scripted::new();
         let (pull, dropped) = start(&engine, SHORT);
         let (error, owner) = pull.wait(|_| {}).unwrap_err().into_parts();
-        assert!(error.is_timeout() && owner.is_none(), "{error}");
+        assert!(error.kind() == ErrorKind::Timeout && owner.is_none(), "{error}");
         assert!(error.to_string().contains("scripted to pull 4096 B"), "{error}");
         assert!(dropped.recv_timeout(2 * ABANDONED_POLL).is_err(), "the transfer is still running");
         engine.end(end);

@@ -15,7 +15,7 @@ use super::pull_in::IncomingPull;
 use crate::backend::engine::{MemorySpace, Piece, PullRequest, TransferEngine, TransferMemory};
 use crate::backend::{Buffer, DeviceIpc, with_device_context};
 use crate::model::address::DeviceRange;
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, ErrorKind, Result};
 use crate::sharing::RuntimeRef;
 use crate::sharing::pull::{Pull, PullOwner};
 use crate::sharing::timeline::TIMELINE_END;
@@ -116,7 +116,9 @@ impl RemoteRing {
     /// Sends a sign of life if it is time for one, and checks those of the exporter. Called after all messages have been received.
     pub(crate) fn ping(&self) -> Result<()> {
         let lease = &mut self.lease().lease;
-        lease.ping().map_err(|error| if error.is_timeout() { error } else { lease.reason(error) })
+        lease
+            .ping()
+            .map_err(|error| if error.kind() == ErrorKind::Timeout { error } else { lease.reason(error) })
     }
 
     /// Waits for a message, for the time of the next [ping](Self::ping), or until `or` is readable.

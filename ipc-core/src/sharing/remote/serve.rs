@@ -8,7 +8,7 @@ use device_ipc_tcp::Key;
 
 use super::control::Control;
 use super::ring_out::RingLease;
-use crate::model::error::Error;
+use crate::model::error::{Error, ErrorKind};
 use crate::model::lease::LeaseId;
 use crate::os::clock;
 use crate::os::kill::kill_point;
@@ -293,7 +293,7 @@ fn failed(error: Error) -> RemoteRefusal {
 }
 
 fn not_ready(error: Error) -> RemoteRefusal {
-    if error.is_timeout() { RemoteRefusal::NotReady } else { failed(error) }
+    if error.kind() == ErrorKind::Timeout { RemoteRefusal::NotReady } else { failed(error) }
 }
 
 impl Drop for ServedLease {
