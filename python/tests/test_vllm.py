@@ -1144,6 +1144,8 @@ def test_new_weights_are_published_and_followed_in_place(in_place: Any) -> None:
     publisher, follower = Worker(config, first), Worker(config, second)
     sender = device_ipc.vllm.WeightSender(publisher, timeout=TIMEOUT)
     loads = first.loads
+    # An engine gives its layers their KV caches after the load.
+    first.kv_cache = torch.zeros(4096)
 
     def mapped() -> int:
         gc.collect()

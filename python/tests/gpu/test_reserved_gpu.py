@@ -7,7 +7,7 @@ import pytest
 
 import device_ipc
 import device_ipc.torch as dt
-from gpu.peer import Peer, until
+from gpu.peer import Peer
 
 torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -63,14 +63,6 @@ class Graph:
         return self.weights.mapping
 
 
-def is_gone(mapping: device_ipc.Mapping) -> bool:
-    try:
-        mapping.check()
-    except device_ipc.GoneError:
-        return True
-    return False
-
-
 def swaps(graph: Graph, peer: Peer, nbytes: int, rounds: int) -> None:
     stream = torch.cuda.current_stream(graph.device)
     for version in range(2, rounds):
@@ -105,7 +97,7 @@ def test_captured_graph_on_another_device(peer: Peer) -> None:
 def test_exporter_killed_between_versions(peer: Peer, other: Peer) -> None:
     graph = Graph(peer.run(SHARE, version=1, bytes=2 * MIB))
     peer.kill()
-    until(lambda: is_gone(graph.mapping))
+    # What was ready stays readable.
     assert graph.shows(1)
     graph.mapping.replace(other.run(SHARE, version=2, bytes=2 * MIB))
     assert graph.shows(2)

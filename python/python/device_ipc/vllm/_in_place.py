@@ -261,8 +261,8 @@ class Update:
         """Has the keeper share the memory as the next version, once all ranks have filled theirs."""
         with torch.no_grad():
             for name, one in held(self._model, self._device).items():
-                if not one.is_parameter:
-                    # For engines that start later.
+                # For engines that start later. What an engine adds to its modules later, such as its KV cache, is not of the weights.
+                if not one.is_parameter and name in self._in_place.published.tensors:
                     self._memory[name].copy_(_flat(name, one.tensor))
         if self._device.type != "cpu":
             torch.accelerator.current_stream(self._device).synchronize()
