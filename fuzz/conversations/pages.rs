@@ -13,11 +13,11 @@ use rustix::net::{SocketFlags, accept_with, bind, listen};
 
 use crate::backend::{DeviceIpc, HandleBytes, HandleKind};
 use crate::control::{close_unused, counters, set_cache_limits};
-use crate::sharing::Ipc;
 use crate::model::address::Generation;
 use crate::model::lease::LeaseId;
 use crate::os::clock;
 use crate::os::process::ProcessIdentity;
+use crate::sharing::Ipc;
 use crate::sharing::host_pages::GRANULE;
 use crate::sharing::import::{CacheLimits, CopyPolicy};
 use crate::transport::socket;
