@@ -322,16 +322,21 @@ def killed(folder: Path) -> dict[str, Any]:
 WAYS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "device-ipc": ("DeviceIpcConnector", {}, {}),
     "nixl": ("NixlConnector", {}, {}),
-    # One region for all layers, so a descriptor for a block instead of one for a block and layer; vLLM's second runner does not have it.
-    "nixl-tuned": ("NixlConnector", {"enable_cross_layers_blocks": "True"}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}),
+    # One region for all layers, so a descriptor for a block instead of one for a block and layer; vLLM's second runner does not have it. UCX
+    # may copy on the device only: by itself it took another way.
+    "nixl-tuned": (
+        "NixlConnector", {"enable_cross_layers_blocks": "True"}, {"VLLM_USE_V2_MODEL_RUNNER": "0", "UCX_TLS": "cuda_ipc,cuda_copy,tcp"},
+    ),
+    "nixl-cuda-ipc": ("NixlConnector", {}, {"UCX_TLS": "cuda_ipc,cuda_copy,tcp"}),
 }
 
 
 @case("kv-times", 400.0, way="device-ipc")
 @case("kv-times-nixl", 400.0, way="nixl")
 @case("kv-times-nixl-tuned", 400.0, way="nixl-tuned")
+@case("kv-times-nixl-cuda-ipc", 400.0, way="nixl-cuda-ipc")
 @case("kv-times-two-devices", 400.0, way="device-ipc", count=2)
-@case("kv-times-two-devices-nixl", 400.0, way="nixl", count=2)
+@case("kv-times-two-devices-nixl", 400.0, way="nixl-cuda-ipc", count=2)
 def times(folder: Path, way: str, count: int = 1, repeats: int = 8) -> dict[str, Any]:
     """Medians for prompts of 512, 4096 and 32768 tokens with an 8B model's cache: time to first token, transfer, copy, host time"""
     devices(count)
