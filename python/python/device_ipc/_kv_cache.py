@@ -35,6 +35,9 @@ _logger = logging.getLogger(__name__)
 _SEND_SECONDS = 10.0
 """The time in which a peer has to take a message of some bytes."""
 
+_CONNECT_SECONDS = 5.0
+"""The time in which an exporter has to accept. Its name is known since it runs; one that is not there has ended, and does not come back."""
+
 
 def block_views(cache: Any, blocks: int) -> list[Any]:
     """Returns views of a cache whose first axis is that of the engine's blocks.
@@ -237,7 +240,7 @@ class _Peer:
 
     def _connect(self) -> None:
         try:
-            channel = _native.connect(self._name, timeout=self._importer.timeout)
+            channel = _native.connect(self._name, timeout=min(self._importer.timeout, _CONNECT_SECONDS))
             hello = json.loads(channel.receive(timeout=self._importer.timeout).data)
             self._importer.check(hello["facts"])
             device = self._importer.device
