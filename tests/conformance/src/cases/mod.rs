@@ -392,6 +392,7 @@ themes! {
         senseless_slots,
         host_publishes_in_turn,
         host_releases_in_turn,
+        host_releases_before_a_stream,
         host_publishes_over_nothing,
         tensors_of_a_table_in_a_slot,
         writer_killed_within_a_slot,
