@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Texts that no user of Python gets: of functions that only Rust has, and names of logs and of attributes.
 ONLY_IN_RUST = re.compile(
-    r"try_as_fd returns this error|^device_ipc::\w+$|^(Option|Vec)::is_\w+$|names one; share it by a descriptor|"
+    r"^Ipc$|try_as_fd returns this error|^device_ipc::\w+$|^(Option|Vec)::is_\w+$|names one; share it by a descriptor|"
     r"has a raw handle: allocate|pass a stream of CudaContext::new|no single range; take"
 )
 
