@@ -75,8 +75,9 @@ pub fn host_wait_times_out(context: &Context) -> Outcome {
 /// A stream of the other process waits for the record on the device; without the wait it reads what was there before.
 pub fn stream_waits_for_a_record_of_another_process(context: &Context) -> Outcome {
     let (event, mut agent) = event_and_agent(context)?;
-    for waits in [true, false] {
-        let memory = Memory::with_floats(context, COUNT)?;
+    // Both until the end: while a driver frees memory, it may hold up other calls until the stream is idle.
+    let memories = [Memory::with_floats(context, COUNT)?, Memory::with_floats(context, COUNT)?];
+    for (memory, waits) in memories.iter().zip([true, false]) {
         let share = memory.share()?;
         agent.open("m", share.descriptor(), Place::Stream(0))?;
         let gate = Gate::close(&memory.stream)?;

@@ -204,7 +204,8 @@ pub fn host_releases_in_turn(context: &Context) -> Outcome {
     released_beside_a_stream(context, true)
 }
 
-/// The same, where the host releases the earlier slot. A case of its own: memory of a ring before may wait for the stream to be freed.
+/// The same, where the host releases the earlier slot. A case of its own: while a driver frees the memory of another ring, it may hold up
+/// the calls of this one until the stream is idle.
 pub fn host_releases_before_a_stream(context: &Context) -> Outcome {
     released_beside_a_stream(context, false)
 }

@@ -194,8 +194,9 @@ pub fn neither_side_sees_the_others_writes(context: &Context) -> Outcome {
 pub fn waits_for_ready(context: &Context) -> Outcome {
     let mut receiver = context.agent()?;
     receiver.prepare(0)?;
-    for place in [Place::Device(0), Place::Stream(0)] {
-        let memory = Memory::with_floats(context, 4096)?;
+    // Both until the end: while a driver frees memory, it may hold up other calls until the stream is idle.
+    let memories = [Memory::with_floats(context, 4096)?, Memory::with_floats(context, 4096)?];
+    for (memory, place) in memories.iter().zip([Place::Device(0), Place::Stream(0)]) {
         let gate = Gate::close(&memory.stream)?;
         memory.add(1.0)?;
         gate.open_soon();
