@@ -16,7 +16,7 @@ pub struct BlockedTensors {
     pub src_stride: u64,
 }
 
-/// Checks that there are as many sources as destinations, and that every tensor has all blocks.
+/// Checks that there are as many sources as destinations, that blocks have bytes, and that every tensor has all blocks.
 ///
 /// # Errors
 ///
@@ -33,6 +33,9 @@ pub fn check_blocks(
             sources.len(),
             destinations.len()
         )));
+    }
+    if block_bytes == 0 && !sources.is_empty() {
+        return Err(Error::InvalidRegion("blocks of 0 bytes: state the size of a block".into()));
     }
     for (what, numbers) in [("source", sources), ("destination", destinations)] {
         let Some(&largest) = numbers.iter().max() else { continue };

@@ -450,7 +450,7 @@ impl<T: Element> ViewMut<'_, T> {
     ) -> Result<()> {
         let Some((first, _)) = tensors.first() else { return Ok(()) };
         let stream = first.stream.clone();
-        let stride = (block * size_of::<T>()) as u64;
+        let stride = (block as u64).saturating_mul(size_of::<T>() as u64);
         let mut blocked = Vec::with_capacity(tensors.len());
         for (to, of) in tensors.iter() {
             check_stream_device(stream.as_stream(), "the destination", to.range.device)?;

@@ -87,8 +87,8 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidRegion`](crate::Error::InvalidRegion) where a tensor lacks a block, and where there are not as many
-    /// destinations as sources: then nothing is copied. Otherwise the vendor's error.
+    /// [`Error::InvalidRegion`](crate::Error::InvalidRegion) where a tensor lacks a block, for blocks of 0 bytes, and where
+    /// there are not as many destinations as sources: then nothing is copied. Otherwise the vendor's error.
     unsafe fn copy_blocks(
         &self,
         tensors: &[BlockedTensors],

@@ -99,6 +99,10 @@ pub fn blocks_are_copied(context: &Context) -> Outcome {
         refused(copy(&[0], &[u32::MAX]), "a destination block behind the last", kind, &["destination block"])?;
         refused(copy(&[0, 1], &[0]), "two sources for one destination", kind, &["2 source blocks"])?;
         copy(&[], &[])?;
+        for (size, phrase) in [(0, "0 bytes"), (usize::MAX, "does not lie in")] {
+            let copied = ViewMut::copy_blocks(&mut views, size, &[0], &[0]);
+            refused(copied, "blocks of a senseless size", kind, &[phrase])?;
+        }
         same(&copied(&views)?, &expected, "the bytes after refused copies and a copy of nothing")?;
     }
     Ok(())
