@@ -41,12 +41,9 @@ impl _BlockCopy {
             src_stride: src.2,
         };
         let tensors = tensors.into_iter().map(blocked).collect();
-        let stream = ipc.create_stream(device.ordinal).or_raise(py)?;
-        // SAFETY: copies nothing.
-        let loaded =
-            py.detach(|| unsafe { ipc.backend().memory().copy_blocks(&[], 0, &[], &[], stream.as_stream()) });
-        loaded.or_raise(py)?;
-        Ok(Self { ipc, device, tensors, block_bytes })
+        let made = Self { ipc, device, tensors, block_bytes };
+        made.copy(py, Vec::new(), Vec::new())?;
+        Ok(made)
     }
 
     /// Submits the copies to PyTorch's current stream.
@@ -58,10 +55,12 @@ impl _BlockCopy {
                 "PyTorch has no current stream on a device of {name}"
             )));
         };
-        // SAFETY: the caller keeps the tensors until the stream has passed the copy, and writes no block twice.
-        unsafe {
-            memory.copy_blocks(&self.tensors, self.block_bytes, &sources, &destinations, stream.as_stream())
-        }
+        let (tensors, bytes) = (&self.tensors, self.block_bytes);
+        // A driver whose queue is full waits, possibly for work that another thread of Python is to release.
+        py.detach(|| {
+            // SAFETY: the caller keeps the tensors until the stream has passed the copy, and writes no block twice.
+            unsafe { memory.copy_blocks(tensors, bytes, &sources, &destinations, stream.as_stream()) }
+        })
         .or_raise(py)
     }
 }

@@ -217,6 +217,19 @@ def test_blocks_of_kernels_are_parts_of_blocks() -> None:
         block_views(torch.zeros(5, 7), 3)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "uint16", "bool", "float64"])
+def test_blocks_of_any_element_type_are_copied(dtype: str) -> None:
+    def tensor(blocks: int) -> Any:
+        nbytes = 3 * getattr(torch, dtype).itemsize
+        return torch.randint(0, 2, (blocks * nbytes,), dtype=torch.uint8).view(getattr(torch, dtype)).view(blocks, 3)
+
+    of, to = tensor(4), tensor(5)
+    expected = to.view(torch.uint8).clone()
+    expected[[4, 1]] = of.view(torch.uint8)[[0, 3]]
+    BlockCopy([to], [of]).copy([0, 3], [4, 1])
+    assert torch.equal(to.view(torch.uint8), expected)
+
+
 def test_copies_of_permuted_blocks() -> None:
     # Heads before tokens in memory, as engines ask for it.
     of = torch.arange(4 * 2 * 3 * 8, dtype=torch.bfloat16).view(4, 2, 3, 8).permute(0, 2, 1, 3)
