@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Texts that no user of Python gets: of functions that only Rust has, and names of logs and of attributes.
 ONLY_IN_RUST = re.compile(
-    r"^Ipc$|try_as_fd returns this error|^device_ipc::\w+$|^(Option|Vec)::is_\w+$|names one; share it by a descriptor|"
+    r"try_as_fd returns this error|^device_ipc::\w+$|^(Option|Vec)::is_\w+$|names one; share it by a descriptor|"
     r"has a raw handle: allocate|pass a stream of CudaContext::new|no single range; take"
 )
 
@@ -32,7 +32,8 @@ def texts() -> "set[str]":
             if file.name == "properties.rs":
                 continue
             code = re.sub(r"^ *//.*$|'.?\"'", "", file.read_text().split("#[cfg(test)]\nmod tests {")[0], flags=re.M)
-            code = re.sub(r'#\[must_use = "[^"]*"\]', "", code)
+            # The name of a type in its debug output is no advice.
+            code = re.sub(r'#\[must_use = "[^"]*"\]|debug_struct\("\w+"\)', "", code)
             found.update(re.findall(r'"((?:[^"\\]|\\.)*)"', code, re.S))
     return found
 
