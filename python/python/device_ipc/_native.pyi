@@ -23,6 +23,7 @@ _Copy: TypeAlias = Literal["never", "if-needed", "staged-if-needed", "pulled-if-
 
 __version__: str
 __all__ = [
+    "_BlockCopy",
     "Changes",
     "Channel",
     "Descriptor",
