@@ -393,8 +393,9 @@ impl Ipc {
     /// Reserves these addresses, so that exports that are opened there have equal addresses in several processes: for objects with
     /// pointers in them.
     ///
-    /// The processes agree on a range, for example that of the first one's [`reserve`](Self::reserve), which it sends to the others
-    /// with the descriptors.
+    /// The processes agree on a range that each of them has free: far from the addresses that drivers choose, at a multiple of 1 GiB,
+    /// such as 16 TiB (`1 << 44`). Drivers take an address as a hint: CUDA's takes it (580.159.04) if it is a multiple of 32 MiB and is not
+    /// near its own; what it chose in one process is seldom free in another.
     ///
     /// # Errors
     ///

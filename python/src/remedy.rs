@@ -63,7 +63,7 @@ const fn in_python(remedy: Remedy) -> &'static str {
             "have the exporter allocate it with device_ipc.empty and read_only=True, or in device_ipc.torch.pool"
         }
         Remedy::ReserveElsewhere => {
-            "agree on another address in all processes: device_ipc.Reservation without an address takes one that is free in this one"
+            "agree on another address in all processes, far from those that drivers choose, such as 16 TiB (1 << 44)"
         }
         Remedy::AllocateReadOnly => "device_ipc.empty with read_only=True",
         Remedy::OpenStaged => "take a copy (copy=\"staged-if-needed\")",

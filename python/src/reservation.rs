@@ -18,6 +18,7 @@ use crate::uses::Use;
 ///
 /// `device` is a name such as `"cuda:1"` or an ordinal. `nbytes` is rounded up to a multiple of `granularity`. With `address`, the
 /// range begins there, so that the memory has equal addresses in several processes; otherwise at one that is free in this process.
+/// Choose an address far from those of drivers, such as 16 TiB (`1 << 44`): what is free here is often not free elsewhere.
 ///
 /// The addresses stay reserved until this object and all mappings in it have been dropped.
 ///

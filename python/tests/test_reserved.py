@@ -204,8 +204,8 @@ def test_two_processes_have_equal_addresses(start: Start) -> None:
     assert other.stdin is not None and other.stdout is not None
     unit = device_ipc.Reservation("mock:0", 1).granularity
     text, reservations = exporter.fill(1, unit), []
-    for _ in range(16):
-        reservations.append(device_ipc.Reservation("mock:0", 1 << 24))
+    for tebibytes in range(16, 24):
+        reservations.append(device_ipc.Reservation("mock:0", 1 << 24, tebibytes << 40))
         other.stdin.write(f"{text} {reservations[-1].address} {1 << 24}\n")
         other.stdin.flush()
         answer = other.stdout.readline().strip()
@@ -217,7 +217,7 @@ def test_two_processes_have_equal_addresses(start: Start) -> None:
 
 def test_addresses_that_cannot_be_reserved_are_refused() -> None:
     reservation = device_ipc.Reservation("mock:0", 1)
-    with pytest.raises(device_ipc.PlacementError, match="device_ipc.Reservation without an address"):
+    with pytest.raises(device_ipc.PlacementError, match="agree on another address"):
         device_ipc.Reservation("mock:0", 1, reservation.address)
     for wrong in (0, reservation.address + 1):
         with pytest.raises(device_ipc.LayoutError, match="multiples of"):

@@ -117,7 +117,7 @@ remedies! {
     /// Allocate memory that importers can map at addresses that they keep.
     AllocateRemappable => "have the exporter allocate it with Ipc::allocate_for and MemoryUse::remappable",
     /// Reserve addresses that are free in all processes of a group.
-    ReserveElsewhere => "agree on another address in all processes: Ipc::reserve returns a range that is free in this one",
+    ReserveElsewhere => "agree on another address in all processes, far from those that drivers choose, such as 16 TiB (1 << 44)",
     /// Open the memory as a copy.
     OpenStaged => "take a copy (OpenBuilder::copy with CopyPolicy::StagedIfNeeded)",
     /// Allocate memory with a handle of another kind.

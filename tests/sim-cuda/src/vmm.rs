@@ -19,6 +19,9 @@ pub(crate) const PINNED: c_int = 1;
 
 const FABRIC_MAGIC: &[u8; 8] = b"simfabr\x01";
 
+/// The driver's own ranges are where the host's memory is mapped: from this address on.
+const OWN_RANGES: u64 = 0x7000_0000_0000;
+
 fn checked(prop: &AllocationProp) -> Result<usize> {
     if prop.kind != PINNED {
         return Err(Status::INVALID_VALUE);
@@ -101,18 +104,21 @@ driver! {
         Ok(simulator()?.machine.release_block(BlockId::new(handle))?)
     }
 
-    /// Reserves addresses. The address is a hint, and like the size a multiple of the host's pages (cuda.h). The simulator ignores
-    /// hints that are not a multiple of the granularity.
+    /// Reserves addresses. The address is a hint. As measured (580.159.04), it is a multiple of the granularity, and a small range with
+    /// a small alignment is taken from the driver's own ranges, whatever the hint.
     fn cuMemAddressReserve(out: Out<u64>, size: usize, alignment: usize, wanted: u64, flags: c_ulonglong) {
         let simulator = simulator()?;
         let size = whole_pages(size)?;
         if flags != 0 || (alignment != 0 && !alignment.is_power_of_two()) || out.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        if !wanted.is_multiple_of(rustix::param::page_size() as u64) {
+        if !wanted.is_multiple_of(PAGE) {
             return Err(Status::INVALID_VALUE);
         }
-        let is_hint = wanted != 0 && wanted.is_multiple_of((alignment as u64).max(PAGE));
+        let from_own_ranges = size <= 16 << 20 && alignment < 32 << 20;
+        let is_hint = wanted != 0
+            && wanted.is_multiple_of((alignment as u64).max(PAGE))
+            && (!from_own_ranges || wanted >= OWN_RANGES);
         if is_hint && simulator.machine.reserve_at(Address::new(wanted), size)? {
             return out.put(wanted);
         }

@@ -18,7 +18,7 @@ fn granularity(context: &Context) -> Result<ReservationGranularity, Stop> {
     }
 }
 
-/// Reserves addresses that `others` reserve too: those of the driver's choice, as processes would agree on them.
+/// Reserves addresses that `others` reserve too, far from those that drivers choose.
 fn agree<T>(
     context: &Context,
     bytes: u64,
@@ -27,9 +27,9 @@ fn agree<T>(
     let ipc = context.ipc();
     let unit = granularity(context)?.address;
     let mut refused = Vec::new();
-    for _ in 0..16 {
-        let room = ipc.reserve(0, bytes + unit)?.range();
-        let wanted = DeviceRange::new(room.device, DevicePtr::new(room.ptr.get().next_multiple_of(unit)), bytes);
+    for index in 0..8 {
+        let address = (16 << 40) + index * bytes.next_multiple_of(unit.max(1 << 30));
+        let wanted = DeviceRange::new(0.into(), DevicePtr::new(address), bytes);
         match ipc.reserve_at(wanted) {
             Ok(ours) => match others(wanted)? {
                 Ok(theirs) => return Ok((ours, theirs)),
@@ -97,7 +97,7 @@ pub fn addresses_that_cannot_be_reserved(context: &Context) -> Outcome {
     }
     for overlap in [aligned, aligned + (2 * unit.place) / unit.address * unit.address] {
         let wanted = DeviceRange { ptr: DevicePtr::new(overlap), len: unit.address.max(range.len), ..range };
-        refused(ipc.reserve_at(wanted), "addresses of this process", "AddressesInUse", &["Ipc::reserve"])?;
+        refused(ipc.reserve_at(wanted), "addresses of this process", "AddressesInUse", &["agree on another"])?;
     }
     equal(ours.range(), range, "the range after refused ones")
 }

@@ -28,17 +28,24 @@ pub(super) fn reserve_at_an_address(probe: &Probe<'_>) -> R<String> {
     driver.start(0)?;
     let free = driver.reserve(4 * PAGE)?;
     driver.mem_address_free(free, 4 * PAGE)?;
-    let ask = |hint| {
+    let ask_for = |size, alignment, hint| {
         let mut found = 0;
-        match driver.mem_reserve(&raw mut found, PAGE, 0, hint, 0) {
+        match driver.mem_reserve(&raw mut found, size, alignment, hint, 0) {
             Ok(()) if found == hint => "there".to_owned(),
             Ok(()) => "elsewhere".to_owned(),
             failed => status(failed),
         }
     };
+    let ask = |hint| ask_for(PAGE, 0, hint);
     let (at_free, again) = (ask(free), ask(free));
     let (page, byte) = (ask(free + PAGE as u64 + 4096), ask(free + PAGE as u64 + 1));
-    Ok(format!("free: {at_free}; in use: {again}; 4096 B behind a unit: {page}; 1 B behind one: {byte}"))
+    // Far from the addresses that the driver chooses.
+    let (far, large) = (16 << 40, 32 << 20);
+    let (small, aligned, whole) = (ask(far), ask_for(PAGE, large, far), ask_for(large, 0, far + (1 << 40)));
+    Ok(format!(
+        "free: {at_free}; in use: {again}; 4096 B behind a unit: {page}; 1 B behind one: {byte}; at 16 TiB: {small}, aligned to 32 MiB: \
+         {aligned}; 32 MiB at 17 TiB: {whole}"
+    ))
 }
 
 /// Maps one block with an access.
