@@ -4,6 +4,7 @@
 //! therefore has its own bindings; a benchmark runs on known drivers.
 
 use std::collections::HashMap;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Mutex, PoisonError};
 
@@ -170,45 +171,67 @@ fn check(call: &str, status: sys::CUresult) -> Result<()> {
     bail!("{call} failed with {status:?}")
 }
 
-/// Two blocks of virtual memory, of which one is mapped at `address`.
+/// Two exported blocks of virtual memory, of which one is imported and mapped at `address`.
 struct Blocks {
     blocks: [u64; 2],
+    exported: Vec<OwnedFd>,
     address: u64,
     bytes: usize,
     access: sys::CUmemAccessDesc,
     mapped: usize,
+    /// The import of the mapped block.
+    imported: u64,
 }
+
+const FD: sys::CUmemAllocationHandleType =
+    sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 impl Blocks {
     fn new(device: u32, bytes: u64) -> Result<Self> {
         ensure!(device == 0, "the bare calls are for device 0, whose location is all zeros");
-        // SAFETY: structures of numbers; all zeros are device 0 without handle types and flags. The fields of a location differ
-        // between the versions of CUDA.
+        // SAFETY: structures of numbers; all zeros are device 0 without flags. The fields of a location differ between the
+        // versions of CUDA.
         let (mut properties, mut access) =
             unsafe { std::mem::zeroed::<(sys::CUmemAllocationProp, sys::CUmemAccessDesc)>() };
         properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        properties.requestedHandleTypes = FD;
         access.location = properties.location;
         access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let bytes = bytes as usize;
-        let (mut blocks, mut address) = ([0; 2], 0);
-        // SAFETY: each call writes one value. What a failed call leaves ends with the process.
-        unsafe {
-            for block in &mut blocks {
+        let (mut blocks, mut exported, mut address) = ([0; 2], Vec::new(), 0);
+        for block in &mut blocks {
+            let mut fd = -1;
+            // SAFETY: each call writes one value. What a failed call leaves ends with the process.
+            unsafe {
                 check("cuMemCreate", sys::cuMemCreate(block, bytes, &raw const properties, 0))?;
+                let found = sys::cuMemExportToShareableHandle((&raw mut fd).cast(), *block, FD, 0);
+                check("cuMemExportToShareableHandle", found)?;
+                exported.push(OwnedFd::from_raw_fd(fd));
             }
-            check("cuMemAddressReserve", sys::cuMemAddressReserve(&raw mut address, bytes, 0, 0, 0))?;
         }
-        let made = Self { blocks, address, bytes, access, mapped: 0 };
+        // SAFETY: writes one address.
+        check("cuMemAddressReserve", unsafe { sys::cuMemAddressReserve(&raw mut address, bytes, 0, 0, 0) })?;
+        let mut made = Self { blocks, exported, address, bytes, access, mapped: 0, imported: 0 };
+        made.imported = made.import()?;
         made.map()?;
         Ok(made)
+    }
+
+    fn import(&self) -> Result<u64> {
+        let fd = ptr::without_provenance_mut(self.exported[self.mapped].as_raw_fd() as usize);
+        let mut imported = 0;
+        // SAFETY: the descriptor is open; the call writes one handle.
+        let found = unsafe { sys::cuMemImportFromShareableHandle(&raw mut imported, fd, FD) };
+        check("cuMemImportFromShareableHandle", found)?;
+        Ok(imported)
     }
 
     fn map(&self) -> Result<()> {
         let Self { address, bytes, .. } = *self;
         // SAFETY: nothing is mapped at the reserved address.
         unsafe {
-            check("cuMemMap", sys::cuMemMap(address, bytes, 0, self.blocks[self.mapped], 0))?;
+            check("cuMemMap", sys::cuMemMap(address, bytes, 0, self.imported, 0))?;
             check("cuMemSetAccess", sys::cuMemSetAccess(address, bytes, &raw const self.access, 1))
         }
     }
@@ -216,10 +239,14 @@ impl Blocks {
 
 impl Exchange for Blocks {
     fn exchange(&mut self) -> Result<()> {
+        self.mapped = 1 - self.mapped;
+        let next = self.import()?;
         // SAFETY: mapped by `map`, and no work uses it.
         check("cuMemUnmap", unsafe { sys::cuMemUnmap(self.address, self.bytes) })?;
-        self.mapped = 1 - self.mapped;
-        self.map()
+        let last = std::mem::replace(&mut self.imported, next);
+        self.map()?;
+        // SAFETY: the import that was mapped before.
+        check("cuMemRelease", unsafe { sys::cuMemRelease(last) })
     }
 }
 
@@ -229,7 +256,7 @@ impl Drop for Blocks {
         unsafe {
             let _ = sys::cuMemUnmap(self.address, self.bytes);
             let _ = sys::cuMemAddressFree(self.address, self.bytes);
-            for block in self.blocks {
+            for block in self.blocks.into_iter().chain([self.imported]) {
                 let _ = sys::cuMemRelease(block);
             }
         }

@@ -65,7 +65,7 @@ pub(super) trait RawSide: Send + Sync {
     /// Closes an opened handle.
     fn close(&self, mapping: RawMapping) -> Result<()>;
 
-    /// Creates two blocks of this process that can be exchanged at one address; `None` if the raw side has no such calls.
+    /// Creates two exported blocks that can be exchanged at one address; `None` if the raw side has no such calls.
     fn exchangeable(&self, device: u32, bytes: u64) -> Result<Option<Box<dyn Exchange>>>;
 
     /// Registers a page of host memory for streams of the device until the process exits, and returns its device address.
@@ -100,9 +100,9 @@ pub(super) trait RawSide: Send + Sync {
     unsafe fn copy_peer(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()>;
 }
 
-/// Two blocks of this process, of which one is mapped.
+/// Two exported blocks, of which one is imported and mapped.
 pub(super) trait Exchange {
-    /// Unmaps the block that is mapped, and maps the other one at its address.
+    /// Imports the other block, unmaps the one that is mapped, maps the other one at its address, and releases the first import.
     fn exchange(&mut self) -> Result<()>;
 }
 

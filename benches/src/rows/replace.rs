@@ -47,11 +47,11 @@ fn measure(bench: &Bench, bytes: u64, lines: &mut Vec<Line>) -> Result<()> {
     let mut blocks = bench.raw.exchangeable(bench.device, bytes)?;
     let replace = Subject::new(
         format!("replace, {}", size(bytes)),
-        format!("unmap, map and access of blocks of this process, by {}", bench.raw.name()),
+        format!("import, unmap, map, access and release of exported blocks, by {}", bench.raw.name()),
     )
     .target(Target::Times { most: 1.2, plus: 200_000.0 })
     .needs_hardware(true)
-    .note("ours: with the request to the exporter, the import, the wait for the stream and the release");
+    .note("ours: with the request to the exporter, and the wait for the stream and for the bytes");
     lines.push(bench.compare(
         replace,
         &mut state,
