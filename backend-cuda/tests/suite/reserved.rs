@@ -172,7 +172,7 @@ fn is_free(backend: &CudaBackend, bytes: u64, when: &str) {
 #[test]
 fn versions_replace_each_other_under_a_captured_graph() {
     let Some((backend, _alone)) = backend() else { return };
-    let bytes = fitting(&backend, 2 * GIB);
+    let bytes = fitting(&backend, 16 * GIB);
     let ipc = Ipc::with_backend(backend.clone());
     let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
     let mut exporter = exporter();
@@ -213,71 +213,4 @@ fn versions_replace_each_other_under_a_captured_graph() {
     // One version and one exporter, as after the tenth; less than one version may be missing.
     is_free(&backend, free.unwrap().saturating_sub(bytes.min(64 << 20) / 2), "after all replacements");
     eprintln!("replace of {} MiB, median of {}: {:?}", bytes >> 20, times.len(), median(times));
-}
-
-/// Prints the time of a replacement beside that of the driver's calls alone, for blocks that this process has already.
-#[test]
-fn replacement_beside_the_bare_driver_calls() {
-    const ROUNDS: u8 = 20;
-    let Some((backend, _alone)) = backend() else { return };
-    let bytes = fitting(&backend, 16 * GIB);
-    let ipc = Ipc::with_backend(backend.clone());
-    let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
-    let mut exporter = exporter();
-    let versions = [1, 2].map(|byte| share(&mut exporter, bytes, byte));
-    let mut mapping = ipc.open(&versions[0]).reserved().on(&stream).unwrap();
-    let sum = Sum::of(&backend, mapping.range(), &stream);
-    let mut times = Vec::new();
-    for round in 1..=ROUNDS {
-        let begin = Instant::now();
-        mapping.replace_on(&versions[usize::from(round % 2)], &stream).unwrap();
-        times.push(begin.elapsed());
-        sum.is_of(1 + round % 2, "the version of this round");
-    }
-    drop(sum);
-    drop(mapping);
-    drop(exporter);
-    let bare = if is_simulated() { Duration::ZERO } else { bare(bytes, ROUNDS) };
-    eprintln!(
-        "{} MiB, median of {ROUNDS}: replace {:?}; cuMemUnmap, cuMemMap and cuMemSetAccess alone {bare:?}",
-        bytes >> 20,
-        median(times)
-    );
-}
-
-/// Returns the median time of exchanging two blocks of this process at one address.
-fn bare(bytes: u64, rounds: u8) -> Duration {
-    // SAFETY: structures of numbers. Those that stay zero are device 0, no handle types and no flags; the fields of a location
-    // differ between the versions of CUDA.
-    let (mut properties, mut access) =
-        unsafe { std::mem::zeroed::<(sys::CUmemAllocationProp, sys::CUmemAccessDesc)>() };
-    properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-    access.location = properties.location;
-    access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    let size = bytes as usize;
-    let (mut blocks, mut address) = ([0; 2], 0);
-    let mut times = Vec::new();
-    // SAFETY: plain calls of the driver on blocks and addresses of this function.
-    unsafe {
-        for block in &mut blocks {
-            sys::cuMemCreate(block, size, &raw const properties, 0).result().unwrap();
-        }
-        sys::cuMemAddressReserve(&raw mut address, size, 0, 0, 0).result().unwrap();
-        sys::cuMemMap(address, size, 0, blocks[0], 0).result().unwrap();
-        sys::cuMemSetAccess(address, size, &raw const access, 1).result().unwrap();
-        for round in 1..=rounds {
-            let begin = Instant::now();
-            sys::cuMemUnmap(address, size).result().unwrap();
-            sys::cuMemMap(address, size, 0, blocks[usize::from(round % 2)], 0).result().unwrap();
-            sys::cuMemSetAccess(address, size, &raw const access, 1).result().unwrap();
-            times.push(begin.elapsed());
-        }
-        sys::cuMemUnmap(address, size).result().unwrap();
-        sys::cuMemAddressFree(address, size).result().unwrap();
-        for block in blocks {
-            sys::cuMemRelease(block).result().unwrap();
-        }
-    }
-    median(times)
 }
