@@ -394,8 +394,8 @@ impl Ipc {
     /// pointers in them.
     ///
     /// The processes agree on a range that each of them has free: far from the addresses that drivers choose, at a multiple of 1 GiB,
-    /// such as 16 TiB (`1 << 44`). Drivers take an address as a hint: CUDA's takes it (580.159.04) if it is a multiple of 32 MiB and is not
-    /// near its own; what it chose in one process is seldom free in another.
+    /// such as 16 TiB (`1 << 44`). The unit of addresses is 32 MiB on CUDA and 1 GiB on Ascend. Drivers take an address as a hint, and what
+    /// one chose in one process is seldom free in another.
     ///
     /// # Errors
     ///

@@ -22,6 +22,9 @@ const FABRIC_MAGIC: &[u8; 8] = b"simfabr\x01";
 /// The driver's own ranges are where the host's memory is mapped: from this address on.
 const OWN_RANGES: u64 = 0x7000_0000_0000;
 
+/// Ranges from this size on are placed at multiples of it.
+const LARGE_RANGE: u64 = 32 << 20;
+
 fn checked(prop: &AllocationProp) -> Result<usize> {
     if prop.kind != PINNED {
         return Err(Status::INVALID_VALUE);
@@ -104,21 +107,20 @@ driver! {
         Ok(simulator()?.machine.release_block(BlockId::new(handle))?)
     }
 
-    /// Reserves addresses. The address is a hint. As measured (580.159.04), it is a multiple of the granularity, and a small range with
-    /// a small alignment is taken from the driver's own ranges, whatever the hint.
+    /// Reserves addresses. The address is a hint. As measured (580.159.04), it is a multiple of the granularity and of the alignment.
+    /// Ranges of less than 32 MiB with a smaller alignment are taken from the driver's own ranges, whatever the hint; others are placed
+    /// at it if it is a multiple of 32 MiB.
     fn cuMemAddressReserve(out: Out<u64>, size: usize, alignment: usize, wanted: u64, flags: c_ulonglong) {
         let simulator = simulator()?;
         let size = whole_pages(size)?;
         if flags != 0 || (alignment != 0 && !alignment.is_power_of_two()) || out.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        if !wanted.is_multiple_of(PAGE) {
+        if !wanted.is_multiple_of((alignment as u64).max(PAGE)) {
             return Err(Status::INVALID_VALUE);
         }
-        let from_own_ranges = size <= 16 << 20 && alignment < 32 << 20;
-        let is_hint = wanted != 0
-            && wanted.is_multiple_of((alignment as u64).max(PAGE))
-            && (!from_own_ranges || wanted >= OWN_RANGES);
+        let is_small = size < LARGE_RANGE && (alignment as u64) < LARGE_RANGE;
+        let is_hint = if is_small { wanted >= OWN_RANGES } else { wanted != 0 && wanted.is_multiple_of(LARGE_RANGE) };
         if is_hint && simulator.machine.reserve_at(Address::new(wanted), size)? {
             return out.put(wanted);
         }

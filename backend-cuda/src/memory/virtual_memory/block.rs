@@ -141,15 +141,16 @@ impl Drop for Block<'_> {
     }
 }
 
-/// The alignment with which the driver reserves a range at a hint, however small it is. With a smaller one it takes ranges of up to
-/// 16 MiB from ranges of its own, whatever the hint (driver 580.159.04).
-const RANGE_ALIGNMENT: u64 = 32 << 20;
+/// The alignment with which the driver reserves a range at a hint that is a multiple of it, however small the range is. With a smaller
+/// one it takes ranges below 32 MiB from ranges of its own, whatever the hint; and it moves a larger one to a multiple of 32 MiB (driver
+/// 580.159.04).
+pub(crate) const RANGE_ALIGNMENT: u64 = 32 << 20;
 
-/// Reserves addresses, of the driver's choice if the hint is null or is not free. A context must be current.
+/// Reserves addresses: at the hint, a multiple of [`RANGE_ALIGNMENT`], if they are free; else, and if it is null, of the driver's choice.
+/// A context must be current.
 pub(crate) fn reserve(driver: &Driver, bytes: u64, hint: DevicePtr) -> Result<DevicePtr> {
     let mut base = 0;
-    let is_aligned = !hint.is_null() && hint.get().is_multiple_of(RANGE_ALIGNMENT);
-    let alignment = if is_aligned { RANGE_ALIGNMENT as usize } else { 0 };
+    let alignment = if hint.is_null() { 0 } else { RANGE_ALIGNMENT as usize };
     // SAFETY: writes one address.
     let status = unsafe { (api(driver)?.reserve)(&raw mut base, bytes as usize, alignment, hint.get(), 0) };
     let hint = match status {

@@ -48,11 +48,11 @@ impl ReservationTable {
         Self { driver: Arc::clone(driver), imports: Mutex::default() }
     }
 
-    /// Returns the granularity of blocks, to which the driver aligns addresses too.
+    /// Returns the granularity of blocks and that of addresses.
     pub(crate) fn granularity(&self, on: DeviceOrdinal) -> Result<ReservationGranularity> {
         let _current = self.driver.enter(on)?;
         let block = block::granularity(&self.driver, on, HANDLE_TYPE_POSIX_FD)?;
-        Ok(ReservationGranularity { place: block, address: block })
+        Ok(ReservationGranularity { place: block, address: block.max(block::RANGE_ALIGNMENT) })
     }
 
     /// Reserves addresses for blocks of this total size: at `at` if the driver finds them free, which takes it as a hint.

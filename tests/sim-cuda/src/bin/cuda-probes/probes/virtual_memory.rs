@@ -42,9 +42,11 @@ pub(super) fn reserve_at_an_address(probe: &Probe<'_>) -> R<String> {
     // Far from the addresses that the driver chooses.
     let (far, large) = (16 << 40, 32 << 20);
     let (small, aligned, whole) = (ask(far), ask_for(PAGE, large, far), ask_for(large, 0, far + (1 << 40)));
+    let between = far + (2 << 40) + PAGE as u64;
+    let (moved, refused) = (ask_for(large, 0, between), ask_for(PAGE, large, between));
     Ok(format!(
         "free: {at_free}; in use: {again}; 4096 B behind a unit: {page}; 1 B behind one: {byte}; at 16 TiB: {small}, aligned to 32 MiB: \
-         {aligned}; 32 MiB at 17 TiB: {whole}"
+         {aligned}; 32 MiB at 17 TiB: {whole}; at no multiple of 32 MiB: {moved}, aligned to it: {refused}"
     ))
 }
 
