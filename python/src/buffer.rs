@@ -30,10 +30,10 @@ pub(crate) unsafe fn fill(slf: &Bound<'_, Tensor>, view: *mut ffi::Py_buffer, fl
     let tensor = &slf.get().data;
     let format = check(tensor, flags)?;
     tensor.wait_on_host(slf.py())?;
-    let element = tensor.dtype.bytes().unwrap_or(1) as isize;
+    let element = tensor.dtype().bytes().unwrap_or(1) as isize;
     let mut parts = Box::new(Parts {
-        shape: tensor.shape.iter().map(|size| *size as isize).collect(),
-        strides: tensor.strides.iter().map(|stride| *stride as isize * element).collect(),
+        shape: tensor.shape().iter().map(|size| *size as isize).collect(),
+        strides: tensor.strides().iter().map(|stride| *stride as isize * element).collect(),
     });
     let has = |flag: c_int| flags & flag == flag;
     let elements: isize = parts.shape.iter().product();
@@ -49,7 +49,7 @@ pub(crate) unsafe fn fill(slf: &Bound<'_, Tensor>, view: *mut ffi::Py_buffer, fl
         len: elements * element,
         itemsize: element,
         readonly: c_int::from(!tensor.is_writable),
-        ndim: if is_shaped { tensor.shape.len() as c_int } else { 1 },
+        ndim: if is_shaped { tensor.shape().len() as c_int } else { 1 },
         format: if has(ffi::PyBUF_FORMAT) { format.as_ptr().cast_mut() } else { std::ptr::null_mut() },
         shape,
         strides,
@@ -81,10 +81,10 @@ fn check(tensor: &TensorData, flags: c_int) -> PyResult<&'static CStr> {
             tensor.device()
         ));
     }
-    let Some(format) = format(tensor.dtype) else {
+    let Some(format) = format(tensor.dtype()) else {
         return refused(format!(
             "the buffer protocol has no format for {}; tensor.bytes has a buffer of the bytes",
-            tensor.dtype
+            tensor.dtype()
         ));
     };
     let has = |flag: c_int| flags & flag == flag;

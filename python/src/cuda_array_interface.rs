@@ -26,13 +26,13 @@ pub(crate) fn interface<'py>(py: Python<'py>, tensor: &TensorData) -> PyResult<B
     if streams.len() > 1 {
         return Err(absent("its parts were opened on several streams".into()));
     }
-    let typestr =
-        to_typestr(tensor.dtype).ok_or_else(|| absent(format!("it has no element type {}", tensor.dtype)))?;
-    let element = tensor.dtype.bytes().unwrap_or(1);
-    let strides: Vec<u64> = tensor.strides.iter().map(|stride| stride * element).collect();
+    let typestr = to_typestr(tensor.dtype())
+        .ok_or_else(|| absent(format!("it has no element type {}", tensor.dtype())))?;
+    let element = tensor.dtype().bytes().unwrap_or(1);
+    let strides: Vec<u64> = tensor.strides().iter().map(|stride| stride * element).collect();
     let interface = PyDict::new(py);
     interface.set_item("version", 3)?;
-    interface.set_item("shape", PyTuple::new(py, &tensor.shape)?)?;
+    interface.set_item("shape", PyTuple::new(py, tensor.shape())?)?;
     interface.set_item("strides", PyTuple::new(py, strides)?)?;
     interface.set_item("typestr", typestr)?;
     interface.set_item("data", (tensor.range.ptr.get(), false))?;
@@ -68,7 +68,8 @@ pub(crate) fn import(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyAny>) ->
             "this build of device_ipc has no backend for memory with __cuda_array_interface__",
         )
     })?;
-    Ok(Foreign { backend, ordinal, ptr, dtype, shape, strides, is_writable, owner })
+    let layout = dlpack::layout(object.py(), dtype, &shape, &strides)?;
+    Ok(Foreign { backend, ordinal, ptr, layout, is_writable, owner })
 }
 
 fn device_of(object: &Bound<'_, PyAny>) -> Option<u32> {

@@ -5,14 +5,15 @@
 use std::ffi::{CStr, c_void};
 use std::ptr;
 
-use device_ipc::Dtype;
-use pyo3::exceptions::{PyBufferError, PyTypeError};
+use device_ipc::{Dtype, Error, TensorLayout};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use pyo3::{ffi, intern};
 
 use crate::backend;
 use crate::dtype::{DlDtype, from_dlpack, to_dlpack};
+use crate::error::OrRaise as _;
 use crate::tensor::{Keeper, TensorData};
 
 /// `kDLCPU`: memory of the host.
@@ -106,17 +107,18 @@ struct Exported<M> {
 impl<M> Exported<M> {
     /// Describes a tensor. `managed` makes the outer structure of the description.
     fn new(tensor: &TensorData, managed: impl FnOnce(DlTensor) -> M) -> PyResult<Box<Self>> {
-        let dtype = to_dlpack(tensor.dtype).ok_or_else(|| {
+        let dtype = to_dlpack(tensor.dtype()).ok_or_else(|| {
             PyBufferError::new_err(format!(
                 "DLPack has no element type {}; take the bytes (Tensor.bytes) and view them, as device_ipc.torch.open does",
-                tensor.dtype
+                tensor.dtype()
             ))
         })?;
-        let sizes = tensor.shape.iter().chain(&tensor.strides).map(|value| i64::try_from(*value));
-        let mut sizes = sizes
-            .collect::<Result<Box<[i64]>, _>>()
-            .map_err(|_| PyBufferError::new_err("a dimension or a stride exceeds 2^63 - 1"))?;
-        let (shape, strides) = sizes.split_at_mut(tensor.shape.len());
+        let numbers = tensor.shape().iter().chain(tensor.strides());
+        if numbers.clone().any(|number| i64::try_from(*number).is_err()) {
+            return Err(PyBufferError::new_err("a dimension or a stride exceeds 2^63 - 1"));
+        }
+        let mut sizes: Box<[i64]> = numbers.map(|number| *number as i64).collect();
+        let (shape, strides) = sizes.split_at_mut(tensor.shape().len());
         let (device_type, device_id) = device_of(tensor.backend, tensor.range.device.get())?;
         let dl = DlTensor {
             data: tensor.range.ptr.get() as *mut c_void,
@@ -208,9 +210,7 @@ pub(crate) struct Foreign {
     pub(crate) backend: &'static str,
     pub(crate) ordinal: u32,
     pub(crate) ptr: u64,
-    pub(crate) dtype: Dtype,
-    pub(crate) shape: Vec<i64>,
-    pub(crate) strides: Vec<i64>,
+    pub(crate) layout: TensorLayout,
     /// Whether the framework permits writing; true if it does not say.
     pub(crate) is_writable: bool,
     /// The object that keeps the memory allocated.
@@ -255,7 +255,7 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
         }
     };
     // SAFETY: it is alive, and so are its sizes.
-    let found = unsafe { foreign(tensor, capsule.unbind()) };
+    let found = unsafe { foreign(tensor, capsule) };
     found.map(|found| Foreign { is_writable, ..found })
 }
 
@@ -264,7 +264,7 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
 /// # Safety
 ///
 /// `shape` has `ndim` elements, and `strides` too unless it is null.
-pub(crate) unsafe fn foreign(tensor: &DlTensor, owner: Py<PyAny>) -> PyResult<Foreign> {
+pub(crate) unsafe fn foreign(tensor: &DlTensor, owner: Bound<'_, PyAny>) -> PyResult<Foreign> {
     let backend = backend::of_dlpack_type(tensor.device_type).ok_or_else(|| {
         PyBufferError::new_err(format!(
             "the tensor is on a device of DLPack type {}; memory of {} can be shared",
@@ -278,21 +278,34 @@ pub(crate) unsafe fn foreign(tensor: &DlTensor, owner: Py<PyAny>) -> PyResult<Fo
     let dimensions = usize::try_from(tensor.ndim).unwrap_or(0);
     let list = |at: *mut i64| {
         // SAFETY: a tensor has `ndim` sizes and as many strides, or none where the pointer is null.
-        (!at.is_null()).then(|| unsafe { std::slice::from_raw_parts(at, dimensions) }.to_vec())
+        (dimensions > 0 && !at.is_null()).then(|| unsafe { std::slice::from_raw_parts(at, dimensions) })
     };
-    let shape = if dimensions == 0 { Vec::new() } else { list(tensor.shape).unwrap_or_default() };
-    let strides = if dimensions == 0 { None } else { list(tensor.strides) };
-    let strides = strides.unwrap_or_else(|| row_major(&shape));
+    let shape = list(tensor.shape).unwrap_or_default();
+    let layout = match list(tensor.strides) {
+        Some(strides) => layout(owner.py(), dtype, shape, strides)?,
+        None => layout(owner.py(), dtype, shape, &row_major(shape))?,
+    };
     Ok(Foreign {
         backend,
         ordinal: tensor.device_id.max(0) as u32,
         ptr: (tensor.data as u64).wrapping_add(tensor.byte_offset),
-        dtype,
-        shape,
-        strides,
+        layout,
         is_writable: true,
-        owner,
+        owner: owner.unbind(),
     })
+}
+
+/// Returns the layout of a tensor of a framework. The strides are in elements.
+pub(crate) fn layout(py: Python<'_>, dtype: Dtype, shape: &[i64], strides: &[i64]) -> PyResult<TensorLayout> {
+    fn unsigned<'a>(numbers: &'a [i64], what: &str) -> PyResult<&'a [u64]> {
+        if numbers.iter().any(|number| *number < 0) {
+            return Err(PyValueError::new_err(format!("the tensor has a negative {what}; copy it first")));
+        }
+        // SAFETY: both types have the same size and alignment, and all values of one are values of the other.
+        Ok(unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len()) })
+    }
+    let layout = TensorLayout::strided(dtype, unsigned(shape, "size")?, unsigned(strides, "stride")?);
+    layout.map_err(Error::from).or_raise(py)
 }
 
 /// Returns the strides of a row-major tensor, in elements.

@@ -52,7 +52,11 @@ pub(crate) fn from_dlpack(found: DlDtype) -> Option<Dtype> {
 
 /// Returns whether elements of this type are complex numbers, or the parts of complex numbers of PyTorch.
 pub(crate) fn is_part_of_complex(dtype: DlDtype) -> bool {
-    matches!((dtype.code, dtype.bits), (2, 16 | 32 | 64) | (5, _))
+    matches!((dtype.code, dtype.bits), (2, 16 | 32 | 64)) || is_complex(dtype)
+}
+
+pub(crate) const fn is_complex(dtype: DlDtype) -> bool {
+    dtype.code == 5
 }
 
 /// Returns the `typestr` of `__cuda_array_interface__`, or `None` for a type that it does not have.

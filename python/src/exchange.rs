@@ -13,7 +13,7 @@ use pyo3::types::PyType;
 use pyo3::{ffi, intern};
 
 use crate::dlpack::{self, DlTensor, DlVersioned, Foreign, foreign, versioned};
-use crate::dtype::is_part_of_complex;
+use crate::dtype::{is_complex, is_part_of_complex};
 use crate::tensor::TensorData;
 
 /// `DLPackExchangeAPI`, of version 1.
@@ -85,12 +85,12 @@ impl Exchange {
         // The description says nothing of lazy tensors. `conj().imag` is a lazy negative, which cannot be viewed as another type.
         if is_part_of_complex(found.dtype)
             && (tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()?
-                || tensor.call_method0(intern!(py, "is_conj"))?.is_truthy()?)
+                || (is_complex(found.dtype) && tensor.call_method0(intern!(py, "is_conj"))?.is_truthy()?))
         {
             return Ok(None);
         }
         // Not the tensor, nor a managed tensor of it: an assignment to `data` gives both another storage.
-        let owner = tensor.call_method0(intern!(py, "untyped_storage"))?.unbind();
+        let owner = tensor.call_method0(intern!(py, "untyped_storage"))?;
         // SAFETY: the function has written it, and the tensor is alive and unchanged.
         Ok(unsafe { foreign(&found, owner) }.ok())
     }

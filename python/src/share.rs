@@ -9,7 +9,7 @@ use device_ipc::{
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyString, PyTuple, PyType};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple, PyType};
 
 use crate::dlpack::Foreign;
 use crate::error::{OrRaise as _, PlacementError, exception};
@@ -55,7 +55,7 @@ impl Source {
         if let Some(exchange) = Exchange::of_known(object)
             && let Some(read) = exchange.read(object)?
         {
-            return on_device(Self::foreign(py, read)?).map(Some);
+            return on_device(Self::foreign(read)).map(Some);
         }
         if let Ok(class) = object.cast::<PyType>() {
             return Err(PyTypeError::new_err(format!(
@@ -70,42 +70,31 @@ impl Source {
             return Err(exception(py, &Error::SharedOn { ptr: DevicePtr::NULL }));
         }
         if object.hasattr("untyped_storage")? {
-            return on_device(Self::foreign(py, torch(object)?)?).map(Some);
+            return on_device(Self::foreign(torch(object)?)).map(Some);
         }
         if let Ok(interface) = object.getattr("__cuda_array_interface__") {
-            return Self::foreign(py, cuda_array_interface::import(object, &interface)?).map(Some);
+            return Ok(Some(Self::foreign(cuda_array_interface::import(object, &interface)?)));
         }
         if object.hasattr("__dlpack__")? {
-            return on_device(Self::foreign(py, dlpack::import(object)?)?).map(Some);
+            return on_device(Self::foreign(dlpack::import(object)?)).map(Some);
         }
         Ok(None)
     }
 
     fn native(py: Python<'_>, tensor: &Tensor) -> PyResult<Self> {
         let data = &tensor.data;
-        let layout = TensorLayout::strided(data.dtype, data.shape.as_slice(), data.strides.as_slice());
+        let layout = TensorLayout::strided(data.dtype(), data.shape(), data.strides());
         let layout = layout.map_err(Error::from).or_raise(py)?;
         let owner = SourceOwner::Native(data.keeper.clone());
         let (backend, region, is_writable) = (data.backend, data.range, data.is_writable);
         Ok(Self { backend, device: region.device, region, layout, is_writable, owner })
     }
 
-    fn foreign(py: Python<'_>, tensor: Foreign) -> PyResult<Self> {
-        let unsigned = |values: Vec<i64>, what: &str| -> PyResult<Vec<u64>> {
-            let converted: Result<_, _> = values.into_iter().map(u64::try_from).collect();
-            converted.map_err(|_| {
-                PyValueError::new_err(format!("the tensor has a negative {what}; copy it first"))
-            })
-        };
-        let shape = unsigned(tensor.shape, "size")?;
-        let strides = unsigned(tensor.strides, "stride")?;
-        let layout = TensorLayout::strided(tensor.dtype, shape.as_slice(), strides.as_slice());
-        let layout = layout.map_err(Error::from).or_raise(py)?;
-        let device = device_here(tensor.backend, tensor.ordinal);
-        let region = DeviceRange::new(device, DevicePtr::new(tensor.ptr), layout.span_bytes());
-        let owner = SourceOwner::Object(tensor.owner);
-        let (backend, is_writable) = (tensor.backend, tensor.is_writable);
-        Ok(Self { backend, device, region, layout, is_writable, owner })
+    fn foreign(tensor: Foreign) -> Self {
+        let Foreign { backend, ordinal, ptr, layout, is_writable, owner } = tensor;
+        let device = device_here(backend, ordinal);
+        let region = DeviceRange::new(device, DevicePtr::new(ptr), layout.span_bytes());
+        Self { backend, device, region, layout, is_writable, owner: SourceOwner::Object(owner) }
     }
 
     /// Returns the memory for a ring, and what keeps it allocated for tensors in its slots.
@@ -206,13 +195,13 @@ fn torch(tensor: &Bound<'_, PyAny>) -> PyResult<Foreign> {
         let known = backend::device_names("");
         return refused(&format!("it is on {kind:?}; tensors on {known} can be shared"));
     };
+    let shape: Vec<i64> = tensor.getattr("shape")?.extract()?;
+    let strides: Vec<i64> = tensor.call_method0("stride")?.extract()?;
     Ok(Foreign {
         backend,
         ordinal: device.getattr("index")?.extract::<Option<u32>>()?.unwrap_or(0),
         ptr: tensor.call_method0("data_ptr")?.extract()?,
-        dtype: dtype(&tensor.getattr("dtype")?)?,
-        shape: tensor.getattr("shape")?.extract()?,
-        strides: tensor.call_method0("stride")?.extract()?,
+        layout: dlpack::layout(tensor.py(), dtype(&tensor.getattr("dtype")?)?, &shape, &strides)?,
         is_writable: true,
         owner: tensor.call_method0("untyped_storage")?.unbind(),
     })
@@ -331,14 +320,14 @@ pub(crate) fn sources(
         )));
     }
     let mut sources = Vec::new();
-    read_mapping(py, tensors, "", &mut sources)?;
-    let mut names = HashSet::with_capacity(sources.len());
-    if let Some(twice) =
-        sources.iter().filter_map(|(name, _)| name.as_deref()).find(|name| !names.insert(*name))
-    {
-        return Err(PyValueError::new_err(format!(
-            "two tensors are called {twice:?}: the keys of nested mappings are joined with dots"
-        )));
+    if read_mapping(py, tensors, "", &mut sources)? {
+        let mut names = HashSet::with_capacity(sources.len());
+        let mut all = sources.iter().filter_map(|(name, _)| name.as_deref());
+        if let Some(twice) = all.find(|name| !names.insert(*name)) {
+            return Err(PyValueError::new_err(format!(
+                "two tensors are called {twice:?}: the keys of nested mappings are joined with dots"
+            )));
+        }
     }
     if let Some((_, first)) = sources.first()
         && let Some((Some(name), other)) = sources.iter().find(|(_, one)| one.backend != first.backend)
@@ -352,13 +341,14 @@ pub(crate) fn sources(
     Ok(sources)
 }
 
-/// Reads the tensors of a mapping. Those of nested mappings have dotted names: `"layer.weight"`.
+/// Reads the tensors of a mapping. Those of nested mappings have dotted names: `"layer.weight"`. Returns whether a name may occur twice.
 fn read_mapping(
     py: Python<'_>,
     tensors: &Bound<'_, PyAny>,
     prefix: &str,
     sources: &mut Vec<(Option<String>, Source)>,
-) -> PyResult<()> {
+) -> PyResult<bool> {
+    let mut may_repeat = !tensors.is_exact_instance_of::<PyDict>();
     for item in tensors.call_method0("items")?.try_iter()? {
         let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
         let Ok(key) = key.cast::<PyString>() else {
@@ -368,10 +358,14 @@ fn read_mapping(
                 key.get_type().name()?
             )));
         };
-        let name = format!("{prefix}{}", key.to_cow()?);
+        let key = key.to_cow()?;
+        let name = if prefix.is_empty() { key.into_owned() } else { format!("{prefix}{key}") };
         match Source::read(py, &value).map_err(|error| of_tensor(py, &name, error))? {
             Some(source) => sources.push((Some(name), source)),
-            None if value.hasattr("items")? => read_mapping(py, &value, &format!("{name}."), sources)?,
+            None if value.hasattr("items")? => {
+                read_mapping(py, &value, &format!("{name}."), sources)?;
+                may_repeat = true;
+            }
             None => {
                 return Err(PyTypeError::new_err(format!(
                     "the value of {name:?} is of type {}, not a tensor of device memory",
@@ -380,7 +374,7 @@ fn read_mapping(
             }
         }
     }
-    Ok(())
+    Ok(may_repeat)
 }
 
 /// Returns the error with the name of the tensor, if its class is made from a text.

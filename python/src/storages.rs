@@ -64,7 +64,7 @@ impl Drop for Shared {
 /// A storage in memory of another process.
 struct Received {
     /// A `StorageWeakRef`, which keeps the number of the storage from being used again, and not the storage.
-    reference: Py<PyAny>,
+    _reference: Py<PyAny>,
     handle: Py<PyBytes>,
     /// Not the mapping, which would keep the memory open.
     mapping: Weak<MappingInner>,
@@ -127,7 +127,7 @@ impl Storages {
     /// Returns the entry of a storage in memory of another process.
     fn received(&self, py: Python<'_>, cdata: u64) -> PyResult<Option<Arc<Received>>> {
         let Some(received) = self.lock().received.get(&cdata).cloned() else { return Ok(None) };
-        Ok((!received.is_expired(py)?).then_some(received))
+        Ok((!is_expired(py, cdata)?).then_some(received))
     }
 
     /// Shares the memory of a storage as one region of bytes, behind the work of the current stream. An importer of one storage
@@ -236,7 +236,7 @@ impl Storages {
         drop(replaced);
         let mut expired = Vec::new();
         for (cdata, one) in all {
-            if one.is_expired(py)? {
+            if is_expired(py, cdata)? {
                 expired.push((cdata, one));
             }
         }
@@ -301,7 +301,7 @@ impl Storages {
             _ => make.call1((Tensor { data },))?,
         };
         let received = Received {
-            reference: weak_reference(&storage)?,
+            _reference: weak_reference(&storage)?,
             handle: handle.clone().unbind(),
             mapping: Arc::downgrade(&inner),
         };
@@ -416,10 +416,11 @@ impl Storages {
 
     /// The devices of the storages in memory of other processes.
     fn devices(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        let received: Vec<_> = self.lock().received.values().cloned().collect();
+        let received: Vec<_> =
+            self.lock().received.iter().map(|(cdata, one)| (*cdata, Arc::clone(one))).collect();
         let mut devices = Vec::new();
-        for one in received {
-            if !one.is_expired(py)?
+        for (cdata, one) in received {
+            if !is_expired(py, cdata)?
                 && let Some(inner) = one.mapping.upgrade()
             {
                 devices.push(device_name(inner.backend, inner.device.get()));
@@ -431,12 +432,6 @@ impl Storages {
     /// The number of storages that this process has shared.
     fn __len__(&self) -> usize {
         self.lock().shared.len()
-    }
-}
-
-impl Received {
-    fn is_expired(&self, py: Python<'_>) -> PyResult<bool> {
-        self.reference.call_method0(py, intern!(py, "expired"))?.is_truthy(py)
     }
 }
 
@@ -479,6 +474,15 @@ fn use_count(py: Python<'_>, cdata: u64) -> PyResult<u64> {
         Ok(py.import("torch._C")?.getattr("_storage_Use_Count")?.unbind())
     })?;
     count.call1(py, (cdata,))?.extract(py)
+}
+
+/// Returns whether the storage is gone; a weak reference keeps its number.
+fn is_expired(py: Python<'_>, cdata: u64) -> PyResult<bool> {
+    static EXPIRED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let expired = EXPIRED.get_or_try_init(py, || -> PyResult<_> {
+        Ok(py.import("torch")?.getattr("UntypedStorage")?.getattr("_expired")?.unbind())
+    })?;
+    expired.call1(py, (cdata,))?.is_truthy(py)
 }
 
 fn weak_reference(storage: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {

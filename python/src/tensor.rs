@@ -81,10 +81,8 @@ pub(crate) struct TensorData {
     pub(crate) backend: &'static str,
     /// From the first element to the end of the last.
     pub(crate) range: DeviceRange,
-    pub(crate) dtype: Dtype,
-    pub(crate) shape: Vec<u64>,
-    /// In elements.
-    pub(crate) strides: Vec<u64>,
+    /// Without its offset: the first element is at the start of the range.
+    layout: TensorLayout,
     pub(crate) is_writable: bool,
     pub(crate) keeper: Keeper,
 }
@@ -98,8 +96,7 @@ impl TensorData {
         is_writable: bool,
         keeper: Keeper,
     ) -> Self {
-        let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
-        Self { backend, range, dtype: layout.dtype(), shape, strides, is_writable, keeper }
+        Self { backend, range, layout: layout.clone(), is_writable, keeper }
     }
 
     /// The bytes of a range.
@@ -109,8 +106,22 @@ impl TensorData {
         is_writable: bool,
         keeper: Keeper,
     ) -> Self {
-        let (dtype, shape, strides) = (Dtype::U8, vec![range.len], vec![1]);
-        Self { backend, range, dtype, shape, strides, is_writable, keeper }
+        let layout =
+            TensorLayout::contiguous(Dtype::U8, [range.len]).expect("any number of bytes is a layout");
+        Self { backend, range, layout, is_writable, keeper }
+    }
+
+    pub(crate) const fn dtype(&self) -> Dtype {
+        self.layout.dtype()
+    }
+
+    pub(crate) fn shape(&self) -> &[u64] {
+        self.layout.shape()
+    }
+
+    /// Returns the strides in elements.
+    pub(crate) fn strides(&self) -> &[u64] {
+        self.layout.strides()
     }
 
     /// The tensor in the slot of a ring, whose bytes are a range; without a layout, its bytes.
@@ -143,8 +154,8 @@ impl TensorData {
             expected *= size;
             is_next
         };
-        let mut axes = self.shape.iter().zip(&self.strides);
-        self.shape.contains(&0) || if in_columns { axes.all(is_next) } else { axes.rev().all(&mut is_next) }
+        let mut axes = self.shape().iter().zip(self.strides());
+        self.shape().contains(&0) || if in_columns { axes.all(is_next) } else { axes.rev().all(&mut is_next) }
     }
 
     /// Returns the name of the device as PyTorch writes it.
@@ -172,8 +183,8 @@ pub(crate) struct Tensor {
 impl Tensor {
     /// Returns the properties that make tensors equal.
     fn place(&self) -> (&str, DeviceRange, Dtype, &[u64], &[u64]) {
-        let TensorData { backend, range, dtype, ref shape, ref strides, .. } = self.data;
-        (backend, range, dtype, shape, strides)
+        let data = &self.data;
+        (data.backend, data.range, data.dtype(), data.shape(), data.strides())
     }
 }
 
@@ -194,25 +205,25 @@ impl Tensor {
     /// The size of each dimension.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.data.shape)
+        PyTuple::new(py, self.data.shape())
     }
 
     /// The number of dimensions.
     #[getter]
     fn ndim(&self) -> usize {
-        self.data.shape.len()
+        self.data.shape().len()
     }
 
     /// The number of elements: the product of `shape`, and 1 for a tensor without dimensions.
     #[getter]
     fn size(&self) -> u64 {
-        self.data.shape.iter().product()
+        self.data.shape().iter().product()
     }
 
     /// The size of an element in bytes.
     #[getter]
     fn itemsize(&self) -> PyResult<u64> {
-        let dtype = self.data.dtype;
+        let dtype = self.data.dtype();
         dtype.bytes().ok_or_else(|| {
             PyValueError::new_err(format!(
                 "this version does not know the element type {dtype}; use a newer one"
@@ -223,13 +234,13 @@ impl Tensor {
     /// The distance between neighbours in each dimension, in elements.
     #[getter]
     fn strides<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.data.strides)
+        PyTuple::new(py, self.data.strides())
     }
 
     /// The element type, as PyTorch names it: `"float32"`.
     #[getter]
     fn dtype(&self) -> String {
-        self.data.dtype.to_string()
+        self.data.dtype().to_string()
     }
 
     /// The device: `"cuda:0"`, `"npu:0"` or `"mock:0"`.
@@ -312,7 +323,7 @@ impl Tensor {
     }
 
     fn __len__(&self) -> PyResult<usize> {
-        let first = self.data.shape.first();
+        let first = self.data.shape().first();
         first
             .map(|size| *size as usize)
             .ok_or_else(|| PyTypeError::new_err("a tensor without dimensions has no len()"))
@@ -324,7 +335,7 @@ impl Tensor {
 
     fn __repr__(&self) -> String {
         let access = if self.data.is_writable { "" } else { ", read-only" };
-        let TensorData { dtype, ref shape, .. } = self.data;
+        let (dtype, shape) = (self.data.dtype(), self.data.shape());
         format!("<device_ipc.Tensor {dtype} {shape:?} on {}{access}>", self.data.device())
     }
 }
@@ -343,10 +354,10 @@ pub(crate) fn to_numpy<'py>(
             tensor.device()
         )));
     }
-    if to_typestr(tensor.dtype).is_none() {
+    if to_typestr(tensor.dtype()).is_none() {
         return Err(PyTypeError::new_err(format!(
             "NumPy has no element type {}; tensor.bytes is an array of the bytes",
-            tensor.dtype
+            tensor.dtype()
         )));
     }
     let numpy = object.py().import("numpy")?;

@@ -1,6 +1,5 @@
 //! PyTorch tensors in the memory of a mapping.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use device_ipc::{DeviceOrdinal, DeviceRange};
@@ -41,22 +40,32 @@ pub(crate) fn torch_views<'py>(
             wait_ready(py, inner, region)?;
         }
     }
-    let views = PyDict::new(py);
-    let mut places: HashMap<DeviceRange, Bound<'py, PyAny>> = HashMap::new();
-    for ((name, _), data) in inner.contents.tensors().zip(tensors) {
-        let range = data.range;
-        let first = places.get(&range);
-        let view = if first.is_none() && to_dlpack(data.dtype).is_some() {
+    let firsts = firsts(&tensors);
+    let (views, mut made) = (PyDict::new(py), Vec::<Bound<'py, PyAny>>::with_capacity(tensors.len()));
+    for (((name, _), data), first) in inner.contents.tensors().zip(tensors).zip(firsts) {
+        let first = first.map(|first| &made[first]);
+        let view = if first.is_none() && to_dlpack(data.dtype()).is_some() {
             exchange.make(py, &data)?
         } else {
             other.call1((Tensor { data }, first))?
         };
-        if range.len > 0 && first.is_none() {
-            places.insert(range, view.clone());
-        }
-        views.set_item(name, view)?;
+        views.set_item(name, &view)?;
+        made.push(view);
     }
     Ok(Some(views))
+}
+
+/// Returns for each tensor the position of the first one at the same place, if that is another.
+fn firsts(tensors: &[TensorData]) -> Vec<Option<usize>> {
+    let place = |position: &usize| tensors[*position].range;
+    let mut firsts = vec![None; tensors.len()];
+    let mut order: Vec<usize> = (0..tensors.len()).filter(|position| place(position).len > 0).collect();
+    // Stable: of tensors at the same place, the first one stays the first.
+    order.sort_by_key(|position| (place(position).device, place(position).ptr, place(position).len));
+    for same in order.chunk_by(|one, next| place(one) == place(next)) {
+        same[1..].iter().for_each(|position| firsts[*position] = Some(same[0]));
+    }
+    firsts
 }
 
 /// Makes PyTorch's stream of the device wait for the bytes, as an import of a capsule does.
