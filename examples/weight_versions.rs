@@ -12,7 +12,7 @@ use std::io::{BufRead, stdin};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use device_ipc::{Buffer, Error, ErrorKind, Export, Ipc, Keeper, MemoryUse, Stream};
+use device_ipc::{Buffer, Error, Export, Ipc, MemoryUse, Stream};
 use roles::{Role, TIMEOUT};
 
 const ELEMENTS: usize = 1 << 18;
@@ -26,8 +26,7 @@ fn trainer() -> Result<()> {
     let blocks = [block()?, block()?];
 
     let name = format!("weight-versions-{}", std::process::id());
-    let keeper = Arc::new(ipc.keep(&name, 1, written(&ipc, &stream, &blocks[1], 1)?).map_err(Error::from)?);
-    answer(&keeper);
+    let keeper = ipc.keep(&name, 1, written(&ipc, &stream, &blocks[1], 1)?).map_err(Error::from)?;
     let engines = [start(&name)?, start(&name)?];
     for version in 2..=LAST_VERSION {
         // No process has this block: the export of version - 2 is closed.
@@ -47,19 +46,6 @@ fn trainer() -> Result<()> {
 fn written(ipc: &Ipc, stream: &Stream, block: &Arc<Buffer>, version: u64) -> Result<Export> {
     block.view_mut(stream)?.copy_from(&vec![version as f32; ELEMENTS])?;
     Ok(ipc.share(Arc::clone(block)).ready_on(stream).start()?)
-}
-
-/// Answers engines that ask for the name, on a thread, until the keeper is dropped.
-fn answer(keeper: &Arc<Keeper>) {
-    let keeper = Arc::downgrade(keeper);
-    std::thread::spawn(move || {
-        while let Some(keeper) = keeper.upgrade() {
-            match keeper.answer(TIMEOUT / 100) {
-                Err(error) if error.kind() != ErrorKind::Timeout => eprintln!("[trainer] {error}"),
-                _ => {}
-            }
-        }
-    });
 }
 
 /// Starts an engine and waits until it has the weights.

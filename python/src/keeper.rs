@@ -1,11 +1,9 @@
 //! Keepers: memory that other processes find by a name.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use device_ipc::{Error, ErrorKind, Ipc, KeptExport};
+use device_ipc::{Error, Ipc, KeptExport};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
@@ -17,9 +15,6 @@ use crate::wait;
 
 /// The prefix of a keeper's name that is passed instead of a descriptor.
 const SCHEME: &str = "keeper:";
-
-/// The longest time between two looks at whether the keeper was closed.
-const SLICE: Duration = Duration::from_millis(100);
 
 /// Returns the name if the argument of `open` is that of a keeper.
 pub(crate) fn name_of(descriptor: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
@@ -34,13 +29,11 @@ pub(crate) fn find(py: Python<'_>, ipc: &Ipc, name: &str, limit: Duration) -> Py
     wait::interruptible(py, || ipc.find(name, limit))?.or_raise(py)
 }
 
-/// Answers the processes that open a name, `device_ipc.open("keeper:llama")`, with an export. A thread answers until the keeper is
+/// Answers the processes that open a name, `device_ipc.open("keeper:llama")`, with an export, until it is
 /// closed.
 #[pyclass(frozen, weakref, module = "device_ipc")]
 pub(crate) struct Keeper {
     keeper: Mutex<Option<Arc<device_ipc::Keeper>>>,
-    is_closed: Arc<AtomicBool>,
-    thread: Mutex<Option<JoinHandle<()>>>,
     /// Threads take turns to replace the export, so that each has the next version.
     replacing: Mutex<()>,
     name: String,
@@ -51,24 +44,6 @@ impl Keeper {
         check_fork()?;
         let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).clone();
         keeper.ok_or_else(|| PyValueError::new_err("the keeper is closed"))
-    }
-
-    fn end(&self) {
-        self.is_closed.store(true, Ordering::Release);
-        drop(self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take());
-    }
-
-    /// Waits until the thread has ended, and the name with it.
-    fn join(&self) {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // An error is a panic of the thread, which has been printed.
-        let _ = thread.map(JoinHandle::join);
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        self.end();
     }
 }
 
@@ -100,13 +75,10 @@ impl Keeper {
         Ok(())
     }
 
-    /// Frees the name, within 100 ms. The export stays open.
+    /// Frees the name. The export stays open.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         check_fork()?;
-        py.detach(|| {
-            self.end();
-            self.join();
-        });
+        py.detach(|| drop(self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take()));
         Ok(())
     }
 
@@ -157,27 +129,8 @@ pub(crate) fn keep(
     let export = export.get()?;
     let ipc = ipc_for_users(py, Some(export.descriptor().backend()), &allow_users.unwrap_or_default())?;
     let kept = py.detach(|| ipc.keep(name, version, export).map_err(Error::from));
-    let keeper = Arc::new(kept.or_raise(py)?);
-    let is_closed = Arc::new(AtomicBool::new(false));
-    let (answering, closed) = (Arc::downgrade(&keeper), Arc::clone(&is_closed));
-    let thread = std::thread::Builder::new().name("device-ipc-keep".to_owned());
-    let started = thread.spawn(move || {
-        while !closed.load(Ordering::Acquire)
-            && let Some(keeper) = answering.upgrade()
-        {
-            match keeper.answer(SLICE) {
-                Err(Error::Forked) => return,
-                // For example because this process has no file descriptors left.
-                Err(error) if error.kind() != ErrorKind::Timeout => std::thread::sleep(SLICE),
-                Ok(()) | Err(_) => {}
-            }
-        }
-    });
-    let thread = started.map_err(|error| Error::io("starting a thread", error)).or_raise(py)?;
     Ok(Keeper {
-        keeper: Mutex::new(Some(keeper)),
-        is_closed,
-        thread: Mutex::new(Some(thread)),
+        keeper: Mutex::new(Some(Arc::new(kept.or_raise(py)?))),
         replacing: Mutex::default(),
         name: name.to_owned(),
     })

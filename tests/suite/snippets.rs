@@ -290,7 +290,7 @@ fn kept_weights(ipc: &Ipc, stream: Stream, new_version: Arc<AtomicBool>) -> Resu
     Ok(())
 }
 
-fn keep(ipc: &Ipc, export: Export, next: Export, timeout: Duration) -> Result<()> {
+fn keep(ipc: &Ipc, export: Export, next: Export) -> Result<()> {
     snippet!("docs/guide/keeper.md", 2);
     Ok(())
 }

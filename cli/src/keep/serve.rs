@@ -1,4 +1,5 @@
-//! The keeper at work: one thread that answers, and one more while a new version is loaded.
+//! The keeper at work, beside the library, which answers: one thread for signals and hand-overs, and one more while a new version is
+//! loaded.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -40,7 +41,7 @@ enum Event {
     Loaded(Result<Export>),
 }
 
-/// Sends events, and wakes the thread that answers.
+/// Sends events, and wakes the thread of the keeper.
 #[derive(Clone)]
 struct Events {
     sender: Sender<Event>,
@@ -79,7 +80,7 @@ pub(super) struct Server {
     work: Work,
 }
 
-/// The state of a keeper that answers.
+/// The state of a keeper.
 struct Work {
     ipc: Ipc,
     source: Arc<Source>,
@@ -94,7 +95,7 @@ struct Work {
     has_lost_name: bool,
 }
 
-/// Why a keeper no longer answers.
+/// Why a keeper no longer keeps its names.
 enum Pause {
     Signal(&'static str),
     /// A process is ready to take the names.
@@ -137,7 +138,7 @@ impl Server {
         let Self { mut names, mut work } = self;
         let transcript = work.transcript;
         loop {
-            let successor = match work.answer(&mut names)? {
+            let successor = match work.keep(&mut names)? {
                 Pause::Signal(signal) => {
                     let text = format!("[keeper]   stopped by {signal}");
                     transcript.event("stopped", json!({ "signal": signal }), text)?;
@@ -168,7 +169,7 @@ impl Server {
 }
 
 impl Work {
-    fn answer(&mut self, names: &mut Names) -> Result<Pause> {
+    fn keep(&mut self, names: &mut Names) -> Result<Pause> {
         loop {
             if self.has_lost_name {
                 self.take_back(names);
@@ -177,7 +178,6 @@ impl Work {
             if let Some(signal) = self.handle_events(&names.keeper)? {
                 return Ok(Pause::Signal(signal));
             }
-            answer_readers(&names.keeper);
             self.accept_successors(names);
             if let Some(successor) = self.ready_successor() {
                 return Ok(Pause::Successor(successor));
@@ -195,7 +195,7 @@ impl Work {
     }
 
     fn wait(&self, names: &Names) -> Result<()> {
-        let mut all = vec![self.woken.as_fd(), names.keeper.as_fd(), names.control.as_fd()];
+        let mut all = vec![self.woken.as_fd(), names.control.as_fd()];
         all.extend(self.successors.iter().map(AsFd::as_fd));
         wait_for(&all, self.has_lost_name.then_some(RETRY))
     }
@@ -285,17 +285,7 @@ impl Work {
     }
 }
 
-fn answer_readers(keeper: &Keeper) {
-    loop {
-        match keeper.try_answer() {
-            Ok(true) => {}
-            Ok(false) => return,
-            Err(error) => return refused(&error),
-        }
-    }
-}
-
-/// Reports a process that could not be answered; others can be.
+/// Reports a process that asked for a hand-over and could not be answered; others can be.
 fn refused(error: &Error) {
     warning(format_args!("a process could not be answered: {error}"));
     if matches!(error, Error::Io { .. }) {

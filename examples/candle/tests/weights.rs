@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use candle_core::{DType, Device, Module as _, Tensor};
 use candle_nn::linear;
-use device_ipc::{Dtype, Error, Export, Ipc, Keeper, Mapping, TensorLayout};
+use device_ipc::{Dtype, Export, Ipc, Mapping, TensorLayout};
 use device_ipc_candle_example::Weights;
 use device_ipc_test_process::Process;
 use roles::{argument, role as this_role, start};
@@ -30,14 +30,10 @@ fn role() {
     assert_eq!(this_role(), "keep");
     let ipc = Ipc::named(&argument("BACKEND")).expect("the backend is available");
     let export = export(&ipc);
-    let keeper: Keeper = ipc.keep(&argument("NAME"), 1, export).expect("the name is free");
+    let _keeper = ipc.keep(&argument("NAME"), 1, export).expect("the name is free");
     println!("kept");
     loop {
-        match keeper.answer(Duration::from_secs(60)) {
-            Ok(_) => {}
-            Err(Error::Timeout { .. }) => break,
-            Err(error) => panic!("{error}"),
-        }
+        std::thread::park();
     }
 }
 

@@ -172,7 +172,7 @@ impl<S: Service> EventLoop<S> {
                 }
             }
         } else if id & SOCKET_BIT != 0 {
-            self.hung_up(id);
+            self.notify_socket(id);
         } else {
             match self.sources.get(&id) {
                 Some(Source::Listener(_)) => self.accept(id),
@@ -182,7 +182,7 @@ impl<S: Service> EventLoop<S> {
                     client.mark_gone();
                     self.sources.remove(&id);
                 }
-                Some(Source::SocketProcess(socket, _)) => self.hung_up(*socket),
+                Some(Source::SocketProcess(socket, _)) => self.notify_socket(*socket),
                 None => {}
             }
         }
@@ -261,11 +261,13 @@ impl<S: Service> EventLoop<S> {
     }
 
     fn watch_socket(&mut self, id: u64, socket: Arc<dyn WatchedSocket>, process: Option<OwnedFd>) {
-        // Only its hang-up is waited for: the owner reads.
         let data = EventData::new_u64(id);
-        if let Err(error) = epoll::add(self.queue.epoll.fd(), socket.socket(), data, EventFlags::ONESHOT) {
+        // Without data, only its hang-up is waited for.
+        let mut interest = EventFlags::ONESHOT;
+        interest.set(EventFlags::IN, socket.awaits_data());
+        if let Err(error) = epoll::add(self.queue.epoll.fd(), socket.socket(), data, interest) {
             tracing::error!(target: crate::os::log::TRANSPORT, %error, "the socket of a channel cannot be watched");
-            socket.hung_up();
+            socket.ready();
             return;
         }
         let process = process.and_then(|process| {
@@ -279,9 +281,9 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    fn hung_up(&mut self, id: u64) {
+    fn notify_socket(&mut self, id: u64) {
         if let Some(socket) = self.sockets.get(&id).and_then(|watched| watched.item.upgrade()) {
-            socket.hung_up();
+            Arc::clone(&socket).ready();
             self.drop_elsewhere(socket);
         }
     }

@@ -43,7 +43,7 @@ pub use listing::{ListedProcess, list_exports};
 pub(crate) use listing::{abstract_names, names_in, program_of};
 pub use metrics::Counters;
 pub(crate) use metrics::Metrics;
-pub(crate) use poller::{Poller, WatchedSocket};
+pub(crate) use poller::{Poller, WatchedSocket, new_socket_number};
 pub(crate) use service::{ConnectionId, Next, Service, Session};
 pub(crate) use socket::PeerCredentials;
 pub(crate) use tcp_server::{Admission, ConnectionPermit, MAX_REQUEST_BYTES, ServerId, TcpServer};

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -84,13 +85,23 @@ pub(super) trait WatchedClient: Send + Sync {
     fn mark_gone(&self);
 }
 
-/// A socket that its owner reads from, and that the poller only watches for a hang-up.
+/// A socket that its owner reads from, and that the poller only watches: for a hang-up, or for data.
 pub(crate) trait WatchedSocket: Send + Sync {
     /// Returns the socket.
     fn socket(&self) -> BorrowedFd<'_>;
-    /// Handles the hang-up of the peer, or the termination of its process. Called once or twice, on the poller's thread: it may
-    /// not block.
-    fn hung_up(&self);
+    /// Returns whether the poller watches for data too.
+    fn awaits_data(&self) -> bool {
+        false
+    }
+    /// Handles the hang-up of the peer, the termination of its process, or data: once for the socket, until
+    /// [`Poller::arm_socket`], and once for the process. Called on the poller's thread: it may not block.
+    fn ready(self: Arc<Self>);
+}
+
+/// Returns a number for a watched socket, which is never given twice.
+pub(crate) fn new_socket_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl<S: Service> Poller<S> {
@@ -133,14 +144,20 @@ impl<S: Service> Poller<S> {
         self.push(|| PollerCommand::Unwatch(client.watch_id()));
     }
 
-    /// Watches a socket for the hang-up of its peer, by a number that is never given twice; and the peer's process, where it has
-    /// an id here.
+    /// Watches a socket by a [new number](new_socket_number), and the peer's process, where it has an id here.
     pub(crate) fn watch_socket(&self, number: u64, socket: Arc<dyn WatchedSocket>, pid: u32) -> Result<()> {
         let mut started = self.start()?;
         let started = started.as_mut().expect("start() has filled it");
         let process = Pid::from_raw(pid as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         started.queue.push(PollerCommand::WatchSocket(number | SOCKET_BIT, socket, process));
         Ok(())
+    }
+
+    /// Watches a socket for data again after it was reported.
+    pub(crate) fn arm_socket(&self, number: u64, socket: BorrowedFd<'_>) {
+        if let Some(started) = self.lock().as_ref() {
+            started.queue.epoll.arm(number | SOCKET_BIT, socket, true);
+        }
     }
 
     /// Stops watching a socket, which the caller closes next.
@@ -244,8 +261,8 @@ impl Epoll {
         self.fd.as_fd()
     }
 
-    /// Lets the poller read a client's messages, or keeps it away while a caller reads its reply. One-shot, so that a client that
-    /// a caller reads from costs the poller no wake-up.
+    /// Lets the poller read a client's messages, or keeps it away while a caller reads its reply. One-shot, so that a socket that
+    /// its owner reads from costs the poller no wake-up.
     pub(super) fn arm(&self, watch_id: u64, socket: BorrowedFd<'_>, armed: bool) {
         let interest = if armed { EventFlags::IN | EventFlags::ONESHOT } else { EventFlags::ONESHOT };
         let _ = epoll::modify(&self.fd, socket, EventData::new_u64(watch_id), interest);

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
-use device_ipc::Message;
+use device_ipc::{Error, Message};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use rustix::process::Signal;
@@ -128,10 +129,13 @@ fn names_are_never_free_during_a_hand_over() {
     successor.send(Message::new().bytes(&b"ready"[..]), TIMEOUT).unwrap();
     assert_eq!(successor.receive(TIMEOUT).unwrap().bytes(), b"released");
     // The keeper answers no longer, and the successor does not answer yet.
+    let unanswered = ipc.find(&name, Duration::from_millis(300)).map(|found| found.version());
+    assert!(matches!(unanswered, Err(Error::Timeout { .. })), "{unanswered:?}");
     check_in_use();
     drop(successor);
     keeper.until("has not taken over");
     check_in_use();
+    assert_eq!(ipc.find(&name, TIMEOUT).unwrap().version(), 1, "the keeper answers again");
     let next = keep(&["--hand-over", "--name", &name]);
     check_in_use();
     keeper.wait().good();

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -22,7 +21,7 @@ use crate::os::process::ProcessIdentity;
 use crate::sharing::export::{Bearer, ChannelId};
 use crate::sharing::{Ipc, RuntimeRef};
 use crate::transport::socket;
-use crate::transport::{Allotment, TimedMutex, WatchedSocket};
+use crate::transport::{Allotment, TimedMutex, WatchedSocket, new_socket_number};
 
 /// A callback for the termination of the peer.
 pub(super) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
@@ -101,11 +100,10 @@ pub(super) struct ChannelConnection {
 impl ChannelConnection {
     /// Creates the connection after the handshake.
     pub(super) fn begin(agreement: Agreement) -> Result<Arc<Self>> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
         let Agreement { own, peer, pid, maps, link, relay, allotment } = agreement;
         let runtime = own.runtime.check()?;
         let bearer = Bearer {
-            channel: ChannelId(NEXT.fetch_add(1, Ordering::Relaxed)),
+            channel: ChannelId(new_socket_number()),
             pid: if pid == 0 { peer.process.pid } else { pid },
             program: peer.program.into(),
         };
@@ -239,7 +237,7 @@ impl WatchedSocket for ChannelConnection {
     }
 
     /// Ends the connection. The peer no longer uses memory of its grants, because it keeps the sockets while it does.
-    fn hung_up(&self) {
+    fn ready(self: Arc<Self>) {
         // The poller reports both the process and the socket.
         if !self.signals.end(self.runtime) {
             return;

@@ -1,7 +1,7 @@
 //! The listening end.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -164,6 +164,14 @@ impl Listener {
         match &self.origin {
             Origin::Local(listening) => listening.try_accept(&self.own),
             Origin::Network(listening) => listening.try_accept(&self.own),
+        }
+    }
+
+    /// Returns the time after which [`try_accept`](Self::try_accept) removes a connection whose process has not sent hello.
+    pub(crate) fn next_expiry(&self) -> Option<Instant> {
+        match &self.origin {
+            Origin::Local(listening) => listening.next_expiry(),
+            Origin::Network(_) => None,
         }
     }
 

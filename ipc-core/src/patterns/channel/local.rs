@@ -109,6 +109,12 @@ impl LocalListening {
         }
     }
 
+    /// Returns the time at which the first connection without a hello is removed.
+    pub(super) fn next_expiry(&self) -> Option<Instant> {
+        let pending = self.pending.lock(Deadline::after(MAX_CONTENTION))?;
+        pending.iter().map(|one| one.until).min()
+    }
+
     /// Hands the socket over to the peer of a channel.
     pub(super) fn hand_over(&self, channel: &Channel) -> Result<()> {
         channel.connection().send_socket(self.listening.socket.fd())?;

@@ -1,13 +1,11 @@
 //! The keeping process.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
 
-use super::{Announcement, FORM, name};
-use crate::model::error::{Error, ErrorKind, Result};
-use crate::model::lease::LeaseState;
-use crate::patterns::channel::{Channel, ListenBuilder, Listener, Message};
+use super::answers::Answers;
+use super::name;
+use crate::model::error::Result;
+use crate::patterns::channel::{Channel, ListenBuilder, Listener};
 use crate::sharing::export::Export;
 use crate::sharing::{ErrorWith, Ipc, RuntimeRef};
 
@@ -15,9 +13,8 @@ use crate::sharing::{ErrorWith, Ipc, RuntimeRef};
 ///
 /// Dropping it frees the name and drops the export, unless [`export`](Self::export) has lent it elsewhere.
 ///
-/// The keeper starts no thread: processes are answered while a thread calls [`answer`](Self::answer), or
-/// [`try_answer`](Self::try_answer) when the descriptor ([`AsFd`]) is readable. Opening the memory needs no call, because the
-/// library's threads serve it.
+/// The library's threads answer, and serve the opens of the memory: the program only keeps the guard. A callback of the library that
+/// does not return delays the answers.
 ///
 /// # Examples
 ///
@@ -35,7 +32,6 @@ use crate::sharing::{ErrorWith, Ipc, RuntimeRef};
 /// let kept = ipc.find("keeper:example-keeper", Duration::from_secs(10))?;
 /// let mapping = kept.open().at_home()?;
 /// # Ok(mapping.len() + kept.version()) });
-/// keeper.answer(Duration::from_secs(10))?;
 /// # assert_eq!(reader.join().expect("the reader does not panic")?, 1025);
 ///
 /// // A new version: processes that have the old one open are notified, and keep it.
@@ -47,8 +43,9 @@ use crate::sharing::{ErrorWith, Ipc, RuntimeRef};
 #[derive(Debug)]
 #[must_use = "dropping the keeper frees the name"]
 pub struct Keeper {
-    listener: Listener,
-    current: RwLock<Current>,
+    name: String,
+    answers: Answers,
+    current: Arc<RwLock<Current>>,
     changes: Changes,
 }
 
@@ -71,10 +68,11 @@ impl Drop for Changes {
     }
 }
 
+/// The answer of a keeper.
 #[derive(Clone, Debug)]
-struct Current {
-    version: u64,
-    export: Arc<Export>,
+pub(super) struct Current {
+    pub(super) version: u64,
+    pub(super) export: Arc<Export>,
 }
 
 impl Keeper {
@@ -103,22 +101,20 @@ impl Keeper {
         (version, export): (u64, Arc<Export>),
         listen: impl FnOnce(ListenBuilder<'_>) -> Result<Listener>,
     ) -> Result<Self, ErrorWith<Arc<Export>>> {
-        let listening =
-            name::channel_name(keeper).and_then(|channel| listen(ListenBuilder::new(ipc, &channel)));
-        match listening {
-            Ok(listener) => {
-                let changes = Changes(export.runtime());
-                let current = RwLock::new(Current { version, export });
-                Ok(Self { listener, current, changes })
-            }
-            Err(error) => Err(ErrorWith::new(error, export)),
+        let (runtime, next) = (export.runtime(), Current { version, export });
+        let current = Arc::new(RwLock::new(next));
+        let answers = name::channel_name(keeper)
+            .and_then(|channel| listen(ListenBuilder::new(ipc, &channel)))
+            .and_then(|listener| Answers::start(listener, Arc::downgrade(&current), runtime));
+        match answers {
+            Ok(answers) => Ok(Self { name: keeper.to_owned(), answers, current, changes: Changes(runtime) }),
+            Err(error) => Err(ErrorWith::new(error, read(&current).export)),
         }
     }
 
     /// Returns the name.
     pub fn name(&self) -> &str {
-        let name = self.listener.name();
-        name.strip_prefix(name::PREFIX).unwrap_or(name)
+        &self.name
     }
 
     /// Returns the version of the present export.
@@ -149,36 +145,15 @@ impl Keeper {
         former
     }
 
-    /// Waits for the next process that asks, and answers it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Timeout`] if no process has asked; the errors of [`Listener::accept`]; [`Error::ExportDropped`] for an export that
-    /// was shut down. A process that asks and does not wait for its answer is no error.
-    pub fn answer(&self, timeout: Duration) -> Result<()> {
-        self.send(&self.listener.accept(timeout)?)
-    }
-
-    /// Answers the next process if one has asked. Returns whether one has.
-    ///
-    /// # Errors
-    ///
-    /// As [`answer`](Self::answer), except for the timeout.
-    pub fn try_answer(&self) -> Result<bool> {
-        match self.listener.try_accept()? {
-            Some(channel) => self.send(&channel).map(|()| true),
-            None => Ok(false),
-        }
-    }
-
     /// Hands the name over to the process at the other end of a channel, which takes it by
-    /// [`Ipc::take_over`](crate::Ipc::take_over); see [`Listener::hand_over`].
+    /// [`Ipc::take_over`](crate::Ipc::take_over); see [`Listener::hand_over`]. This keeper answers no process from now on, unless
+    /// it [takes the name back](Self::take_back).
     ///
     /// # Errors
     ///
-    /// As [`Listener::hand_over`].
+    /// As [`Listener::hand_over`]. This keeper goes on answering.
     pub fn hand_over(&self, channel: &Channel) -> Result<()> {
-        self.listener.hand_over(channel)?;
+        self.answers.hand_over(channel)?;
         self.changes.notify();
         Ok(())
     }
@@ -188,46 +163,27 @@ impl Keeper {
     /// # Errors
     ///
     /// As [`Listener::take_back`].
-    pub fn take_back(&mut self) -> Result<()> {
-        self.listener.take_back()
+    pub fn take_back(&self) -> Result<()> {
+        self.answers.take_back()
     }
 
     /// Frees the name, unless it was handed over, and returns the export.
     pub fn into_export(self) -> Arc<Export> {
-        self.current.into_inner().unwrap_or_else(PoisonError::into_inner).export
+        let Self { answers, current, .. } = self;
+        drop(answers);
+        let former = Arc::try_unwrap(current).map(|current| current.into_inner());
+        match former {
+            Ok(current) => current.unwrap_or_else(PoisonError::into_inner).export,
+            // A forked child, whose parent answered a process.
+            Err(current) => read(&current).export,
+        }
     }
 
     fn current(&self) -> Current {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Sends the export. The channel may be dropped after that: its grant is kept until the receiver has opened or discarded the
-    /// export, or has terminated.
-    fn send(&self, channel: &Channel) -> Result<()> {
-        // Until the message is sent: `replace` returns the last reference of the keeper.
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        let Current { version, export } = &*current;
-        let readers = export.holders().count(LeaseState::InUse) as u64;
-        let announcement = postcard::to_stdvec(&Announcement { form: FORM, version: *version, readers });
-        let bytes = announcement.map_err(|error| Error::Protocol(error.to_string()))?;
-        // The first message of a channel does not wait.
-        match channel.try_send(Message::new().bytes(bytes).export(&**export)).map_err(Error::from) {
-            // The process has not waited for its answer.
-            Err(error) if matches!(error.kind(), ErrorKind::Gone | ErrorKind::Closed) => Ok(()),
-            sent => sent,
-        }
+        read(&self.current)
     }
 }
 
-impl AsFd for Keeper {
-    /// Returns a descriptor that is readable while [`try_answer`](Self::try_answer) has something to do.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.listener.as_fd()
-    }
-}
-
-impl AsRawFd for Keeper {
-    fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
-    }
+fn read(current: &RwLock<Current>) -> Current {
+    current.read().unwrap_or_else(PoisonError::into_inner).clone()
 }

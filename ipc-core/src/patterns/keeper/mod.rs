@@ -8,6 +8,7 @@
 //! connect and the checks of both processes are those of channels, and there is no further registry. The answer is one message
 //! with the export, and so with a grant: the importer can open the memory although it has been replaced meanwhile.
 
+mod answers;
 mod find;
 mod follow;
 mod keep;

@@ -43,7 +43,7 @@ pub enum SystemCommand {
     Peek { name: String, descriptor: Descriptor },
     /// Returns the address of a mapping.
     Address { name: String },
-    /// Keeps an export under a name, and answers to the name on a thread.
+    /// Keeps an export under a name.
     KeepUnder { export: String, name: String },
     /// Keeps another export under the name, and drops the former one, unless it is to be kept.
     KeepNext { export: String, name: String, version: u64, keep_former: bool },

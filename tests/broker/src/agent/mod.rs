@@ -10,7 +10,6 @@ mod process;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use device_ipc_ascend::AscendBackend;
@@ -44,8 +43,7 @@ struct Agent {
     descriptors: Vec<std::os::fd::OwnedFd>,
     sockets_before_connect: Vec<String>,
     squatted: Vec<FakeServer>,
-    /// The keepers, with the threads that answer.
-    keepers: HashMap<String, (Arc<Keeper>, JoinHandle<()>)>,
+    keepers: HashMap<String, Keeper>,
     /// Exports that keepers no longer answer with.
     former: Vec<Arc<Export>>,
 }

@@ -25,21 +25,14 @@ impl Agent {
     pub(super) fn keep_under(&mut self, export: &str, name: &str) -> Result<Answer> {
         let server = self.server();
         let export = server.exports.remove(export).expect("it is shared");
-        let keeper = Arc::new(server.ipc.keep(name, 1, export)?);
-        let answering = Arc::downgrade(&keeper);
-        // Until the name is freed, or the agent exits.
-        let answers = std::thread::spawn(move || {
-            while let Some(keeper) = answering.upgrade() {
-                let _ = keeper.answer(Duration::from_millis(50));
-            }
-        });
-        self.keepers.insert(name.to_owned(), (keeper, answers));
+        let keeper = server.ipc.keep(name, 1, export)?;
+        self.keepers.insert(name.to_owned(), keeper);
         Ok(Answer::Done)
     }
 
     pub(super) fn keep_next(&mut self, export: &str, name: &str, version: u64, keep_former: bool) -> Answer {
         let export = self.server().exports.remove(export).expect("it is shared");
-        let former = self.keepers[name].0.replace(version, export);
+        let former = self.keepers[name].replace(version, export);
         if keep_former {
             self.former.push(former);
         }
@@ -47,11 +40,8 @@ impl Agent {
     }
 
     pub(super) fn keep_no_longer(&mut self, name: &str) -> Answer {
-        let (keeper, answers) = self.keepers.remove(name).expect("it is kept");
-        self.former.push(keeper.export());
-        drop(keeper);
-        // The thread may have the last reference. The drop has ended when the thread has, not when no reference is left.
-        answers.join().expect("the thread does not panic");
+        let keeper = self.keepers.remove(name).expect("it is kept");
+        self.former.push(keeper.into_export());
         Answer::Done
     }
 

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use cudarc::driver::CudaContext;
 use device_ipc::{Error, Export, LeaseState, MemoryUse, cuda};
 
-use super::{ELEMENTS, Exchange, Exporter};
+use super::{ELEMENTS, Exporter};
 use crate::TIMEOUT;
 use crate::partner::Partner;
 
@@ -99,18 +99,14 @@ impl Exporter {
         let export: Arc<Export> = self.ipc.share(buffer).start()?.into();
         let name = format!("soak-{}", std::process::id());
         let command = format!("replace {} {name} {}", self.value(), export.descriptor());
-        let (mut asks, mut former) = (Exchange::of(self.value()) == Exchange::Followed, None);
+        let mut former = None;
         match &self.keeper {
             Some(keeper) => former = Arc::into_inner(keeper.replace(self.done, export)),
             None => {
                 self.keeper = Some(self.ipc.keep(&name, self.done, export).map_err(Error::from)?);
-                asks = true;
             }
         }
         self.importer.send(&command)?;
-        if let (Some(keeper), true) = (&self.keeper, asks) {
-            keeper.answer(TIMEOUT)?;
-        }
         self.importer.answer()?;
         former.map_or(Ok(()), finish)
     }
