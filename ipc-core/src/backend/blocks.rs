@@ -16,11 +16,12 @@ pub struct BlockedTensors {
     pub src_stride: u64,
 }
 
-/// Checks that there are as many sources as destinations, that blocks have bytes, and that every tensor has all blocks.
+/// Checks that there are as many sources as destinations, that blocks have bytes, that every tensor has all blocks, and that no
+/// block is a destination twice.
 ///
 /// # Errors
 ///
-/// [`Error::InvalidRegion`] with the first block that a tensor lacks.
+/// [`Error::InvalidRegion`] with the first block that a tensor lacks, or that is a destination twice.
 pub fn check_blocks(
     tensors: &[BlockedTensors],
     block_bytes: u64,
@@ -54,7 +55,35 @@ pub fn check_blocks(
             }
         }
     }
-    Ok(())
+    if tensors.is_empty() {
+        return Ok(());
+    }
+    if let Some(tensor) = tensors.iter().position(|tensor| tensor.dst_stride < block_bytes)
+        && destinations.len() > 1
+    {
+        return Err(Error::InvalidRegion(format!(
+            "the destination blocks of tensor {tensor} overlap: blocks of {block_bytes} bytes at distances of {} bytes",
+            tensors[tensor].dst_stride
+        )));
+    }
+    match repeated(destinations) {
+        None => Ok(()),
+        Some(block) => Err(Error::InvalidRegion(format!(
+            "block {block} is named as a destination twice: a copy writes each block once; name it once"
+        ))),
+    }
+}
+
+/// Returns the first number that occurs a second time.
+fn repeated(numbers: &[u32]) -> Option<u32> {
+    let largest = numbers.iter().max()?;
+    let mut seen = vec![0u64; *largest as usize / 64 + 1];
+    numbers.iter().copied().find(|&number| {
+        let (word, bit) = (&mut seen[number as usize / 64], 1 << (number % 64));
+        let again = *word & bit != 0;
+        *word |= bit;
+        again
+    })
 }
 
 /// Returns the destination and the source of every block.

@@ -422,7 +422,8 @@ impl<T: Element> ViewMut<'_, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidRegion`] where a tensor lacks a block, and where there are not as many destinations as sources;
+    /// [`Error::InvalidRegion`] where a tensor lacks a block, where a block is a destination twice, and where there are not as many
+    /// destinations as sources;
     /// [`Error::WrongStream`] for views of several devices. Nothing is copied then. Otherwise the vendor's error.
     ///
     /// # Examples

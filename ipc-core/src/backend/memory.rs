@@ -83,12 +83,13 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     ///
     /// # Safety
     ///
-    /// As for [`copy`](Self::copy). No block is written twice.
+    /// As for [`copy`](Self::copy).
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidRegion`](crate::Error::InvalidRegion) where a tensor lacks a block, for blocks of 0 bytes, and where
-    /// there are not as many destinations as sources: then nothing is copied. Otherwise the vendor's error.
+    /// [`Error::InvalidRegion`](crate::Error::InvalidRegion) where a tensor lacks a block, for blocks of 0 bytes, where a block
+    /// is a destination twice, and where there are not as many destinations as sources: then nothing is copied. Otherwise the
+    /// vendor's error.
     unsafe fn copy_blocks(
         &self,
         tensors: &[BlockedTensors],

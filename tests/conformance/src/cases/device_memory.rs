@@ -56,13 +56,15 @@ pub fn work_that_does_not_fit(context: &Context) -> Outcome {
     refused(memory.add(short, 1.0, &stream), "adding to seven bytes", kind, &[])
 }
 
-/// Blocks are copied by their numbers to their places in every tensor, and nothing else is written: blocks of odd and of large sizes, more
-/// blocks and more tensors than one kernel takes.
+/// Blocks are copied by their numbers to their places in every tensor, and nothing else is written: blocks of odd and of large sizes, blocks
+/// side by side and apart, more blocks and more tensors than one kernel takes.
 pub fn blocks_are_copied(context: &Context) -> Outcome {
     for (tensors, block, sources, destinations) in [
-        (66, 3, vec![4, 0, 4], vec![1, 5, 2]),
+        (66, 3, vec![4, 0, 3], vec![1, 5, 2]),
         (2, 40_008, vec![3, 1], vec![0, 1]),
-        (1, 24, (0..260).collect(), (1..261).rev().collect()),
+        (1, 24, (0..360).collect(), (1..361).rev().collect()),
+        (3, 8, (0..700).collect(), (200..900).collect()),
+        (2, 5, [0, 1, 2, 9, 10, 20, 3, 3].into(), [30, 31, 32, 33, 34, 0, 5, 6].into()),
     ] {
         let blocks = 1 + sources.iter().chain(&destinations).max().copied().unwrap_or(0) as usize;
         let bytes = pattern(tensors * blocks * block);
@@ -97,6 +99,7 @@ pub fn blocks_are_copied(context: &Context) -> Outcome {
         };
         refused(copy(&[0, blocks as u32], &[0, 1]), "a source block behind the last", kind, &["source block", "tensor 0"])?;
         refused(copy(&[0], &[u32::MAX]), "a destination block behind the last", kind, &["destination block"])?;
+        refused(copy(&[0, 1], &[1, 1]), "a destination named twice", kind, &["block 1", "twice"])?;
         refused(copy(&[0, 1], &[0]), "two sources for one destination", kind, &["2 source blocks"])?;
         copy(&[], &[])?;
         for (size, phrase) in [(0, "0 bytes"), (usize::MAX, "does not lie in")] {
