@@ -494,13 +494,14 @@ pub(crate) fn listen(
 /// processes of this host. `backend` is `"cuda"`, `"ascend"` or `"mock"`; by default the one with devices. `device_map`
 /// is a dict from devices of the peer to devices here, for received memory. `allow_users` lists user ids of permitted
 /// peers beside this user; by default none. `user` is the user id of the listener on this host, by default that of this process;
-/// another one must be in `allow_users`. `timeout` limits the wait for a listener and its reply, in seconds; `None` is no limit.
+/// another one must be in `allow_users`. `timeout` limits the wait for a listener and its reply, in seconds; `None` is no limit. With
+/// `existing`, a listener that does not exist is not awaited.
 ///
-/// Raises `TimeoutError` after `timeout` seconds, `NotPermittedError` if a side does not permit the other's user or has
-/// another key, `GoneError` if the listener has ended, `BackendError` if no backend has devices, and `ValueError` for an
-/// invalid argument.
+/// Raises `TimeoutError` after `timeout` seconds, or at once with `existing`, `NotPermittedError` if a side does not permit
+/// the other's user or has another key, `GoneError` if the listener has ended, `BackendError` if no backend has devices,
+/// and `ValueError` for an invalid argument.
 #[pyfunction]
-#[pyo3(signature = (name, *, key=None, backend=None, device_map=None, timeout=30.0, allow_users=None, user=None))]
+#[pyo3(signature = (name, *, key=None, backend=None, device_map=None, timeout=30.0, allow_users=None, user=None, existing=false))]
 #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
 pub(crate) fn connect(
     py: Python<'_>,
@@ -511,6 +512,7 @@ pub(crate) fn connect(
     timeout: Option<f64>,
     allow_users: Option<Vec<u32>>,
     user: Option<u32>,
+    existing: bool,
 ) -> PyResult<Channel> {
     let ipc = ipc_for_users(py, backend, &allow_users.unwrap_or_default())?;
     let map = device_map.map(|pairs| self::device_map(py, &ipc, pairs, std::iter::empty())).transpose()?;
@@ -521,7 +523,7 @@ pub(crate) fn connect(
             None => ipc.connect(&name),
             Some(key) => ipc.connect_tcp(&name, key),
         };
-        let builder = builder.timeout(limit);
+        let builder = if existing { builder.existing() } else { builder }.timeout(limit);
         let builder = user.into_iter().fold(builder, device_ipc::ConnectBuilder::user);
         map.into_iter().fold(builder, device_ipc::ConnectBuilder::device_map).start()
     };

@@ -56,8 +56,10 @@ impl<'a> ConnectBuilder<'a> {
         Self::of(ipc, name, Connect { timeout, user: None, exists: false })
     }
 
-    /// Fails at once if there is no listener.
-    pub(crate) const fn existing(mut self) -> Self {
+    /// Fails at once with [`Error::NoListener`] if there is no listener now: for one whose name says that it was started.
+    ///
+    /// Without effect for another host.
+    pub const fn existing(mut self) -> Self {
         self.end.exists = true;
         self
     }
