@@ -375,7 +375,8 @@ def times(folder: Path, way: str, count: int = 1, repeats: int = 8) -> dict[str,
                 took = decode.call("take")
                 assert len(took["transfers"]) == 1, f"the transfers of one request: {took}"
                 row = {"first token ms": result["first"] * 1e3, "transfer ms": took["transfers"][0] * 1e3}
-                row |= {"host us": took["host"] * 1e6, "polls": took["polls"]}
+                row |= {"host us": sum(took["host"].values()) * 1e6, "polls": took["polls"]}
+                row |= {f"{name} us": seconds * 1e6 for name, seconds in took["host"].items()}
                 if took["copies"]:
                     row["copy ms"] = sum(seconds for _, seconds in took["copies"]) * 1e3
                     check(sum(number for number, _ in took["copies"]), length // BLOCK_TOKENS, "copied blocks")

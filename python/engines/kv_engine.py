@@ -75,13 +75,29 @@ def event() -> Any:
     return kind(enable_timing=True)
 
 
+def external(stream: int | None) -> Any:
+    """Returns a stream by its handle."""
+    import torch
+
+    kind: Any = torch.cuda.ExternalStream
+    return None if stream is None else kind(stream)
+
+
+SCHEDULER_METHODS = (
+    "on_new_request", "get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta", "request_finished",
+    "request_finished_all_groups",
+)  # fmt: skip
+
+
 class Counters:
     """What the connector has done in this process, and the host's time in it."""
 
     def __init__(self) -> None:
         self.loads = self.blocks = self.preempted = self.polls = 0
         self.failed = 0
-        self.host = 0.0
+        self.host: dict[str, float] = {}
+        """Seconds by method, without those of the counting."""
+        self.counting = 0.0
         self.copies: list[tuple[int, Any, Any]] = []
         self.began: dict[str, float] = {}
         self.came: dict[str, float] = {}
@@ -94,22 +110,27 @@ class Counters:
         kind: Any = BlockCopy
         copy = kind.copy
 
-        def counted_copy(one: Any, sources: Any, destinations: Any) -> None:
-            begin, end = event(), event()
-            begin.record()
-            copy(one, sources, destinations)
-            end.record()
+        def counted_copy(one: Any, sources: Any, destinations: Any, stream: int | None = None) -> None:
+            entered = time.perf_counter()
+            begin, end, place = event(), event(), external(stream)
+            begin.record(place)
+            called = time.perf_counter()
+            copy(one, sources, destinations, stream)
+            returned = time.perf_counter()
+            end.record(place)
             self.loads += 1
             self.blocks += len(sources)
             self.copies.append((len(sources), begin, end))
+            self.counting += called - entered + time.perf_counter() - returned
 
         kind.copy = counted_copy
         for target, names in (
             (connector, ("start_load_kv", "get_finished", "get_block_ids_with_load_errors")),
-            (scheduler.connector, ("get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta", "request_finished")),
+            (scheduler.connector, SCHEDULER_METHODS),
         ):
             for name in names:
-                self._time(target, name)
+                if hasattr(target, name):
+                    self._time(target, name)
         preempt = scheduler._preempt_request
 
         def preempted(*arguments: Any, **named: Any) -> Any:
@@ -131,10 +152,11 @@ class Counters:
         call = getattr(target, name)
 
         def timed(*arguments: Any, **named: Any) -> Any:
+            counting = self.counting
             begin = time.perf_counter()
             found = call(*arguments, **named)
             end = time.perf_counter()
-            self.host += end - begin
+            self.host[name] = self.host.get(name, 0.0) + end - begin - (self.counting - counting)
             if name == "get_finished":
                 self.polls += 1
                 for request in found[1] or ():
@@ -154,7 +176,7 @@ class Counters:
             "transfers": [self.came[name] - self.began[name] for name in self.began if name in self.came],
             "copies": [(count, begin.elapsed_time(end) / 1e3) for count, begin, end in self.copies],
         }  # fmt: skip
-        self.host, self.polls = 0.0, 0
+        self.host, self.polls = {}, 0
         self.copies, self.began, self.came, self.nixl = [], {}, {}, {}
         return found
 

@@ -2,6 +2,8 @@
 
 import subprocess
 import time
+import uuid
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -27,15 +29,15 @@ caches = {f"layer.{i}": torch.from_dlpack(d.empty((BLOCKS, 2, 4, 8), "float32", 
 for number, cache in enumerate(caches.values()):
     for block in range(BLOCKS):
         cache[block] = 100 * number + block
-exporter = CacheExporter(caches, BLOCKS, FACTS, limit=float(sys.argv[1]))
-print(exporter.name)
+exporter = CacheExporter(sys.argv[1], caches, BLOCKS, FACTS, limit=float(sys.argv[2]))
+print("ready")
 for line in sys.stdin:
     what, *names = line.split()
     if what in ("offer", "lend"):
         for name in names:
-            exporter.offer(name)
+            exporter.offer(ord(name), name)
             if what == "lend":
-                exporter.lend(name)
+                exporter.lend(ord(name))
         print("[]")
     elif what == "returned":
         print(json.dumps(sorted(exporter.returned())))
@@ -46,10 +48,12 @@ for line in sys.stdin:
 
 
 class Exporter:
-    def __init__(self, start: Start, limit: float = 1000) -> None:
-        self.process: "subprocess.Popen[str]" = start(EXPORTER, str(limit))
-        assert self.process.stdout is not None
-        self.name = self.process.stdout.readline().strip()
+    """A process whose requests have letters as names, which are their tickets too."""
+
+    def __init__(self, start: Start, limit: float = 1000, name: "str | None" = None) -> None:
+        self.name = name or f"kv-test-{uuid.uuid4().hex}"
+        self.process: "subprocess.Popen[str]" = start(EXPORTER, self.name, str(limit))
+        assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
 
     def ask(self, *words: str) -> "list[str]":
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -76,12 +80,21 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
+def load(name: str, remote: str, sources: "list[int]", destinations: "list[int]") -> Load:
+    return Load(name, ord(remote), [(array("I", sources), array("I", destinations))])
+
+
+def importer_of(caches: "dict[str, Any]", blocks: int = BLOCKS, facts: "dict[str, Any]" = FACTS) -> CacheImporter:
+    return CacheImporter(caches, [list(caches)], blocks, facts)
+
+
 def empty_caches(blocks: int = BLOCKS) -> "dict[str, Any]":
     return {f"layer.{i}": torch.full((blocks, 2, 4, 8), -1.0) for i in range(3)}
 
 
 def loaded(importer: CacheImporter) -> "tuple[set[str], list[tuple[Load, str]]]":
-    """Polls until a load has ended."""
+    """Begins what was asked for, and polls until a load has ended."""
+    importer.submit()
     done: "set[str]" = set()
     failed: "list[tuple[Load, str]]" = []
 
@@ -99,8 +112,8 @@ def test_blocks_are_copied_and_returned(start: Start) -> None:
     exporter = Exporter(start)
     exporter.ask("lend", "a", "b", "c")
     caches = empty_caches(blocks=20)
-    importer = CacheImporter(caches, 20, FACTS)
-    importer.load(exporter.name, Load("x", "a", [1, 5, 2], [17, 0, 3]))
+    importer = importer_of(caches, 20)
+    importer.load(exporter.name, load("x", "a", [1, 5, 2], [17, 0, 3]))
     assert loaded(importer) == ({"x"}, [])
     for number, cache in enumerate(caches.values()):
         assert [cache[block].unique().tolist() for block in (17, 0, 3)] == [[100 * number + block] for block in (1, 5, 2)]
@@ -108,10 +121,11 @@ def test_blocks_are_copied_and_returned(start: Start) -> None:
     assert exporter.returns() == ["a"]
     # One mapping serves all requests.
     before = device_ipc.counters()["driver_opens_total"]
-    importer.load(exporter.name, Load("y", "b", [0], [1]))
+    importer.load(exporter.name, load("y", "b", [0], [1]))
     assert loaded(importer) == ({"y"}, []) and exporter.returns() == ["b"]
     assert device_ipc.counters()["driver_opens_total"] == before
-    importer.release(exporter.name, "c")
+    importer.release(exporter.name, ord("c"))
+    importer.submit()
     found: "list[str]" = []
 
     def is_returned() -> bool:
@@ -127,13 +141,12 @@ def test_blocks_are_copied_and_returned(start: Start) -> None:
 
 def test_blocks_that_are_gone(start: Start) -> None:
     exporter = Exporter(start, limit=0)
-    exporter.ask("lend", "late")
-    assert exporter.returns() == ["late"]
-    importer = CacheImporter(empty_caches(), BLOCKS, FACTS)
-    importer.load(exporter.name, Load("x", "late", [1], [1]))
+    exporter.ask("lend", "l")
+    assert exporter.returns() == ["l"]
+    importer = importer_of(empty_caches())
+    importer.load(exporter.name, load("x", "l", [1], [1]))
     done, failed = loaded(importer)
     assert not done and [load.request for load, _ in failed] == ["x"] and "no longer" in failed[0][1]
-    assert all((cache == -1).all() for cache in importer.caches.values())
     importer.close()
 
 
@@ -144,9 +157,10 @@ def test_claimed_blocks_stay_until_the_importer_is_killed(start: Start) -> None:
         """
         import torch
         from device_ipc._kv_cache import CacheImporter
-        importer = CacheImporter({f"layer.{i}": torch.zeros(8, 2, 4, 8) for i in range(3)}, 8, {"model": "m", "tokens of a block": 4})
-        importer.claim(sys.argv[1], "a")
-        while "a" not in importer._peers[sys.argv[1]].granted:
+        caches = {f"layer.{i}": torch.zeros(8, 2, 4, 8) for i in range(3)}
+        importer = CacheImporter(caches, [list(caches)], 8, {"model": "m", "tokens of a block": 4})
+        importer.claim(sys.argv[1], ord("a"))
+        while not importer._peers[sys.argv[1]]._asked[ord("a")]:
             importer.poll()
         print("claimed")
         sys.stdin.readline()
@@ -165,14 +179,15 @@ def test_claimed_blocks_stay_until_the_importer_is_killed(start: Start) -> None:
 def test_exporter_that_dies_fails_the_loads(start: Start) -> None:
     exporter, other = Exporter(start), Exporter(start)
     other.ask("lend", "b")
-    importer = CacheImporter(empty_caches(), BLOCKS, FACTS)
-    importer.claim(exporter.name, "a")
+    importer = importer_of(empty_caches())
+    importer.claim(exporter.name, ord("a"))
+    importer.submit()
     exporter.process.kill()
     exporter.process.wait(LIMIT)
-    importer.load(exporter.name, Load("x", "a", [1], [1]))
+    importer.load(exporter.name, load("x", "a", [1], [1]))
     done, failed = loaded(importer)
     assert not done and [load.request for load, _ in failed] == ["x"]
-    importer.load(other.name, Load("y", "b", [1], [1]))
+    importer.load(other.name, load("y", "b", [1], [1]))
     assert loaded(importer) == ({"y"}, [])
     importer.close()
 
@@ -180,12 +195,12 @@ def test_exporter_that_dies_fails_the_loads(start: Start) -> None:
 def test_exporter_that_ends_waits_for_no_importer(start: Start) -> None:
     exporter = Exporter(start)
     exporter.ask("lend", "a")
-    importer = CacheImporter(empty_caches(), BLOCKS, FACTS)
-    importer.load(exporter.name, Load("x", "a", [1], [1]))
+    importer = importer_of(empty_caches())
+    importer.load(exporter.name, load("x", "a", [1], [1]))
     assert loaded(importer) == ({"x"}, [])
     # It looks no more, and has the memory open.
     assert exporter.ask("close") == []
-    importer.load(exporter.name, Load("y", "b", [1], [1]))
+    importer.load(exporter.name, load("y", "b", [1], [1]))
     done, failed = loaded(importer)
     assert not done and [load.request for load, _ in failed] == ["y"]
     importer.close()
@@ -194,14 +209,14 @@ def test_exporter_that_ends_waits_for_no_importer(start: Start) -> None:
 def test_differences_are_named(start: Start) -> None:
     exporter = Exporter(start)
     exporter.ask("lend", "a", "b")
-    importer = CacheImporter(empty_caches(), BLOCKS, {**FACTS, "tokens of a block": 16})
-    importer.load(exporter.name, Load("x", "a", [1], [1]))
+    importer = importer_of(empty_caches(), facts={**FACTS, "tokens of a block": 16})
+    importer.load(exporter.name, load("x", "a", [1], [1]))
     _, failed = loaded(importer)
     assert "tokens of a block: 4 there and 16 here" in failed[0][1]
     importer.close()
     caches = {name: cache.to(torch.float16) for name, cache in empty_caches().items()}
-    importer = CacheImporter(caches, BLOCKS, FACTS)
-    importer.load(exporter.name, Load("x", "b", [1], [1]))
+    importer = importer_of(caches)
+    importer.load(exporter.name, load("x", "b", [1], [1]))
     _, failed = loaded(importer)
     assert "element type" in failed[0][1]
     importer.close()
@@ -240,8 +255,12 @@ def test_copies_of_permuted_blocks() -> None:
     copy.copy([], [])
     with pytest.raises(IndexError, match="block 4"):
         copy.copy([0, 4], [0, 1])
+    with pytest.raises(IndexError, match="destination block -1"):
+        copy.copy([0], array("i", [-1]))
     with pytest.raises(ValueError, match="as many"):
         copy.copy([0, 1], [0])
+    with pytest.raises(ValueError, match="block 5 is named as a destination twice"):
+        copy.copy(array("I", [3, 1, 0]), array("I", [5, 2, 5]))
     with pytest.raises(ValueError, match="strides"):
         BlockCopy([to], [of.contiguous()])
     with pytest.raises(ValueError, match="one piece"):

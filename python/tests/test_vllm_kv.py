@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import types
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,6 @@ def connector_class() -> Any:
     add(
         "vllm.distributed.kv_transfer.kv_connector.v1.base",
         KVConnectorBase_V1=Base,
-        KVConnectorHandshakeMetadata=object,
         KVConnectorMetadata=object,
         KVConnectorRole=Role,
     )
@@ -65,19 +65,16 @@ class Request:
 
 class Blocks:
     def __init__(self, numbers: "list[int]") -> None:
-        self.numbers = numbers
-
-    def get_unhashed_block_ids(self) -> "list[int]":
-        return self.numbers
+        self.blocks = ([types.SimpleNamespace(block_id=number) for number in numbers],)
 
 
 class Engine:
-    """A scheduler and one worker with a cache of two layers."""
+    """A scheduler and one worker with a cache of some layers."""
 
-    def __init__(self, role: str, blocks: int = 16, model: str = "m", ranks: int = 1, **extra: Any) -> None:
+    def __init__(self, role: str, blocks: int = 16, layers: int = 2, model: str = "m", ranks: int = 1, **extra: Any) -> None:
         space = types.SimpleNamespace
         transfer = space(
-            engine_id=role,
+            engine_id=f"{role}-{uuid.uuid4().hex}",
             is_kv_producer=role == "prefill",
             is_kv_consumer=role == "decode",
             get_from_extra_config=lambda name, default: extra.get(name, default),
@@ -88,16 +85,13 @@ class Engine:
             cache_config=space(block_size=BLOCK_TOKENS, cache_dtype="auto"),
             parallel_config=space(tensor_parallel_size=ranks, pipeline_parallel_size=1, rank=0),
         )
-        caches = space(num_blocks=blocks, kv_cache_groups=[None])
+        names = [f"layer.{i}" for i in range(layers)]
+        caches = space(num_blocks=blocks, kv_cache_groups=[space(layer_names=names)])
         connector = connector_class()
         self.scheduler = connector(config, Role.SCHEDULER, caches)
         self.worker = connector(config, Role.WORKER, caches)
-        self.caches = {f"layer.{i}": self.memory((blocks, 2, BLOCK_TOKENS, 8)) for i in range(2)}
+        self.caches = {name: self.memory((blocks, 2, BLOCK_TOKENS, 8)) for name in names}
         self.worker.register_kv_caches(self.caches)
-        handshake = self.worker.get_handshake_metadata()
-        assert (handshake is None) == (role == "decode")
-        if handshake is not None:
-            self.scheduler.set_xfer_handshake_metadata({rank: handshake for rank in range(ranks)})
 
     def memory(self, shape: "tuple[int, ...]") -> Any:
         import device_ipc
@@ -135,9 +129,9 @@ class Engine:
             time.sleep(0.001)
 
 
-def serve() -> None:
+def serve(arguments: "dict[str, Any]") -> None:
     """The prefill engine's process."""
-    engine = Engine("prefill")
+    engine = Engine("prefill", **arguments)
     print("ready", flush=True)
     for line in sys.stdin:
         what, *values = json.loads(line)
@@ -152,9 +146,10 @@ def serve() -> None:
 
 
 class Prefill:
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, **arguments: Any) -> None:
         here = str(Path(__file__).parent)
-        self.process: "subprocess.Popen[str]" = start(f"sys.path.insert(0, {here!r}); import test_vllm_kv; test_vllm_kv.serve()")
+        program = f"sys.path.insert(0, {here!r}); import test_vllm_kv; test_vllm_kv.serve({arguments!r})"
+        self.process: "subprocess.Popen[str]" = start(program)
         assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
 
     def ask(self, *words: Any) -> Any:
@@ -181,7 +176,7 @@ def values(engine: Engine, blocks: "list[int]") -> "list[list[list[float]]]":
 def test_decode_reads_what_prefill_has_computed(start: Start) -> None:
     prefill, decode = Prefill(start), Engine("decode", blocks=32)
     params = prefill.ask("prefill", "p1", 10, [3, 7, 1])
-    assert params["do_remote_prefill"] and params["remote_block_ids"] == [3, 7, 1]
+    assert params["do_remote_prefill"]
     request = arrive(decode, "d1", 10, params, [20, 5, 6])
     assert decode.until(1) == {"d1"}
     assert values(decode, [20, 5, 6]) == [[[3.0], [3.0]], [[7.0], [7.0]], [[1.0], [1.0]]]
@@ -191,19 +186,62 @@ def test_decode_reads_what_prefill_has_computed(start: Start) -> None:
     assert decode.scheduler.request_finished(request, [20, 5, 6, 8]) == (False, None)
     # The first block is here already, from a request with the same beginning.
     params = prefill.ask("prefill", "p2", 10, [2, 4, 9])
-    arrive(decode, "d2", 10, params, [10, 11], computed=4)
+    arrive(decode, "d2", 10, params, [20, 10, 11], computed=4)
     assert decode.until(1) == {"d2"}
     assert values(decode, [10, 11]) == [[[4.0], [4.0]], [[9.0], [9.0]]]
     assert prefill.ask("sent") == ["p2"]
     # All of it is.
     params = prefill.ask("prefill", "p3", 8, [2, 4])
-    arrive(decode, "d3", 8, params, [], computed=8)
+    arrive(decode, "d3", 8, params, [20, 10], computed=8)
     decode.step()
     deadline = time.monotonic() + LIMIT
     while prefill.ask("step") != ["p3"]:
         decode.step()
         assert time.monotonic() < deadline
     decode.worker.shutdown()
+
+
+def calls_of_a_request(start: Start, blocks: int, layers: int) -> "dict[str, int]":
+    """Returns the calls of functions, Python's and C's, in each method of a connector that reads a prompt."""
+    prefill, decode = Prefill(start, blocks=blocks, layers=layers), Engine("decode", blocks=blocks, layers=layers)
+    counts: "dict[str, int]" = {}
+
+    def counted(target: Any, method: str, *arguments: Any) -> Any:
+        counts[method] = 0
+
+        def count(_frame: Any, event: str, _argument: Any) -> None:
+            counts[method] += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            return getattr(target, method)(*arguments)
+        finally:
+            sys.setprofile(None)
+
+    numbers = list(range(blocks))
+    for name in ("first", "counted"):
+        request = Request(name, blocks * BLOCK_TOKENS, prefill.ask("prefill", name, blocks * BLOCK_TOKENS, numbers))
+        counted(decode.scheduler, "on_new_request", request)
+        count, _ = counted(decode.scheduler, "get_num_new_matched_tokens", request, 0)
+        counted(decode.scheduler, "update_state_after_alloc", request, Blocks(numbers), count)
+        decode.worker.metadata = counted(decode.scheduler, "build_connector_meta", None)
+        counted(decode.worker, "start_load_kv", None)
+        if name == "first":
+            # The engines connect.
+            assert decode.until(1) == {"first"}
+        (peer,) = decode.worker._part._importer._peers.values()
+        if name == "counted":
+            # The answer has arrived.
+            assert peer._readable.poll(LIMIT * 1000)
+            assert counted(decode.worker, "get_finished", set()) == (None, {name})
+    assert values(decode, [1, blocks - 1]) == [[[1.0]] * layers, [[blocks - 1.0]] * layers]
+    decode.worker.shutdown()
+    return counts
+
+
+def test_calls_do_not_depend_on_blocks_and_layers(start: Start) -> None:
+    few, many = calls_of_a_request(start, 4, 1), calls_of_a_request(start, 600, 9)
+    assert few == many and sum(few.values()) < 130, (few, many)
 
 
 def test_aborted_requests_give_their_blocks_back(start: Start) -> None:
@@ -247,7 +285,7 @@ def test_parameters_of_others_are_computed_here(caplog: pytest.LogCaptureFixture
     for params, text in [
         ({"do_remote_prefill": True, "remote_host": "a"}, "not of a DeviceIpcConnector"),
         (
-            {"do_remote_prefill": True, "remote_request_id": "p", "remote_block_ids": [1], "remote_channels": ["a", "b"]},
+            {"do_remote_prefill": True, "device_ipc": {"engine": "p", "ranks": 2, "ticket": 1, "blocks": ""}},
             "tensor parallel size 2 there, 1 here",
         ),
     ]:

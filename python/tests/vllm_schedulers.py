@@ -78,9 +78,6 @@ class Engine:
         shape = (blocks, 4, BLOCK_TOKENS, 32)
         self.caches = {f"layer.{i}": torch.from_dlpack(device_ipc.empty(shape, "float16", "mock:0")).zero_() for i in range(2)}
         self.worker.register_kv_caches(self.caches)
-        handshake = self.worker.get_handshake_metadata()
-        if handshake is not None:
-            self.scheduler.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): handshake})
         self.ended: "dict[str, Any]" = {}
         self.tokens: "dict[str, list[int]]" = {}
 

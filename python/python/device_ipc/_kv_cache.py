@@ -1,14 +1,17 @@
 """KV caches of engines on one machine: blocks of one engine's requests, read by another engine from a mapping of the whole cache.
 
-The exporter's engine has computed the blocks of a request. It keeps them until an importer has read them, has died, or has not claimed
-them within a time limit. A connection of the importer's process stands for all its claims, so there are no heartbeats:
+The exporter's engine has computed the blocks of a request, whose number is its *ticket*. It keeps them until an importer has read them, has
+died, or has not claimed them within a time limit. A connection of the importer's process stands for all its claims, so there are no
+heartbeats:
 
 1. The importer connects once, receives the descriptor of the caches, and opens them: one mapping for all requests.
-2. It *claims* each request that it is to read. The answer says whether the exporter still has the blocks. From then on they stay.
-3. It copies the blocks on its own stream, and says that it has *read* them once the device has done so.
+2. It *claims* each ticket that it is to read. The answer says whether the exporter still has the blocks. From then on they stay.
+3. It copies the blocks on its own stream without a wait for the answer. Blocks that the exporter has when the answer is sent were not
+   reused before; a copy whose ticket is gone has failed.
+4. It says that it has *read* a ticket once the device has copied the blocks and the answer has arrived.
 
 The exporter announces a request after its device has written the blocks (the host knows the first token by then), so a copy waits for no
-event of the exporter.
+event of the exporter. Messages are arrays of unsigned 64-bit integers: twice a ticket, and 1 for "read" or "granted".
 """
 
 from __future__ import annotations
@@ -17,15 +20,16 @@ import contextlib
 import json
 import logging
 import os
+import select
 import selectors
 import threading
 import time
-import uuid
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import _native
+from . import _native, _streams
 from . import torch as dt
 from ._blocks import BlockCopy
 from ._errors import Error, LayoutError, TimeoutError
@@ -34,9 +38,6 @@ _logger = logging.getLogger(__name__)
 
 _SEND_SECONDS = 10.0
 """The time in which a peer has to take a message of some bytes."""
-
-_CONNECT_SECONDS = 5.0
-"""The time in which an exporter has to accept. Its name is known since it runs; one that is not there has ended, and does not come back."""
 
 
 def block_views(cache: Any, blocks: int) -> list[Any]:
@@ -60,63 +61,76 @@ def _close(channel: _native.Channel) -> None:
         channel.close(timeout=0)
 
 
-@dataclass
+def _words(message: bytes) -> array[int]:
+    words = array("Q")
+    words.frombytes(message)
+    return words
+
+
+@dataclass(eq=False)
 class _Claims:
     """One connection of an importer."""
 
     channel: _native.Channel
-    requests: set[str] = field(default_factory=set)
+    tickets: set[int] = field(default_factory=set)
 
 
 class CacheExporter:
     """Shares the KV caches of an engine's worker, and knows which requests' blocks importers have yet to read.
 
     ``caches`` maps the names of the layers to torch tensors with ``blocks`` blocks. ``facts`` are what must be equal in an importer. Blocks
-    that no importer claims within ``limit`` seconds are given up. All methods return at once.
+    that no importer claims within ``limit`` seconds are given up. Importers connect to ``name``. All methods return at once.
     """
 
-    def __init__(self, caches: Mapping[str, Any], blocks: int, facts: Mapping[str, Any], limit: float) -> None:
+    def __init__(self, name: str, caches: Mapping[str, Any], blocks: int, facts: Mapping[str, Any], limit: float) -> None:
         for cache in caches.values():
             block_views(cache, blocks)
         self._limit = limit
         self._lock = threading.Lock()
-        self._known: set[str] = set()
-        self._deadlines: dict[str, float] = {}
+        self._known: dict[int, str] = {}
+        self._deadlines: dict[int, float] = {}
+        """The latest times of claims, in their order."""
         self._returned: set[str] = set()
-        self._claims: dict[int, _Claims] = {}
+        self._claims: list[_Claims] = []
         self._export = _native.share(dict(caches))
         hello = {"caches": str(self._export), "blocks": blocks, "facts": dict(facts)}
         self._hello = json.dumps(hello).encode()
-        self.name = f"kv-{os.getpid()}-{uuid.uuid4().hex[:12]}"
-        """The name to which importers connect."""
-        self._listener = _native.listen(self.name)
+        self._listener = _native.listen(name)
         self._wake, self._woken = os.pipe()
         self._thread = threading.Thread(target=self._serve, name="device-ipc-kv", daemon=True)
         self._thread.start()
 
-    def offer(self, request: str) -> None:
+    def offer(self, ticket: int, request: str) -> None:
         """Announces a request whose blocks are being computed."""
         with self._lock:
-            self._known.add(request)
+            self._known[ticket] = request
 
-    def lend(self, request: str) -> None:
+    def lend(self, ticket: int) -> None:
         """Keeps the blocks of a request that was offered, until ``returned`` names it."""
         with self._lock:
-            if request in self._known:
-                self._deadlines[request] = time.monotonic() + self._limit
+            if ticket in self._known:
+                self._deadlines[ticket] = time.monotonic() + self._limit
 
-    def withdraw(self, request: str) -> None:
+    def withdraw(self, ticket: int) -> None:
         """Takes an offer back: the request has ended without blocks to read."""
         with self._lock:
-            self._known.discard(request)
+            self._known.pop(ticket, None)
 
     def returned(self) -> set[str]:
         """Returns the requests whose blocks may be freed, each once."""
+        if not self._deadlines and not self._returned:
+            return set()
         now = time.monotonic()
         with self._lock:
-            for request in [name for name, deadline in self._deadlines.items() if deadline <= now]:
-                del self._deadlines[request]
-                self._give_back(request)
+            late = []
+            for ticket, deadline in self._deadlines.items():
+                if deadline > now:
+                    break
+                late.append(ticket)
+            for ticket in late:
+                del self._deadlines[ticket]
+                request = self._known.get(ticket)
+                self._give_back(ticket)
                 if request in self._returned:
                     _logger.warning("no engine has claimed the KV blocks of request %s within %.0f s", request, self._limit)
             returned, self._returned = self._returned, set()
@@ -134,12 +148,11 @@ class CacheExporter:
         except TimeoutError as error:
             _logger.warning("the KV caches are still in use by other engines, which close them when they look: %s", error)
 
-    def _give_back(self, request: str) -> None:
+    def _give_back(self, ticket: int) -> None:
         """Returns the blocks, unless another importer has claimed them too."""
-        if request in self._known and not any(request in claims.requests for claims in self._claims.values()):
-            self._known.remove(request)
-            self._deadlines.pop(request, None)
-            self._returned.add(request)
+        if ticket in self._known and not any(ticket in claims.tickets for claims in self._claims):
+            self._returned.add(self._known.pop(ticket))
+            self._deadlines.pop(ticket, None)
 
     def _serve(self) -> None:
         with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
@@ -150,7 +163,7 @@ class CacheExporter:
             while True:
                 for key, _ in selector.select():
                     if key.fd == self._woken:
-                        for claims in self._claims.values():
+                        for claims in self._claims:
                             _close(claims.channel)
                         return
                     try:
@@ -169,54 +182,53 @@ class CacheExporter:
         channel.send(self._hello, timeout=_SEND_SECONDS)
         claims = _Claims(channel)
         with self._lock:
-            self._claims[channel.fileno()] = claims
+            self._claims.append(claims)
         selector.register(channel.fileno(), selectors.EVENT_READ, claims)
 
     def _receive(self, selector: selectors.BaseSelector, claims: _Claims) -> None:
         try:
             while True:
-                message = json.loads(claims.channel.receive(timeout=0).data)
-                answer = self._answer(claims, message.get("claim", ()), message.get("read", ()))
-                if answer is not None:
-                    claims.channel.send(json.dumps(answer).encode(), timeout=_SEND_SECONDS)
+                answer = self._answer(claims, _words(claims.channel.receive(timeout=0).data))
+                if answer:
+                    claims.channel.send(answer.tobytes(), timeout=_SEND_SECONDS)
         except TimeoutError:
             return
         except Exception as error:
             # The engine has ended or died; or it does not speak this protocol. It reads nothing any more.
             selector.unregister(claims.channel.fileno())
             with self._lock:
-                del self._claims[claims.channel.fileno()]
-                for request in claims.requests:
-                    self._give_back(request)
-            if claims.requests:
-                _logger.warning("process %d has ended with %d requests to read: %s", claims.channel.peer, len(claims.requests), error)
+                self._claims.remove(claims)
+                for ticket in claims.tickets:
+                    self._give_back(ticket)
+            if claims.tickets:
+                _logger.warning("process %d has ended with %d requests to read: %s", claims.channel.peer, len(claims.tickets), error)
             _close(claims.channel)
 
-    def _answer(self, claims: _Claims, claimed: Iterable[str], read: Iterable[str]) -> dict[str, list[str]] | None:
-        granted, gone = [], []
+    def _answer(self, claims: _Claims, words: Iterable[int]) -> array[int]:
+        answer = array("Q")
         with self._lock:
-            for request in claimed:
-                if request in self._known:
-                    claims.requests.add(request)
-                    granted.append(request)
+            for word in words:
+                ticket = word >> 1
+                if word & 1:
+                    claims.tickets.discard(ticket)
+                    self._give_back(ticket)
+                elif ticket in self._known:
+                    claims.tickets.add(ticket)
+                    answer.append(word | 1)
                 else:
-                    gone.append(request)
-            for request in read:
-                if request in claims.requests:
-                    claims.requests.remove(request)
-                    self._give_back(request)
-        return {"granted": granted, "gone": gone} if granted or gone else None
+                    answer.append(word)
+        return answer
 
 
-@dataclass
+@dataclass(eq=False)
 class Load:
-    """Blocks of a request that are to be copied: ``sources[i]`` of the exporter to ``destinations[i]``."""
+    """Blocks of a request that are to be copied."""
 
     request: str
-    remote: str
-    """The exporter's name of the request."""
-    sources: Sequence[int]
-    destinations: Sequence[int]
+    ticket: int
+    parts: Sequence[tuple[array[int], array[int]]]
+    """For each group of layers the exporter's blocks and those of this engine: arrays of the type code ``I``."""
+    failure: str | None = None
 
 
 class _Peer:
@@ -227,78 +239,132 @@ class _Peer:
         self._name = name
         self.failure: str | None = None
         self.channel: _native.Channel | None = None
-        self.copy: BlockCopy | None = None
+        """Set when everything is ready."""
+        self._readable = select.poll()
+        self._copies: list[BlockCopy] = []
         self._tensors: dt.Tensors | None = None
-        self._asked: set[str] = set()
-        self.granted: set[str] = set()
-        self.gone: set[str] = set()
-        self._to_claim: list[str] = []
+        self._asked: dict[int, bool | None] = {}
+        """The claimed tickets, with the answers."""
+        self._unanswered = 0
+        self.to_send = array("Q")
         self.loads: list[Load] = []
-        self.running: list[tuple[Load, Any]] = []
+        """Those that wait for the connection."""
+        self._running: list[tuple[Any, list[Load]]] = []
+        """Copies in their order, with the events behind them."""
         self._thread = threading.Thread(target=self._connect, name="device-ipc-kv", daemon=True)
         self._thread.start()
 
     def _connect(self) -> None:
         try:
-            channel = _native.connect(self._name, timeout=min(self._importer.timeout, _CONNECT_SECONDS))
-            hello = json.loads(channel.receive(timeout=self._importer.timeout).data)
-            self._importer.check(hello["facts"])
-            device = self._importer.device
-            tensors = dt.open(hello["caches"], device=device, allow_read_only=True, timeout=self._importer.timeout)
-            sources = []
-            for name in self._importer.caches:
-                if name not in tensors:
-                    raise LayoutError(f"the other engine has no layer {name}")
-                sources += block_views(tensors[name], hello["blocks"])
-            self.copy = BlockCopy(self._importer.views, sources)
-            self._tensors = tensors
+            importer = self._importer
+            channel = _native.connect(self._name, timeout=importer.timeout, existing=True)
+            hello = json.loads(channel.receive(timeout=importer.timeout).data)
+            importer.check(hello["facts"])
+            self._tensors = dt.open(hello["caches"], device=importer.device, allow_read_only=True, timeout=importer.timeout)
+            for layers in importer.groups:
+                sources = []
+                for name in layers:
+                    if name not in self._tensors:
+                        raise LayoutError(f"the other engine has no layer {name}")
+                    sources += block_views(self._tensors[name], hello["blocks"])
+                self._copies.append(BlockCopy([view for name in layers for view in importer.views[name]], sources))
+            self._readable.register(channel.fileno(), select.POLLIN)
+            # Its descriptor is readable when an attempt is worthwhile, after one that was not.
+            with contextlib.suppress(TimeoutError):
+                channel.receive(timeout=0)
             self.channel = channel
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
 
-    def claim(self, remote: str) -> None:
-        if remote not in self._asked:
-            self._asked.add(remote)
-            self._to_claim.append(remote)
+    def claim(self, ticket: int) -> None:
+        if ticket not in self._asked:
+            self._asked[ticket] = None
+            self._unanswered += 1
+            self.to_send.append(ticket << 1)
 
-    def read(self, remote: str) -> None:
-        """Tells the exporter that nothing reads the blocks of a request any more."""
-        self._asked.discard(remote)
-        self.granted.discard(remote)
-        self.gone.discard(remote)
-        self._send({"read": [remote]})
+    def read(self, ticket: int) -> None:
+        """Tells the exporter that nothing reads the blocks of a ticket any more."""
+        if self._asked.pop(ticket, True) is None:
+            self._unanswered -= 1
+        self.to_send.append(ticket << 1 | 1)
 
-    def progress(self) -> None:
-        """Sends claims, and takes the answers."""
-        if self.channel is None or self.failure is not None:
+    def is_busy(self) -> bool:
+        return bool(self._unanswered or self._running or self.loads or self.to_send)
+
+    def receive(self) -> None:
+        """Takes answers, and notices the exporter's end."""
+        if self.channel is None or self.failure is not None or not self._readable.poll(0):
             return
-        if self._to_claim:
-            self._send({"claim": self._to_claim})
-            self._to_claim = []
         try:
             while True:
-                answer = json.loads(self.channel.receive(timeout=0).data)
-                self.granted.update(self._asked.intersection(answer["granted"]))
-                self.gone.update(self._asked.intersection(answer["gone"]))
+                for word in _words(self.channel.receive(timeout=0).data):
+                    ticket = word >> 1
+                    if ticket in self._asked:
+                        self._unanswered -= self._asked[ticket] is None
+                        self._asked[ticket] = bool(word & 1)
         except TimeoutError:
             pass
         except Error as error:
             self.failure = f"{type(error).__name__}: {error}"
 
-    def _send(self, message: Mapping[str, Any]) -> None:
-        if self.channel is None or self.failure is not None:
+    def send(self) -> None:
+        if self.channel is None or self.failure is not None or not self.to_send:
             return
+        words, self.to_send = self.to_send, array("Q")
         try:
-            self.channel.send(json.dumps(message).encode(), timeout=_SEND_SECONDS)
+            self.channel.send(words.tobytes(), timeout=_SEND_SECONDS)
         except Error as error:
             self.failure = f"{type(error).__name__}: {error}"
+
+    def begin(self) -> None:
+        """Submits the copies of all loads that wait for it."""
+        if not self.loads or self.channel is None or self.failure is not None:
+            return
+        loads, self.loads = self.loads, []
+        stream = self._importer.begin_copies()
+        for load in loads:
+            try:
+                for copy, (sources, destinations) in zip(self._copies, load.parts, strict=True):
+                    copy.copy(sources, destinations, stream)
+            except (IndexError, ValueError) as error:
+                load.failure = str(error)
+        self._running.append((self._importer.end_copies(), loads))
+
+    def finish(self, done: set[str], failed: list[tuple[Load, str]]) -> None:
+        """Reports the loads whose copies have ended and were answered. Before the end of a copy nothing else may write its blocks."""
+        while self._running and ((event := self._running[0][0]) is None or event.query()):
+            left = []
+            for load in self._running[0][1]:
+                failure = load.failure or self.failure
+                answer = self._asked.get(load.ticket)
+                if failure is None and answer is None:
+                    left.append(load)
+                    continue
+                if failure is None and not answer:
+                    failure = "the other engine no longer has the blocks"
+                if failure is None:
+                    done.add(load.request)
+                else:
+                    failed.append((load, failure))
+                self.read(load.ticket)
+            if left:
+                self._running[0] = (None, left)
+                return
+            del self._running[0]
+        if self.failure is not None:
+            failed += [(load, self.failure) for load in self.loads]
+            self.loads.clear()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.failure is not None and not self._running
 
     def close(self) -> None:
         self._thread.join()
         if self.channel is not None:
             # The exporter gives back what this connection has claimed, also where it has not received the last message.
             _close(self.channel)
-        self.copy = None
+        self._copies.clear()
         if self._tensors is not None:
             self._tensors.mapping.close()
 
@@ -306,18 +372,23 @@ class _Peer:
 class CacheImporter:
     """Copies blocks of other engines' caches into those of this engine's worker.
 
-    ``caches`` and ``facts`` as for ``CacheExporter``. All methods but ``close`` return at once, and belong to one thread. ``poll`` drives the
-    loads.
+    ``caches``, ``blocks`` and ``facts`` as for ``CacheExporter``; ``groups`` are the layers of each group of blocks. All methods but
+    ``close`` return at once, and belong to one thread. ``submit`` begins what the methods before it have asked for, and ``poll`` ends it.
     """
 
-    def __init__(self, caches: Mapping[str, Any], blocks: int, facts: Mapping[str, Any], timeout: float = 30.0) -> None:
-        self.caches = dict(caches)
-        self.views = [view for cache in self.caches.values() for view in block_views(cache, blocks)]
-        self.device = str(self.views[0].device) if self.views[0].device.type != "cpu" else None
+    def __init__(
+        self, caches: Mapping[str, Any], groups: Sequence[Sequence[str]], blocks: int, facts: Mapping[str, Any], timeout: float = 30.0
+    ) -> None:
+        self.groups = groups
+        self.views = {name: block_views(cache, blocks) for name, cache in caches.items()}
+        (self._device,) = {view.device for views in self.views.values() for view in views}
+        self.device = None if self._device.type == "cpu" else str(self._device)
         self.timeout = timeout
         self._facts = dict(facts)
         self._peers: dict[str, _Peer] = {}
         self._stream: Any = None
+        self._handle: int | None = None
+        self._written: Any = None
 
     def check(self, facts: Mapping[str, Any]) -> None:
         """Raises ``LayoutError`` with the first difference to the facts of another engine."""
@@ -326,39 +397,61 @@ class CacheImporter:
             if here != there:
                 raise LayoutError(f"the engines differ in {name}: {there!r} there and {here!r} here")
 
-    def claim(self, peer: str, remote: str) -> None:
+    def claim(self, peer: str, ticket: int) -> None:
         """Makes an exporter keep the blocks of a request until ``load`` has read them, or ``release`` is called."""
-        self._peer(peer).claim(remote)
+        self._peer(peer).claim(ticket)
 
-    def release(self, peer: str, remote: str) -> None:
+    def release(self, peer: str, ticket: int) -> None:
         """Gives blocks up that are not to be read."""
-        found = self._peer(peer)
-        found.claim(remote)
-        found.loads.append(Load("", remote, (), ()))
+        self._peer(peer).read(ticket)
 
     def load(self, peer: str, load: Load) -> None:
-        """Begins to copy the blocks of a request. ``poll`` names it at the end."""
+        """Asks for the blocks of a request. ``poll`` names it at the end."""
         found = self._peer(peer)
-        found.claim(load.remote)
+        found.claim(load.ticket)
         found.loads.append(load)
+
+    def submit(self) -> None:
+        """Sends what was asked for, and begins the copies from the peers that are connected."""
+        for peer in self._peers.values():
+            peer.send()
+            peer.begin()
 
     def poll(self) -> tuple[set[str], list[tuple[Load, str]]]:
         """Returns the requests whose blocks have come, and the loads that have failed with the reasons, each once."""
         done: set[str] = set()
         failed: list[tuple[Load, str]] = []
         for name, peer in list(self._peers.items()):
-            peer.progress()
-            self._finish(peer, done)
-            self._begin(peer, failed)
-            self._finish(peer, done)
-            if peer.failure is not None:
-                failed += [(load, peer.failure) for load in peer.loads if load.request]
-                peer.loads.clear()
-                if not peer.running:
-                    _logger.info("the KV caches of %s are no longer used: %s", name, peer.failure)
-                    del self._peers[name]
-                    peer.close()
+            if not peer.is_busy():
+                continue
+            peer.send()
+            peer.begin()
+            peer.receive()
+            peer.finish(done, failed)
+            peer.send()
+            if peer.has_ended:
+                _logger.info("the KV caches of %s are no longer used: %s", name, peer.failure)
+                del self._peers[name]
+                peer.close()
         return done, failed
+
+    def begin_copies(self) -> int | None:
+        """Makes the stream of the copies wait for the work on the current stream, which may still use the destinations. Returns its handle."""
+        if self.device is None:
+            return None
+        import torch
+
+        if self._stream is None:
+            self._stream, self._written = torch.Stream(self._device), torch.Event(self._device)
+            with self._stream:
+                self._handle = _streams.current(self._device.type, self._device.index)
+        self._written.record(torch.accelerator.current_stream(self._device))
+        self._stream.wait_event(self._written)
+        return self._handle
+
+    def end_copies(self) -> Any:
+        """Returns an event behind the copies."""
+        return None if self._stream is None else self._stream.record_event()
 
     def close(self) -> None:
         """Ends all connections."""
@@ -369,54 +462,13 @@ class CacheImporter:
         self._peers.clear()
 
     def _peer(self, name: str) -> _Peer:
+        """Returns the connection to an exporter, a new one after the end of the last exporter of this name."""
         peer = self._peers.get(name)
+        if peer is not None and not peer.is_busy():
+            peer.receive()
+        if peer is not None and peer.has_ended and not peer.is_busy():
+            peer.close()
+            peer = None
         if peer is None:
             peer = self._peers[name] = _Peer(self, name)
         return peer
-
-    def _begin(self, peer: _Peer, failed: list[tuple[Load, str]]) -> None:
-        waiting = []
-        for load in peer.loads:
-            if load.remote in peer.granted:
-                if load.sources:
-                    assert peer.copy is not None
-                    try:
-                        peer.running.append((load, self._copy(peer.copy, load)))
-                    except (IndexError, ValueError) as error:
-                        failed.append((load, str(error)))
-                        peer.read(load.remote)
-                else:
-                    peer.running.append((load, None))
-            elif load.remote in peer.gone:
-                peer.read(load.remote)
-                if load.request:
-                    failed.append((load, "the other engine no longer has the blocks"))
-            else:
-                waiting.append(load)
-        peer.loads = waiting
-
-    def _copy(self, copy: BlockCopy, load: Load) -> Any:
-        """Submits a copy behind the work on the current stream, which may still use the destinations. Returns an event."""
-        if self.device is None:
-            copy.copy(load.sources, load.destinations)
-            return None
-        import torch
-
-        if self._stream is None:
-            self._stream = torch.Stream(self.device)
-        self._stream.wait_stream(torch.accelerator.current_stream(self.device))
-        with self._stream:
-            copy.copy(load.sources, load.destinations)
-        return self._stream.record_event()
-
-    @staticmethod
-    def _finish(peer: _Peer, done: set[str]) -> None:
-        running = []
-        for load, event in peer.running:
-            if event is not None and not event.query():
-                running.append((load, event))
-                continue
-            peer.read(load.remote)
-            if load.request:
-                done.add(load.request)
-        peer.running = running

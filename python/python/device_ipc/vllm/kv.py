@@ -7,12 +7,15 @@ for the prefill engine, ``"kv_consumer"`` for the decode engine. Imports vllm.
 from __future__ import annotations
 
 import logging
+import secrets
+from array import array
+from base64 import b64decode, b64encode
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
-    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
 )
@@ -23,27 +26,27 @@ __all__ = ["DeviceIpcConnector"]
 
 _logger = logging.getLogger(__name__)
 
-_REMOTE = ("remote_request_id", "remote_block_ids", "remote_channels")
+_OURS = "device_ipc"
+"""The key of this connector's part of ``kv_transfer_params``."""
 
-
-@dataclass
-class Handshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """What the scheduler learns of a worker."""
-
-    channel: str
+_block_id = attrgetter("block_id")
 
 
 @dataclass
 class Metadata(KVConnectorMetadata):  # type: ignore[misc]
-    """What the scheduler tells the workers for one step."""
+    """What the scheduler tells the workers for one step. Requests of other engines are pairs of the engine and the ticket there."""
 
-    offered: set[str] = field(default_factory=set)
-    lent: set[str] = field(default_factory=set)
-    withdrawn: set[str] = field(default_factory=set)
-    claimed: list[dict[str, Any]] = field(default_factory=list)
-    loads: list[tuple[str, int, list[int], dict[str, Any]]] = field(default_factory=list)
-    """Requests, the blocks at the beginning that are here already, the blocks for the others, and the prefill engine's parameters."""
-    released: list[dict[str, Any]] = field(default_factory=list)
+    offered: dict[int, str] = field(default_factory=dict)
+    lent: list[int] = field(default_factory=list)
+    withdrawn: list[int] = field(default_factory=list)
+    claimed: list[tuple[str, int]] = field(default_factory=list)
+    loads: list[tuple[str, Load]] = field(default_factory=list)
+    released: list[tuple[str, int]] = field(default_factory=list)
+
+
+def _channel(engine: str, rank: int) -> str:
+    """Returns the name to which the workers of other engines connect."""
+    return f"kv-{engine}-{rank}"
 
 
 class DeviceIpcConnector(KVConnectorBase_V1):  # type: ignore[misc]
@@ -63,10 +66,6 @@ class DeviceIpcConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._part: Any = _Scheduler(vllm_config) if role == KVConnectorRole.SCHEDULER else _Worker(vllm_config, kv_cache_config)
 
     # The scheduler's side.
-
-    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        """Takes the names of the workers' channels."""
-        self._part.channels = [metadata[rank].channel for rank in sorted(metadata)]
 
     def on_new_request(self, request: Any) -> None:
         """Claims the blocks of a request that waits, so that they stay while it waits."""
@@ -94,11 +93,6 @@ class DeviceIpcConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Shares the caches once, or prepares copies into them."""
         self._part.register(kv_caches)
-
-    def get_handshake_metadata(self) -> Handshake | None:
-        """Returns the name of this worker's channel."""
-        exporter = self._part.exporter
-        return None if exporter is None else Handshake(exporter.name)
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         """Begins the loads of this step. Nothing waits for them."""
@@ -129,17 +123,18 @@ class DeviceIpcConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
 class _Scheduler:
     def __init__(self, vllm_config: Any) -> None:
-        self.channels: list[str] = []
         self.metadata = Metadata()
         self._ranks = vllm_config.parallel_config.tensor_parallel_size
         self._block_tokens = vllm_config.cache_config.block_size
         self._engine = vllm_config.kv_transfer_config.engine_id
-        self.exporter = None
+        # An engine that is started again under the same name knows no ticket of the one before it. 52 bits are exact in all of JSON.
+        self._next = secrets.randbits(51)
+        self._tickets: dict[str, int] = {}
 
     def new(self, request: Any) -> None:
-        params = self._remote(request)
-        if params is not None:
-            self.metadata.claimed.append(params)
+        remote = self._remote(request)
+        if remote is not None:
+            self.metadata.claimed.append((remote["engine"], remote["ticket"]))
 
     def matched(self, request: Any, computed: int) -> tuple[int, bool]:
         if self._remote(request) is None:
@@ -148,74 +143,83 @@ class _Scheduler:
         return (count, True) if count > 0 else (0, False)
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
-        params = request.kv_transfer_params or {}
-        if params.get("do_remote_decode"):
-            self.metadata.offered.add(request.request_id)
+        params = request.kv_transfer_params
+        if not params:
+            return
+        name = request.request_id
+        if params.get("do_remote_decode") and name not in self._tickets:
+            self._next += 1
+            self._tickets[name] = self._next
+            self.metadata.offered[self._next] = name
         remote = self._remote(request)
         if remote is None:
             return
-        params["do_remote_prefill"] = False  # once for a request
+        params[_OURS] = None  # once for a request
         if external > 0:
             known = (len(request.prompt_token_ids or ()) - external) // self._block_tokens
-            self.metadata.loads.append((request.request_id, known, blocks.get_unhashed_block_ids(), remote))
+            sources = array("I", b64decode(remote["blocks"]))[known:]
+            destinations = array("I", map(_block_id, blocks.blocks[0][known : known + len(sources)]))
+            load = Load(name, remote["ticket"], [(sources, destinations)])
+            self.metadata.loads.append((remote["engine"], load))
         else:
             # All blocks are here already, from an earlier request.
-            self.metadata.released.append(remote)
+            self.metadata.released.append((remote["engine"], remote["ticket"]))
 
     def finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        from vllm.v1.request import RequestStatus
-
-        params = request.kv_transfer_params or {}
+        params = request.kv_transfer_params
+        if not params:
+            return False, None
         remote = self._remote(request)
         if remote is not None:
             # Aborted before it was scheduled.
-            params["do_remote_prefill"] = False
-            self.metadata.released.append(remote)
+            params[_OURS] = None
+            self.metadata.released.append((remote["engine"], remote["ticket"]))
             return False, None
-        if not params.get("do_remote_decode"):
+        ticket = self._tickets.pop(request.request_id, None)
+        if ticket is None:
             return False, None
+        from vllm.v1.request import RequestStatus
+
         ended = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
-        if not ended or not block_ids or not self.channels:
-            self.metadata.withdrawn.add(request.request_id)
+        if not ended or not block_ids:
+            self.metadata.withdrawn.append(ticket)
             return False, None
-        self.metadata.lent.add(request.request_id)
-        return True, {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_engine_id": self._engine,
-            "remote_request_id": request.request_id,
-            "remote_block_ids": list(block_ids),
-            "remote_channels": self.channels,
-            "tp_size": self._ranks,
-        }
+        self.metadata.lent.append(ticket)
+        blocks = b64encode(array("I", block_ids)).decode()
+        ours = {"engine": self._engine, "ranks": self._ranks, "ticket": ticket, "blocks": blocks}
+        return True, {"do_remote_prefill": True, "do_remote_decode": False, _OURS: ours}
 
     def _remote(self, request: Any) -> dict[str, Any] | None:
         """Returns the prefill engine's parameters of a request whose blocks are still to be read."""
         params = request.kv_transfer_params
-        if not params or not params.get("do_remote_prefill"):
+        if not params:
             return None
-        if any(name not in params for name in _REMOTE):
-            _logger.warning("request %s: kv_transfer_params are not of a DeviceIpcConnector; computed here", request.request_id)
-        elif len(params["remote_channels"]) != self._ranks:
-            there = len(params["remote_channels"])
-            _logger.warning("request %s: tensor parallel size %d there, %d here; computed here", request.request_id, there, self._ranks)
-        else:
-            return {name: params[name] for name in _REMOTE}
-        params["do_remote_prefill"] = False
-        return None
+        remote = params.get(_OURS)
+        if remote is None:
+            if params.get("do_remote_prefill") and _OURS not in params:
+                _logger.warning("request %s: kv_transfer_params are not of a DeviceIpcConnector; computed here", request.request_id)
+                params[_OURS] = None
+        elif remote["ranks"] != self._ranks:
+            _logger.warning(
+                "request %s: tensor parallel size %d there, %d here; computed here", request.request_id, remote["ranks"], self._ranks
+            )
+            params[_OURS] = remote = None
+        return remote  # type: ignore[no-any-return]
 
 
 class _Worker:
     def __init__(self, vllm_config: Any, kv_cache_config: Any) -> None:
-        self.exporter: CacheExporter | None = None
         self.failed: set[int] = set()
+        self._exporter: CacheExporter | None = None
         self._importer: CacheImporter | None = None
         transfer, model = vllm_config.kv_transfer_config, vllm_config.model_config
         self._exports = transfer.is_kv_producer
         self._imports = transfer.is_kv_consumer
         self._limit = float(transfer.get_from_extra_config("claim_seconds", 30))
         self._rank = vllm_config.parallel_config.rank % vllm_config.parallel_config.tensor_parallel_size
+        self._name = _channel(transfer.engine_id, self._rank)
         self._blocks = kv_cache_config.num_blocks
+        self._groups = [group.layer_names for group in kv_cache_config.kv_cache_groups]
         self._facts = {
             "model": model.model,
             "revision": model.revision,
@@ -226,42 +230,43 @@ class _Worker:
 
     def register(self, caches: dict[str, Any]) -> None:
         if self._exports:
-            self.exporter = CacheExporter(caches, self._blocks, self._facts, self._limit)
+            self._exporter = CacheExporter(self._name, caches, self._blocks, self._facts, self._limit)
         if self._imports:
-            self._importer = CacheImporter(caches, self._blocks, self._facts)
+            self._importer = CacheImporter(caches, self._groups, self._blocks, self._facts)
 
     def step(self, metadata: Metadata) -> None:
-        if self.exporter is not None:
-            for request in metadata.offered:
-                self.exporter.offer(request)
-            for request in metadata.withdrawn:
-                self.exporter.withdraw(request)
-            for request in metadata.lent:
-                self.exporter.lend(request)
-        if self._importer is None:
+        if self._exporter is not None:
+            for ticket, request in metadata.offered.items():
+                self._exporter.offer(ticket, request)
+            for ticket in metadata.withdrawn:
+                self._exporter.withdraw(ticket)
+            for ticket in metadata.lent:
+                self._exporter.lend(ticket)
+        importer = self._importer
+        if importer is None or not (metadata.claimed or metadata.loads or metadata.released):
             return
-        for remote in metadata.claimed:
-            self._importer.claim(remote["remote_channels"][self._rank], remote["remote_request_id"])
-        for request, known, blocks, remote in metadata.loads:
-            sources = remote["remote_block_ids"][known:]
-            load = Load(request, remote["remote_request_id"], sources, blocks[: len(sources)])
-            self._importer.load(remote["remote_channels"][self._rank], load)
-        for remote in metadata.released:
-            self._importer.release(remote["remote_channels"][self._rank], remote["remote_request_id"])
+        for engine, ticket in metadata.claimed:
+            importer.claim(_channel(engine, self._rank), ticket)
+        for engine, load in metadata.loads:
+            importer.load(_channel(engine, self._rank), load)
+        for engine, ticket in metadata.released:
+            importer.release(_channel(engine, self._rank), ticket)
+        importer.submit()
 
     def poll(self) -> tuple[set[str] | None, set[str] | None]:
-        sent = self.exporter.returned() if self.exporter is not None else set()
-        come: set[str] = set()
-        if self._importer is not None:
-            come, failures = self._importer.poll()
-            for load, reason in failures:
-                _logger.error("the KV blocks of request %s have not come: %s", load.request, reason)
-                self.failed.update(load.destinations)
-                come.add(load.request)
+        sent = self._exporter.returned() if self._exporter is not None else None
+        if self._importer is None:
+            return sent or None, None
+        come, failures = self._importer.poll()
+        for load, reason in failures:
+            _logger.error("the KV blocks of request %s have not come: %s", load.request, reason)
+            for _, destinations in load.parts:
+                self.failed.update(destinations)
+            come.add(load.request)
         return sent or None, come or None
 
     def close(self) -> None:
         if self._importer is not None:
             self._importer.close()
-        if self.exporter is not None:
-            self.exporter.close()
+        if self._exporter is not None:
+            self._exporter.close()
