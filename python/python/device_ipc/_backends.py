@@ -27,6 +27,11 @@ def kinds() -> list[str]:
     return list(dict.fromkeys(_kinds().values()))
 
 
+def of(kind: str) -> str | None:
+    """Returns the backend for a kind of device, or None for the host's."""
+    return None if kind == "cpu" else next((name for name, known in _kinds().items() if known == kind), None)
+
+
 def is_host(device: str) -> bool:
     """Returns whether the memory of a device, such as ``"mock:0"``, is that of the host."""
     name = device.partition(":")[0]

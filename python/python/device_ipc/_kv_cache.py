@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import _native, _streams
+from . import _backends, _native, _streams
 from . import torch as dt
 from ._blocks import BlockCopy
 from ._errors import Error, LayoutError, TimeoutError
@@ -95,7 +95,7 @@ class CacheExporter:
         self._export = _native.share(dict(caches))
         hello = {"caches": str(self._export), "blocks": blocks, "facts": dict(facts)}
         self._hello = json.dumps(hello).encode()
-        self._listener = _native.listen(name)
+        self._listener = _native.listen(name, backend=self._export.descriptor.backend)
         self._wake, self._woken = os.pipe()
         self._thread = threading.Thread(target=self._serve, name="device-ipc-kv", daemon=True)
         self._thread.start()
@@ -226,7 +226,7 @@ class Load:
 
     request: str
     ticket: int
-    parts: Sequence[tuple[array[int], array[int]]]
+    parts: list[tuple[array[int], array[int]]]
     """For each group of layers the exporter's blocks and those of this engine: arrays of the type code ``I``."""
     failure: str | None = None
 
@@ -257,7 +257,8 @@ class _Peer:
     def _connect(self) -> None:
         try:
             importer = self._importer
-            channel = _native.connect(self._name, timeout=importer.timeout, existing=True)
+            backend = _backends.of(importer.kind)
+            channel = _native.connect(self._name, backend=backend, timeout=importer.timeout, existing=True)
             hello = json.loads(channel.receive(timeout=importer.timeout).data)
             importer.check(hello["facts"])
             self._tensors = dt.open(hello["caches"], device=importer.device, allow_read_only=True, timeout=importer.timeout)
@@ -382,7 +383,8 @@ class CacheImporter:
         self.groups = groups
         self.views = {name: block_views(cache, blocks) for name, cache in caches.items()}
         (self._device,) = {view.device for views in self.views.values() for view in views}
-        self.device = None if self._device.type == "cpu" else str(self._device)
+        self.kind = self._device.type
+        self.device = None if self.kind == "cpu" else str(self._device)
         self.timeout = timeout
         self._facts = dict(facts)
         self._peers: dict[str, _Peer] = {}
@@ -444,7 +446,7 @@ class CacheImporter:
         if self._stream is None:
             self._stream, self._written = torch.Stream(self._device), torch.Event(self._device)
             with self._stream:
-                self._handle = _streams.current(self._device.type, self._device.index)
+                self._handle = _streams.current(self.kind, self._device.index)
         self._written.record(torch.accelerator.current_stream(self._device))
         self._stream.wait_event(self._written)
         return self._handle

@@ -16,6 +16,12 @@ def deadline_of_a_test(request: pytest.FixtureRequest) -> Iterator[None]:
     signal.alarm(0)
 
 
+@pytest.fixture(autouse=True)
+def backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Selects CUDA: the tests around these run on the mock."""
+    monkeypatch.setenv("DEVICE_IPC_BACKEND", "cuda")
+
+
 @pytest.fixture
 def peer() -> Iterator[Peer]:
     """A process for one test."""

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from array import array
 from typing import Any
 
 import pytest
@@ -22,8 +23,9 @@ caches = {f"layer.{i}": torch.empty((blocks, *shape), dtype=torch.bfloat16, devi
 for number, cache in enumerate(caches.values()):
     cache.copy_((torch.arange(blocks, device="cuda:0") % 250 + number).view(-1, 1, 1, 1).expand_as(cache))
 torch.cuda.synchronize()
-exporter = CacheExporter(caches, blocks, {}, 1000)
-result = exporter.name
+name = f"kv-{os.getpid()}"
+exporter = CacheExporter(name, caches, blocks, {}, 1000)
+result = name
 """
 
 
@@ -34,10 +36,23 @@ def test_kernel_copies_exactly_the_blocks(dtype: str, shape: "tuple[int, ...]") 
     to = [torch.zeros((320, *shape), device="cuda:0", dtype=getattr(torch, dtype)) for _ in range(70)]
     expected = [tensor.clone() for tensor in to]
     sources, destinations = list(range(299, 19, -1)), list(range(40, 320))
-    BlockCopy(to, of).copy(sources, destinations)
+    copy = BlockCopy(to, of)
+    copy.copy(sources, destinations)
     for expect, source in zip(expected, of, strict=True):
         expect[destinations] = source[sources]
     assert all(torch.equal(one, other) for one, other in zip(to, expected, strict=True))
+    # Runs of consecutive blocks, some of one block, on a stream that is not the current one.
+    sources = [*range(100), 250, 260, *range(130, 250)]
+    destinations = [*range(200, 300), 319, 318, *range(120)]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    copy.copy(array("I", sources), array("I", destinations), stream.cuda_stream)
+    stream.synchronize()
+    for expect, source in zip(expected, of, strict=True):
+        expect[destinations] = source[sources]
+    assert all(torch.equal(one, other) for one, other in zip(to, expected, strict=True))
+    with pytest.raises(ValueError, match="twice"):
+        copy.copy([1, 2], [3, 3])
 
 
 def hand_over(peer: Peer, device: str) -> None:
@@ -46,7 +61,7 @@ def hand_over(peer: Peer, device: str) -> None:
     name = peer.run(EXPORT, layers=LAYERS, blocks=BLOCKS, shape=list(SHAPE))
     blocks = 2300
     caches = {f"layer.{i}": torch.full((blocks, *SHAPE), -1, dtype=torch.bfloat16, device=device) for i in range(LAYERS)}
-    importer = CacheImporter(caches, blocks, {})
+    importer = CacheImporter(caches, [list(caches)], blocks, {})
     done: "set[str]" = set()
 
     def poll() -> bool:
@@ -58,9 +73,10 @@ def hand_over(peer: Peer, device: str) -> None:
     for number, count in enumerate((1, 32, 256, 512)):
         for cache in caches.values():
             cache.fill_(-1)
-        peer.run("exporter.offer(name); exporter.lend(name)", name=f"r{number}")
+        peer.run("exporter.offer(ticket, f'r{ticket}'); exporter.lend(ticket)", ticket=number)
         sources, destinations = list(range(5, 5 + count)), list(range(blocks - 1, blocks - 1 - count, -1))
-        importer.load(name, Load(f"d{number}", f"r{number}", sources, destinations))
+        importer.load(name, Load(f"d{number}", number, [(array("I", sources), array("I", destinations))]))
+        importer.submit()
         done.clear()
         until(poll)
         assert done == {f"d{number}"}
@@ -92,8 +108,8 @@ def test_figures_of_a_copy(peer: Peer) -> None:
     generator = torch.Generator().manual_seed(1)
     for tokens in (512, 4096, 32768):
         count = tokens // 16
-        at = torch.randperm(BLOCKS, generator=generator)[:count].tolist()
-        to = torch.randperm(BLOCKS, generator=generator)[:count].tolist()
+        at = array("I", torch.randperm(BLOCKS, generator=generator)[:count].tolist())
+        to = array("I", torch.randperm(BLOCKS, generator=generator)[:count].tolist())
         nbytes = count * LAYERS * caches[0][0].nbytes
         flat = torch.empty(2, nbytes, dtype=torch.uint8, device="cuda:0")
         times: "dict[str, list[float]]" = {"blocks": [], "one copy": [], "host": []}
