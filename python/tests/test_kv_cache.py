@@ -1,5 +1,6 @@
 """Blocks of KV caches that one process computes and another one copies, as engines do, without an engine."""
 
+import signal
 import subprocess
 import time
 import uuid
@@ -150,45 +151,97 @@ def test_blocks_that_are_gone(start: Start) -> None:
     importer.close()
 
 
-def test_claimed_blocks_stay_until_the_importer_is_killed(start: Start) -> None:
-    exporter = Exporter(start, limit=0)
-    exporter.ask("offer", "a", "b")
-    victim = start(
-        """
-        import torch
-        from device_ipc._kv_cache import CacheImporter
-        caches = {f"layer.{i}": torch.zeros(8, 2, 4, 8) for i in range(3)}
-        importer = CacheImporter(caches, [list(caches)], 8, {"model": "m", "tokens of a block": 4})
-        importer.claim(sys.argv[1], ord("a"))
-        while not importer._peers[sys.argv[1]]._asked[ord("a")]:
-            importer.poll()
-        print("claimed")
-        sys.stdin.readline()
-        """,
-        exporter.name,
-    )
-    assert victim.stdout is not None and victim.stdout.readline() == "claimed\n"
+IMPORTER = """
+import torch
+from array import array
+from device_ipc._kv_cache import CacheImporter, Load
+name, step = sys.argv[1:]
+caches = {f"layer.{i}": torch.zeros(8, 2, 4, 8) for i in range(3)}
+importer = CacheImporter(caches, [list(caches)], 8, {"model": "m", "tokens of a block": 4})
+
+def until(condition):
+    while not condition():
+        importer.poll()
+
+importer.claim(name, ord("a" if step == "claimed" else "z"))
+importer.submit()
+peer = importer._peers[name]
+until(lambda: not peer.is_busy())
+if step in ("copied", "read"):
+    importer.load(name, Load("x", ord("a"), [(array("I", [1]), array("I", [2]))]))
+    importer.submit()
+    assert (caches["layer.1"][2] == 101).all()
+if step == "read":
+    until(lambda: not peer.is_busy())
+print("there")
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("step", ["connected", "claimed", "copied", "read"])
+def test_importer_killed_at_a_step_returns_the_blocks(start: Start, step: str) -> None:
+    exporter = Exporter(start)
     exporter.ask("lend", "a", "b")
-    assert exporter.returns() == ["b"]
-    assert exporter.ask("returned") == []
+    victim = start(IMPORTER, exporter.name, step)
+    assert victim.stdout is not None and victim.stdout.readline() == "there\n"
+    if step == "claimed":
+        assert exporter.ask("returned") == []
     victim.kill()
     victim.wait(LIMIT)
-    assert exporter.returns() == ["a"]
+    # What it has not claimed stays for others.
+    if step != "connected":
+        assert exporter.returns() == ["a"]
+    importer = importer_of(empty_caches())
+    importer.load(exporter.name, load("y", "a" if step == "connected" else "b", [1], [1]))
+    assert loaded(importer) == ({"y"}, [])
+    importer.close()
 
 
-def test_exporter_that_dies_fails_the_loads(start: Start) -> None:
-    exporter, other = Exporter(start), Exporter(start)
-    other.ask("lend", "b")
+def test_claimed_blocks_stay_after_the_limit(start: Start) -> None:
+    exporter = Exporter(start, limit=0)
+    exporter.ask("offer", "a", "b")
     importer = importer_of(empty_caches())
     importer.claim(exporter.name, ord("a"))
     importer.submit()
+    peer = importer._peers[exporter.name]
+    until(lambda: importer.poll() == (set(), []) and not peer.is_busy())
+    exporter.ask("lend", "a", "b")
+    assert exporter.returns() == ["b"]
+    assert exporter.ask("returned") == []
+    importer.load(exporter.name, load("x", "a", [1], [1]))
+    assert loaded(importer) == ({"x"}, []) and exporter.returns() == ["a"]
+    importer.close()
+
+
+@pytest.mark.parametrize("step", ["connected", "claimed", "copied", "read"])
+def test_exporter_killed_at_a_step_fails_the_load(start: Start, step: str) -> None:
+    exporter = Exporter(start)
+    exporter.ask("lend", "a")
+    importer = importer_of(empty_caches())
+    importer.claim(exporter.name, ord("a" if step == "claimed" else "z"))
+    importer.submit()
+    peer = importer._peers[exporter.name]
+    until(lambda: importer.poll() == (set(), []) and not peer.is_busy())
+    if step == "read":
+        importer.load(exporter.name, load("x", "a", [1], [1]))
+        assert loaded(importer) == ({"x"}, [])
+    if step == "copied":
+        # It is stopped, and does not answer the claim.
+        exporter.process.send_signal(signal.SIGSTOP)
+        importer.load(exporter.name, load("x", "a", [1], [1]))
+        importer.submit()
+        assert (importer.views["layer.2"][0][1] == 201).all() and importer.poll() == (set(), [])
     exporter.process.kill()
     exporter.process.wait(LIMIT)
-    importer.load(exporter.name, load("x", "a", [1], [1]))
+    if step != "copied":
+        importer.load(exporter.name, load("x", "a", [1], [1]))
     done, failed = loaded(importer)
     assert not done and [load.request for load, _ in failed] == ["x"]
-    importer.load(other.name, load("y", "b", [1], [1]))
-    assert loaded(importer) == ({"y"}, [])
+    # The next one of this name is found.
+    exporter = Exporter(start, name=exporter.name)
+    exporter.ask("lend", "a")
+    importer.load(exporter.name, load("y", "a", [1], [1]))
+    assert loaded(importer) == ({"y"}, []) and exporter.returns() == ["a"]
     importer.close()
 
 
