@@ -1,5 +1,6 @@
 """vLLM's KV connector: a prefill and a decode engine whose scheduler and worker are this file's, with stand-ins of vLLM's classes."""
 
+import dataclasses
 import enum
 import json
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 import types
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +40,19 @@ class Base:
         return self.metadata
 
 
+class MambaSpec:
+    pass
+
+
+@dataclasses.dataclass
+class TransferResults:
+    finished_sending: "set[str]"
+    finished_recving: "set[str]"
+    failed_recving: "set[str]"
+
+
 def connector_class() -> Any:
-    """Returns the connector over stand-ins of vLLM."""
+    """Returns the connector over stand-ins of vLLM 0.33."""
     for name in ("vllm", "vllm.distributed", "vllm.distributed.kv_transfer", "vllm.distributed.kv_transfer.kv_connector", "vllm.v1"):
         add(name)
     add("vllm.distributed.kv_transfer.kv_connector.v1")
@@ -48,7 +61,10 @@ def connector_class() -> Any:
         KVConnectorBase_V1=Base,
         KVConnectorMetadata=object,
         KVConnectorRole=Role,
+        SupportsHMA=type("SupportsHMA", (), {}),
+        KVConnectorTransferResults=TransferResults,
     )
+    add("vllm.v1.kv_cache_interface", MambaSpec=MambaSpec)
     add("vllm.v1.request", RequestStatus=Status)
     from device_ipc.vllm.kv import DeviceIpcConnector
 
@@ -64,29 +80,40 @@ class Request:
 
 
 class Blocks:
-    def __init__(self, numbers: "list[int]") -> None:
-        self.blocks = ([types.SimpleNamespace(block_id=number) for number in numbers],)
+    def __init__(self, *groups: "list[int]") -> None:
+        self.blocks = tuple([types.SimpleNamespace(block_id=number) for number in numbers] for numbers in groups)
 
 
 class Engine:
     """A scheduler and one worker with a cache of some layers."""
 
-    def __init__(self, role: str, blocks: int = 16, layers: int = 2, model: str = "m", ranks: int = 1, **extra: Any) -> None:
+    def __init__(
+        self,
+        role: str,
+        blocks: int = 16,
+        layers: int = 2,
+        windows: "Sequence[int | None]" = (None,),
+        ranks: int = 1,
+        engine: "str | None" = None,
+        **extra: Any,
+    ) -> None:
         space = types.SimpleNamespace
         transfer = space(
-            engine_id=f"{role}-{uuid.uuid4().hex}",
+            engine_id=engine or f"{role}-{uuid.uuid4().hex}",
             is_kv_producer=role == "prefill",
             is_kv_consumer=role == "decode",
             get_from_extra_config=lambda name, default: extra.get(name, default),
         )
         config = space(
             kv_transfer_config=transfer,
-            model_config=space(model=model, revision=None),
+            model_config=space(model="m", revision=None),
             cache_config=space(block_size=BLOCK_TOKENS, cache_dtype="auto"),
             parallel_config=space(tensor_parallel_size=ranks, pipeline_parallel_size=1, rank=0),
         )
         names = [f"layer.{i}" for i in range(layers)]
-        caches = space(num_blocks=blocks, kv_cache_groups=[space(layer_names=names)])
+        specs = [space(block_size=BLOCK_TOKENS, sliding_window=window) for window in windows]
+        groups = [space(layer_names=names[i :: len(specs)], kv_cache_spec=spec) for i, spec in enumerate(specs)]
+        caches = space(num_blocks=blocks, kv_cache_groups=groups)
         connector = connector_class()
         self.scheduler = connector(config, Role.SCHEDULER, caches)
         self.worker = connector(config, Role.WORKER, caches)
@@ -105,16 +132,16 @@ class Engine:
         sent, come = self.worker.get_finished(set())
         return sent or set(), come or set(), self.worker.get_block_ids_with_load_errors()
 
-    def prefill(self, name: str, tokens: int, blocks: "list[int]") -> "dict[str, Any] | None":
+    def prefill(self, name: str, tokens: int, *groups: "list[int]") -> "dict[str, Any] | None":
         """Computes a prompt: each block gets its own number."""
         request = Request(name, tokens, {"do_remote_decode": True})
         assert self.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
-        self.scheduler.update_state_after_alloc(request, Blocks(blocks), 0)
+        self.scheduler.update_state_after_alloc(request, Blocks(*groups), 0)
         self.step()
         for cache in self.caches.values():
-            for block in blocks:
+            for block in {block for blocks in groups for block in blocks}:
                 cache[block] = block
-        kept, params = self.scheduler.request_finished(request, blocks)
+        kept, params = self.scheduler.request_finished_all_groups(request, groups)
         assert kept
         return params  # type: ignore[no-any-return]
 
@@ -280,14 +307,94 @@ def test_prefill_that_dies_fails_the_blocks(start: Start) -> None:
     decode.worker.shutdown()
 
 
+def test_restarted_prefill_of_the_same_name_is_found(start: Start) -> None:
+    name = f"engine-{uuid.uuid4().hex}"
+    prefill, decode = Prefill(start, engine=name), Engine("decode")
+    arrive(decode, "d1", 8, prefill.ask("prefill", "p1", 8, [3, 7]), [4, 5])
+    assert decode.until(1) == {"d1"}
+    stale = prefill.ask("prefill", "p2", 8, [3, 7])
+    prefill.process.kill()
+    prefill.process.wait(LIMIT)
+    prefill = Prefill(start, engine=name)
+    params = prefill.ask("prefill", "p3", 8, [1, 2])
+    # The decode engine does not look while it has nothing to do.
+    arrive(decode, "d3", 8, params, [4, 5])
+    assert decode.until(1) == {"d3"} and values(decode, [4, 5]) == [[[1.0], [1.0]], [[2.0], [2.0]]]
+    # A ticket of the former engine is not taken for one of this one.
+    arrive(decode, "d2", 8, stale, [6, 8])
+    assert decode.until(2) == {6, 8}
+    decode.worker.shutdown()
+
+
+def test_blocks_of_all_groups_are_read(start: Start) -> None:
+    # The second group has lost the blocks before the window of 8 tokens, here and there.
+    windows = [None, 8]
+    prefill, decode = Prefill(start, blocks=32, windows=windows), Engine("decode", blocks=32, windows=windows)
+    params = prefill.ask("prefill", "p1", 22, [1, 2, 3, 4, 5, 6], [0, 0, 0, 13, 14, 15])
+    text = json.dumps(params)
+    request = Request("d1", 22, params)
+    decode.scheduler.on_new_request(request)
+    # The last token is computed here, and so its window begins one token earlier.
+    assert decode.scheduler.get_num_new_matched_tokens(request, 4) == (17, True)
+    decode.scheduler.update_state_after_alloc(request, Blocks([7, 16, 17, 18, 19, 20], [0, 0, 0, 23, 24, 25]), 17)
+    assert decode.until(1) == {"d1"}
+    full, window = decode.caches.values()
+    assert [full[block].unique().tolist() for block in (16, 17, 18, 19, 20)] == [[2.0], [3.0], [4.0], [5.0], [6.0]]
+    assert [window[block].unique().tolist() for block in (23, 24, 25)] == [[13.0], [14.0], [15.0]]
+    assert (full == -1).sum() == 27 * full[0].numel() and (window == -1).sum() == 29 * window[0].numel()
+    assert prefill.ask("sent") == ["p1"]
+    # The window of the last token begins in a block that the prefill engine has given back.
+    request = Request("d2", 23, prefill.ask("prefill", "p2", 23, [1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 14, 15]))
+    assert decode.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+    decode.step()
+    assert prefill.ask("sent") == ["p2"]
+    # vLLM 0.33 is told which requests have failed; before, there is no way.
+    prefill.process.kill()
+    for name in ("d3", "d4"):
+        request = Request(name, 22, json.loads(text))
+        decode.scheduler.update_state_after_alloc(request, Blocks([7, 8], [9, 10]), 21)
+        decode.worker.metadata = decode.scheduler.build_connector_meta(None)
+        decode.worker.start_load_kv(None)
+        deadline = time.monotonic() + LIMIT
+        while name == "d3" and not (results := decode.worker.get_transfer_results(set())).finished_recving:
+            assert time.monotonic() < deadline
+        assert results.finished_recving == results.failed_recving == {"d3"}
+    with pytest.raises(RuntimeError, match="d4 have not come"):
+        decode.until(1)
+    decode.worker.shutdown()
+
+
+def test_prefill_on_another_host(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    prefill = Prefill(start, other_hosts="pass")
+    params = prefill.ask("prefill", "p1", 8, [3, 7])
+    # Beside the parameters of NIXL's connector, which has the same keys otherwise.
+    assert list(params) == ["device_ipc"]
+    params["device_ipc"]["host"] = ["another boot", "far away"]
+    decode = Engine("decode")
+    request = arrive(decode, "d1", 8, dict(params), [4, 5])
+    _, come, failed = decode.step()
+    assert come == {"d1"} and failed == {4, 5} and "on the host far away" in caplog.text and "other_hosts" in caplog.text
+    assert decode.scheduler.request_finished(request, [4, 5]) == (False, None)
+    passing = Engine("decode", other_hosts="pass")
+    request = Request("d2", 8, {**params, "do_remote_prefill": True})
+    passing.scheduler.on_new_request(request)
+    assert passing.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+    passing.scheduler.update_state_after_alloc(request, Blocks([4, 5]), 0)
+    assert passing.step() == (set(), set(), set()) and request.kv_transfer_params == {**params, "do_remote_prefill": True}
+    with pytest.raises(ValueError, match="other_hosts is 'no'"):
+        Engine("decode", other_hosts="no")
+
+
 def test_parameters_of_others_are_computed_here(caplog: pytest.LogCaptureFixture) -> None:
     decode = Engine("decode")
+    ours = {"engine": "p", "host": decode.scheduler._part._host, "ranks": 1, "ticket": 1, "blocks": [[0, ""]]}
     for params, text in [
         ({"do_remote_prefill": True, "remote_host": "a"}, "not of a DeviceIpcConnector"),
         (
-            {"do_remote_prefill": True, "device_ipc": {"engine": "p", "ranks": 2, "ticket": 1, "blocks": ""}},
+            {"do_remote_prefill": True, "device_ipc": {**ours, "ranks": 2}},
             "tensor parallel size 2 there, 1 here",
         ),
+        ({"device_ipc": {**ours, "blocks": [[0, ""], [0, ""]]}}, "2 groups of KV caches there, 1 here"),
     ]:
         request = Request("d", 8, params)
         assert decode.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)

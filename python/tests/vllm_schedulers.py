@@ -2,6 +2,8 @@
 
     python vllm_schedulers.py REQUESTS
 
+First with one group of caches, then with a second one of layers with a window.
+
 Each block that the prefill "computes" has a number made of its tokens, by which the decode's blocks are checked.
 """
 
@@ -19,12 +21,13 @@ os.environ.update(VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1", DEVICE_IPC_BACKEN
 import torch as _torch
 from vllm import config as vllm_config
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -48,7 +51,7 @@ def number_of(tokens: "list[int]") -> float:
 
 
 class Engine:
-    def __init__(self, role: str, model: str, blocks: int) -> None:
+    def __init__(self, role: str, model: str, blocks: int, window: "int | None") -> None:
         config = vllm_config.VllmConfig(
             scheduler_config=vllm_config.SchedulerConfig(
                 max_num_seqs=16, max_num_batched_tokens=512, max_model_len=4000, enable_chunked_prefill=True, is_encoder_decoder=False
@@ -63,8 +66,11 @@ class Engine:
             ),
             device_config=vllm_config.DeviceConfig("cpu"),
         )
-        spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=4, head_size=16, dtype=torch.float16)
-        groups = [KVCacheGroupSpec(["layer.0", "layer.1"], spec)]
+        sizes: "dict[str, Any]" = {"block_size": BLOCK_TOKENS, "num_kv_heads": 4, "head_size": 16, "dtype": torch.float16}
+        groups = [KVCacheGroupSpec(["layer.0", "layer.1"], FullAttentionSpec(**sizes))]
+        if window is not None:
+            groups.append(KVCacheGroupSpec(["window.0"], SlidingWindowSpec(**sizes, sliding_window=window)))
+        self.groups = [list(group.layer_names) for group in groups]
         caches = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
         config.cache_config.num_gpu_blocks = blocks
         self.scheduler: Any = Scheduler(
@@ -76,7 +82,7 @@ class Engine:
         )
         self.worker: Any = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, caches)
         shape = (blocks, 4, BLOCK_TOKENS, 32)
-        self.caches = {f"layer.{i}": torch.from_dlpack(device_ipc.empty(shape, "float16", "mock:0")).zero_() for i in range(2)}
+        self.caches = {name: torch.from_dlpack(device_ipc.empty(shape, "float16", "mock:0")).zero_() for names in self.groups for name in names}
         self.worker.register_kv_caches(self.caches)
         self.ended: "dict[str, Any]" = {}
         self.tokens: "dict[str, list[int]]" = {}
@@ -88,8 +94,11 @@ class Engine:
             Request(request_id=name, prompt_token_ids=prompt, sampling_params=sampling, pooling_params=None, block_hasher=hasher)
         )
 
-    def blocks(self, name: str) -> "list[int]":
-        return list(self.scheduler.kv_cache_manager.get_block_ids(name)[0])
+    def blocks(self, name: str, tokens: int) -> "list[tuple[int, int, Any]]":
+        """Returns the position, the number and the cache of each block of some tokens, without the null blocks before a window."""
+        groups = zip(self.groups, self.scheduler.kv_cache_manager.get_block_ids(name), strict=True)
+        blocks = [(names, enumerate(numbers[: tokens // BLOCK_TOKENS])) for names, numbers in groups]
+        return [(at, block, self.caches[layer]) for names, numbers in blocks for at, block in numbers if block for layer in names]
 
     def free(self) -> int:
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
@@ -103,23 +112,28 @@ class Engine:
         for name in names:
             request = self.scheduler.requests[name]
             if (request.kv_transfer_params or {}).get("do_remote_decode"):
-                for index, block in enumerate(self.blocks(name)[: -(-request.num_computed_tokens // BLOCK_TOKENS)]):
-                    for cache in self.caches.values():
-                        cache[block] = number_of(request.prompt_token_ids[index * BLOCK_TOKENS :][:BLOCK_TOKENS])
+                for at, block, cache in self.blocks(name, request.num_computed_tokens + BLOCK_TOKENS - 1):
+                    cache[block] = number_of(request.prompt_token_ids[at * BLOCK_TOKENS :][:BLOCK_TOKENS])
             sampled.append([5] if request.num_computed_tokens >= request.num_prompt_tokens else [])
-        sent, come = self.worker.get_finished(scheduled.finished_req_ids)
-        failed = self.worker.get_block_ids_with_load_errors()
+        output = KVConnectorOutput()
+        if hasattr(base, "KVConnectorTransferResults"):
+            results = self.worker.get_transfer_results(scheduled.finished_req_ids)
+            output.finished_sending, output.finished_recving = results.finished_sending or None, results.finished_recving or None
+            output.failed_recving = results.failed_recving
+        else:
+            output.finished_sending, output.finished_recving = self.worker.get_finished(scheduled.finished_req_ids)
+        output.invalid_block_ids = self.worker.get_block_ids_with_load_errors()
         self.worker.clear_connector_metadata()
-        output = ModelRunnerOutput(
+        ran = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=sampled,
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
-            kv_connector_output=KVConnectorOutput(finished_sending=sent, finished_recving=come, invalid_block_ids=failed),
+            kv_connector_output=output,
         )
-        for outputs in self.scheduler.update_from_output(scheduled, output).values():
+        for outputs in self.scheduler.update_from_output(scheduled, ran).values():
             for one in outputs.outputs:
                 self.tokens.setdefault(one.request_id, []).extend(one.new_token_ids)
                 if one.finish_reason is not None:
@@ -139,11 +153,8 @@ def prefill(engine: Engine, name: str, prompt: "list[int]") -> "dict[str, Any]":
     return json.loads(json.dumps(engine.ended[name].kv_transfer_params))  # type: ignore[no-any-return]
 
 
-def main(requests: int) -> None:
-    init_none_hash(sha256)
-    with tempfile.TemporaryDirectory() as model:
-        Path(model, "config.json").write_text(json.dumps(MODEL))
-        first, second = Engine("kv_producer", model, 200), Engine("kv_consumer", model, 300)
+def hand_over(model: str, requests: int, window: "int | None") -> None:
+    first, second = Engine("kv_producer", model, 300, window), Engine("kv_consumer", model, 400, window)
     free = first.free(), second.free()
     for number in range(requests):
         length = LENGTHS[number % len(LENGTHS)]
@@ -155,9 +166,8 @@ def main(requests: int) -> None:
             second.step()
             continue
         second.until(lambda: second.tokens.get(name))
-        for index, block in enumerate(second.blocks(name)[: length // BLOCK_TOKENS]):
-            expected = number_of(prompt[index * BLOCK_TOKENS :][:BLOCK_TOKENS])
-            assert all(cache[block].eq(expected).all() for cache in second.caches.values()), (name, index)
+        for at, block, cache in second.blocks(name, length):
+            assert cache[block].eq(number_of(prompt[at * BLOCK_TOKENS :][:BLOCK_TOKENS])).all(), (name, at)
         second.until(lambda: name in second.ended)
         if number % 3 == 0:
             # The same prompt once more: its blocks are in the decode's cache.
@@ -170,14 +180,24 @@ def main(requests: int) -> None:
         second.step()
         assert time.monotonic() < deadline
     assert (first.free(), second.free()) == free and not second.scheduler.requests
-    # The prefill ends before its blocks were read: they are computed again.
-    prompt = list(range(100))
-    params = prefill(first, "last", prompt)
+    if window is None or hasattr(base, "KVConnectorTransferResults"):
+        # The prefill ends before its blocks were read: they are computed again.
+        prompt = list(range(100))
+        params = prefill(first, "last", prompt)
+        first.worker.shutdown()
+        second.add("last", prompt, 3, params)
+        second.until(lambda: "last" in second.ended)
+        assert second.tokens["last"] == [5, 5, 5] and second.free() == free[1]
     first.worker.shutdown()
-    second.add("last", prompt, 3, params)
-    second.until(lambda: "last" in second.ended)
-    assert second.tokens["last"] == [5, 5, 5] and second.free() == free[1]
     second.worker.shutdown()
+
+
+def main(requests: int) -> None:
+    init_none_hash(sha256)
+    with tempfile.TemporaryDirectory() as model:
+        Path(model, "config.json").write_text(json.dumps(MODEL))
+        for window in (None, 64):
+            hand_over(model, requests, window)
     print(f"{requests} requests, all blocks equal, all returned")
 
 

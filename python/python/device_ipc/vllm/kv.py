@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import logging
 import secrets
+import socket
 from array import array
 from base64 import b64decode, b64encode
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
-    KVConnectorMetadata,
-    KVConnectorRole,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole, SupportsHMA
+from vllm.v1.kv_cache_interface import MambaSpec
 
 from .._kv_cache import CacheExporter, CacheImporter, Load
 
@@ -31,6 +30,9 @@ _OURS = "device_ipc"
 
 _block_id = attrgetter("block_id")
 
+# Since vLLM 0.33: until then a failed load is reported by the blocks of the only group.
+_TransferResults: Any = getattr(base, "KVConnectorTransferResults", None)
+
 
 @dataclass
 class Metadata(KVConnectorMetadata):  # type: ignore[misc]
@@ -41,7 +43,50 @@ class Metadata(KVConnectorMetadata):  # type: ignore[misc]
     withdrawn: list[int] = field(default_factory=list)
     claimed: list[tuple[str, int]] = field(default_factory=list)
     loads: list[tuple[str, Load]] = field(default_factory=list)
+    refused: list[Load] = field(default_factory=list)
+    """Loads that have failed before they began."""
     released: list[tuple[str, int]] = field(default_factory=list)
+
+
+def _null_blocks(numbers: array[int]) -> int:
+    """Returns the number of null blocks at the beginning: those before a window, whose number is 0."""
+    data = numbers.tobytes()
+    return (len(data) - len(data.lstrip(b"\0"))) // numbers.itemsize
+
+
+class _Group:
+    """A group of layers with one list of blocks for each request."""
+
+    def __init__(self, position: int, group: Any) -> None:
+        spec = group.kv_cache_spec
+        if isinstance(spec, MambaSpec):
+            raise ValueError("DeviceIpcConnector supports models without recurrent states; this one has layers of Mamba or a relative of it")
+        self.position = position
+        self.layers = list(group.layer_names)
+        self.tokens: int = spec.block_size
+        self.window: int | None = getattr(spec, "sliding_window", None)
+        self.chunk: int | None = getattr(spec, "attention_chunk_size", None)
+        self.facts = [type(spec).__name__, self.tokens, self.window, self.chunk]
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the engines give blocks back that the last tokens do not need."""
+        return self.window is not None or self.chunk is not None
+
+    def first_block(self, tokens: int) -> int:
+        """Returns the first block that the computation of the last one of some tokens reads."""
+        if self.window is not None:
+            return max(0, tokens - self.window) // self.tokens
+        if self.chunk is not None:
+            return (tokens - 1) // self.chunk * self.chunk // self.tokens
+        return 0
+
+
+def _groups(kv_cache_config: Any) -> list[_Group]:
+    """Returns the groups whose blocks are handed over."""
+    groups = kv_cache_config.kv_cache_groups
+    positions = getattr(kv_cache_config, "transfer_group_ids", range(len(groups)))
+    return [_Group(position, groups[position]) for position in positions]
 
 
 def _channel(engine: str, rank: int) -> str:
@@ -49,21 +94,25 @@ def _channel(engine: str, rank: int) -> str:
     return f"kv-{engine}-{rank}"
 
 
-class DeviceIpcConnector(KVConnectorBase_V1):  # type: ignore[misc]
+class DeviceIpcConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Hands KV blocks from a prefill engine to a decode engine of the same machine.
 
-    Extra configuration: ``claim_seconds`` (30), the time in which a decode engine has to claim the blocks of a request.
+    Extra configuration: ``claim_seconds`` (30), the time in which a decode engine has to claim the blocks of a request; ``other_hosts``,
+    ``"fail"`` (the load of a request that another host has prefilled fails) or ``"pass"`` (it is left to the next connector of vLLM's
+    MultiConnector).
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        groups = kv_cache_config.kv_cache_groups
-        if len(groups) != 1:
-            raise ValueError(f"DeviceIpcConnector supports models with one group of KV caches; this one has {len(groups)}")
         parallel = vllm_config.parallel_config
         if parallel.pipeline_parallel_size != 1:
             raise ValueError(f"DeviceIpcConnector supports one pipeline stage; there are {parallel.pipeline_parallel_size}")
-        self._part: Any = _Scheduler(vllm_config) if role == KVConnectorRole.SCHEDULER else _Worker(vllm_config, kv_cache_config)
+        groups = _groups(kv_cache_config)
+        self._failed_blocks: set[int] = set()
+        self._loaded_groups = tuple(group.position for group in groups)
+        self._part: Any = (
+            _Scheduler(vllm_config, groups) if role == KVConnectorRole.SCHEDULER else _Worker(vllm_config, groups, kv_cache_config.num_blocks)
+        )
 
     # The scheduler's side.
 
@@ -86,7 +135,15 @@ class DeviceIpcConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Keeps the blocks of a request for the decode engine, and names them in the reply."""
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
+        """Keeps the blocks of a request for the decode engine, and names them in the reply."""
         return self._part.finished(request, block_ids)  # type: ignore[no-any-return]
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        """Returns the groups of which a load brings the blocks: all."""
+        return self._loaded_groups
 
     # The worker's side.
 
@@ -108,13 +165,26 @@ class DeviceIpcConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """Does nothing."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Returns the requests whose blocks were read, and those whose blocks have come."""
-        return self._part.poll()  # type: ignore[no-any-return]
+        """Returns the requests whose blocks were read, and those whose blocks have come. Failed loads among them have failed blocks."""
+        sent, come, failed = self._part.poll()
+        for load in failed:
+            if len(load.parts) > 1:
+                raise RuntimeError(
+                    f"the KV blocks of request {load.request} have not come, which this version of vLLM cannot be told for a model with "
+                    "several groups of KV caches; use vLLM 0.33 or later, or --disable-hybrid-kv-cache-manager"
+                )
+            self._failed_blocks.update(load.parts[0][1])
+        return sent or None, come or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """Returns what has ended and what has failed, for vLLM 0.33 or later, which does not ask for blocks."""
+        sent, come, failed = self._part.poll()
+        return _TransferResults(sent, come, {load.request for load in failed})
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Returns the blocks of failed loads."""
-        failed, self._part.failed = self._part.failed, set()
-        return failed  # type: ignore[no-any-return]
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
 
     def shutdown(self) -> None:
         """Ends the connections and the export."""
@@ -122,24 +192,34 @@ class DeviceIpcConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
 
 class _Scheduler:
-    def __init__(self, vllm_config: Any) -> None:
+    def __init__(self, vllm_config: Any, groups: list[_Group]) -> None:
         self.metadata = Metadata()
+        self._groups = groups
+        transfer = vllm_config.kv_transfer_config
+        self._reads = transfer.is_kv_consumer
         self._ranks = vllm_config.parallel_config.tensor_parallel_size
-        self._block_tokens = vllm_config.cache_config.block_size
-        self._engine = vllm_config.kv_transfer_config.engine_id
+        self._engine = transfer.engine_id
+        self._host = [_read("/proc/sys/kernel/random/boot_id"), socket.gethostname()]
+        other_hosts = transfer.get_from_extra_config("other_hosts", "fail")
+        if other_hosts not in ("fail", "pass"):
+            raise ValueError(f"other_hosts is {other_hosts!r}; it must be 'fail' or 'pass'")
+        self._passes = other_hosts == "pass"
+        # The last token is computed here. Windows must reach back from it, not from the one behind it.
+        self._recomputed = int(any(group.is_partial for group in groups))
         # An engine that is started again under the same name knows no ticket of the one before it. 52 bits are exact in all of JSON.
         self._next = secrets.randbits(51)
         self._tickets: dict[str, int] = {}
 
     def new(self, request: Any) -> None:
         remote = self._remote(request)
-        if remote is not None:
+        if remote is not None and remote["host"] == self._host:
             self.metadata.claimed.append((remote["engine"], remote["ticket"]))
 
     def matched(self, request: Any, computed: int) -> tuple[int, bool]:
-        if self._remote(request) is None:
+        remote = self._remote(request)
+        if remote is None:
             return 0, False
-        count = len(request.prompt_token_ids or ()) - computed
+        count = len(request.prompt_token_ids or ()) - self._recomputed - computed
         return (count, True) if count > 0 else (0, False)
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
@@ -155,17 +235,29 @@ class _Scheduler:
         if remote is None:
             return
         params[_OURS] = None  # once for a request
-        if external > 0:
-            known = (len(request.prompt_token_ids or ()) - external) // self._block_tokens
-            sources = array("I", b64decode(remote["blocks"]))[known:]
-            destinations = array("I", map(_block_id, blocks.blocks[0][known : known + len(sources)]))
-            load = Load(name, remote["ticket"], [(sources, destinations)])
+        if external <= 0:
+            # All blocks are here already, from an earlier request.
+            self._release(remote)
+            return
+        known = len(request.prompt_token_ids or ()) - self._recomputed - external
+        load = Load(name, remote["ticket"], [])
+        for group, (skipped, text) in zip(self._groups, remote["blocks"], strict=True):
+            sources = array("I", b64decode(text))
+            first = max(skipped, known // group.tokens)
+            destinations = array("I", map(_block_id, blocks.blocks[group.position][first : skipped + len(sources)]))
+            null = _null_blocks(destinations)
+            first, destinations = first + null - skipped, destinations[null:]
+            load.parts.append((sources[first : first + len(destinations)], destinations))
+        if remote["host"] == self._host:
             self.metadata.loads.append((remote["engine"], load))
         else:
-            # All blocks are here already, from an earlier request.
-            self.metadata.released.append((remote["engine"], remote["ticket"]))
+            load.failure = (
+                f"they are on the host {remote['host'][1]}, and this engine is on {self._host[1]}; set other_hosts to 'pass', with NIXL's "
+                "connector behind this one in a MultiConnector"
+            )
+            self.metadata.refused.append(load)
 
-    def finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+    def finished(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         params = request.kv_transfer_params
         if not params:
             return False, None
@@ -173,7 +265,7 @@ class _Scheduler:
         if remote is not None:
             # Aborted before it was scheduled.
             params[_OURS] = None
-            self.metadata.released.append((remote["engine"], remote["ticket"]))
+            self._release(remote)
             return False, None
         ticket = self._tickets.pop(request.request_id, None)
         if ticket is None:
@@ -181,13 +273,22 @@ class _Scheduler:
         from vllm.v1.request import RequestStatus
 
         ended = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
-        if not ended or not block_ids:
+        if not ended or not any(block_ids):
             self.metadata.withdrawn.append(ticket)
             return False, None
         self.metadata.lent.append(ticket)
-        blocks = b64encode(array("I", block_ids)).decode()
-        ours = {"engine": self._engine, "ranks": self._ranks, "ticket": ticket, "blocks": blocks}
-        return True, {"do_remote_prefill": True, "do_remote_decode": False, _OURS: ours}
+        blocks = []
+        for group in self._groups:
+            numbers = array("I", block_ids[group.position])
+            null = _null_blocks(numbers)
+            blocks.append([null, b64encode(numbers[null:]).decode()])
+        ours = {"engine": self._engine, "host": self._host, "ranks": self._ranks, "ticket": ticket, "blocks": blocks}
+        # vLLM knows such requests by the first two, which NIXL's connector adds itself.
+        return True, {_OURS: ours} if self._passes else {"do_remote_prefill": True, "do_remote_decode": False, _OURS: ours}
+
+    def _release(self, remote: dict[str, Any]) -> None:
+        if remote["host"] == self._host:
+            self.metadata.released.append((remote["engine"], remote["ticket"]))
 
     def _remote(self, request: Any) -> dict[str, Any] | None:
         """Returns the prefill engine's parameters of a request whose blocks are still to be read."""
@@ -197,19 +298,46 @@ class _Scheduler:
         remote = params.get(_OURS)
         if remote is None:
             if params.get("do_remote_prefill") and _OURS not in params:
-                _logger.warning("request %s: kv_transfer_params are not of a DeviceIpcConnector; computed here", request.request_id)
                 params[_OURS] = None
-        elif remote["ranks"] != self._ranks:
-            _logger.warning(
-                "request %s: tensor parallel size %d there, %d here; computed here", request.request_id, remote["ranks"], self._ranks
-            )
-            params[_OURS] = remote = None
-        return remote  # type: ignore[no-any-return]
+                if not self._passes:
+                    _logger.warning("request %s: kv_transfer_params are not of a DeviceIpcConnector; computed here", request.request_id)
+            return None
+        if remote["host"] != self._host and self._passes:
+            return None
+        reason = self._unusable(request, remote)
+        if reason is None:
+            return remote  # type: ignore[no-any-return]
+        _logger.warning("request %s: %s; computed here", request.request_id, reason)
+        params[_OURS] = None
+        self._release(remote)
+        return None
+
+    def _unusable(self, request: Any, remote: dict[str, Any]) -> str | None:
+        """Returns the reason why blocks of the prefill engine cannot be used."""
+        if not self._reads:
+            return "this engine is a kv_producer, which reads no blocks"
+        if remote["ranks"] != self._ranks:
+            return f"tensor parallel size {remote['ranks']} there, {self._ranks} here"
+        if len(remote["blocks"]) != len(self._groups):
+            return f"{len(remote['blocks'])} groups of KV caches there, {len(self._groups)} here"
+        tokens = len(request.prompt_token_ids or ())
+        for group, (skipped, _) in zip(self._groups, remote["blocks"], strict=True):
+            if skipped > group.first_block(tokens):
+                return f"the prefill engine has given back the block {group.first_block(tokens)} that the last token's window begins in"
+        return None
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 class _Worker:
-    def __init__(self, vllm_config: Any, kv_cache_config: Any) -> None:
-        self.failed: set[int] = set()
+    def __init__(self, vllm_config: Any, groups: list[_Group], blocks: int) -> None:
+        self._refused: list[Load] = []
         self._exporter: CacheExporter | None = None
         self._importer: CacheImporter | None = None
         transfer, model = vllm_config.kv_transfer_config, vllm_config.model_config
@@ -218,12 +346,12 @@ class _Worker:
         self._limit = float(transfer.get_from_extra_config("claim_seconds", 30))
         self._rank = vllm_config.parallel_config.rank % vllm_config.parallel_config.tensor_parallel_size
         self._name = _channel(transfer.engine_id, self._rank)
-        self._blocks = kv_cache_config.num_blocks
-        self._groups = [group.layer_names for group in kv_cache_config.kv_cache_groups]
+        self._blocks = blocks
+        self._groups = [group.layers for group in groups]
         self._facts = {
             "model": model.model,
             "revision": model.revision,
-            "tokens of a block": vllm_config.cache_config.block_size,
+            "groups of KV caches": [group.facts for group in groups],
             "type of the cache": str(vllm_config.cache_config.cache_dtype),
             "tensor parallel size": vllm_config.parallel_config.tensor_parallel_size,
         }
@@ -242,6 +370,7 @@ class _Worker:
                 self._exporter.withdraw(ticket)
             for ticket in metadata.lent:
                 self._exporter.lend(ticket)
+        self._refused += metadata.refused
         importer = self._importer
         if importer is None or not (metadata.claimed or metadata.loads or metadata.released):
             return
@@ -253,17 +382,18 @@ class _Worker:
             importer.release(_channel(engine, self._rank), ticket)
         importer.submit()
 
-    def poll(self) -> tuple[set[str] | None, set[str] | None]:
-        sent = self._exporter.returned() if self._exporter is not None else None
+    def poll(self) -> tuple[set[str], set[str], list[Load]]:
+        """Returns requests that were read, requests whose loads have ended, and the loads among them that have failed."""
+        sent = self._exporter.returned() if self._exporter is not None else set()
         if self._importer is None:
-            return sent or None, None
+            return sent, set(), []
         come, failures = self._importer.poll()
+        failures += [(load, load.failure or "") for load in self._refused]
+        self._refused.clear()
         for load, reason in failures:
             _logger.error("the KV blocks of request %s have not come: %s", load.request, reason)
-            for _, destinations in load.parts:
-                self.failed.update(destinations)
             come.add(load.request)
-        return sent or None, come or None
+        return sent, come, [load for load, _ in failures]
 
     def close(self) -> None:
         if self._importer is not None:
