@@ -9,6 +9,7 @@ import functools
 import gc
 import importlib
 import inspect
+import itertools
 import json
 import logging
 import multiprocessing
@@ -952,11 +953,15 @@ class Tied(torch.nn.Module):  # type: ignore[misc]
         self.layers[1].weight = torch.nn.Parameter(self.layers[1].weight.data.t(), requires_grad=False)
 
 
+NUMBERS = itertools.count()
+
+
 class Building:
     """vLLM's configuration of an engine that builds its model in the load."""
 
-    def __init__(self, build: Any, rank: int = 0, name: str = "tied", ranks: int = 2) -> None:
+    def __init__(self, build: Any, rank: int = 0, name: str = "tied", ranks: int = 2, engine: str = "") -> None:
         self.build, self.built = build, None
+        self.instance_id = engine or f"engine-{next(NUMBERS)}"
         self.device_config = types.SimpleNamespace(device="cpu")
         self.load_config = types.SimpleNamespace(device=None)
         self.quant_config = None
@@ -964,7 +969,7 @@ class Building:
             tensor_parallel_size=ranks, pipeline_parallel_size=1, enable_expert_parallel=False, rank=rank
         )
         self.model_config = types.SimpleNamespace(
-            model=name, revision=None, dtype=torch.float32, quantization=None, hf_config=types.SimpleNamespace(to_dict=dict)
+            model=name, revision=None, dtype=torch.float32, quantization=None, hf_config=types.SimpleNamespace(to_dict=dict), sleep_mode_backend="cumem"
         )
 
     @property
@@ -974,14 +979,13 @@ class Building:
         return self.built
 
 
-@pytest.fixture(params=WORKERS)
-def in_place(request: pytest.FixtureRequest, start: Any) -> Any:
-    """Returns a function that loads a model in place, from a keeper in another process."""
-    vllm_modules.install(request.param)
+def in_place_loader(version: str, keeper: str) -> Any:
+    """Returns a function that loads a model in place, by the loader of a version of vLLM."""
+    vllm_modules.install(version)
     device_ipc.vllm.register()
     loaders: Any = importlib.import_module("vllm.model_executor.model_loader")
     vllm: Any = importlib.import_module("vllm")
-    vllm.__version__ = request.param
+    vllm.__version__ = version
     utils: Any = importlib.import_module("vllm.model_executor.model_loader.utils")
     reload: Any = importlib.import_module("vllm.model_executor.model_loader.reload")
 
@@ -1005,13 +1009,20 @@ def in_place(request: pytest.FixtureRequest, start: Any) -> Any:
     loaders.get_model_loader = Normal
 
     def load(config: Building, **extra: Any) -> Any:
-        options = {"source": f"keeper:vllm-{os.getpid()}", "in_place": True, "timeout": 60.0, **extra}
+        options = {"source": f"keeper:{keeper}", "in_place": True, "timeout": 60.0, **extra}
         loader = loaders.loaders["device_ipc"](types.SimpleNamespace(model_loader_extra_config=options, device=None, load_format="device_ipc"))
         model = loader.load_model(config, config.model_config)
         assert not model.training
         return model
 
     load.loads = loads  # type: ignore[attr-defined]
+    return load
+
+
+@pytest.fixture(params=WORKERS)
+def in_place(request: pytest.FixtureRequest, start: Any) -> Any:
+    """Returns a function that loads a model in place, from a keeper in another process."""
+    load = in_place_loader(request.param, f"vllm-{os.getpid()}")
     keeper = start(
         """
         from device_ipc.vllm import WeightKeeper
@@ -1206,7 +1217,7 @@ class Ranks:
 
 def test_no_rank_gets_a_version_that_the_others_do_not_get(in_place: Any) -> None:
     state = weights()
-    configs: Any = [Building(lambda: Loading(state), rank=rank) for rank in (0, 1)]
+    configs: Any = [Building(lambda: Loading(state), rank=rank, engine="ranks") for rank in (0, 1)]
     models = [in_place(config, publish=True) for config in configs]
     former = models[0].digests()
     client = Ranks([Worker(config, model) for config, model in zip(configs, models)])

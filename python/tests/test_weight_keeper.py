@@ -148,9 +148,15 @@ def test_requests_out_of_turn_are_refused(start: Start, name: str) -> None:
         assert Engine(start, name, "publishes").ask("rank 0") == {"publish": True}
 
 
-def update(start: Start, name: str, rank: int, ranks: int, text: str = "one") -> "tuple[Engine, Any]":
-    engine = Engine(start, name, "publishes")
-    return engine, engine.ask(json.dumps({"rank": rank, "ranks": ranks, "update": text}))
+def joined(start: Start, name: str, rank: int, ranks: int, group: str = "one", kind: str = "publishes") -> Engine:
+    engine = Engine(start, name, kind)
+    assert engine.ask(json.dumps({"rank": rank, "ranks": ranks, "group": group})) == {"joined": True}
+    return engine
+
+
+def update(start: Start, name: str, rank: int, ranks: int, group: str = "one") -> "tuple[Engine, Any]":
+    engine = joined(start, name, rank, ranks, group)
+    return engine, engine.ask('{"update":true}')
 
 
 def publish(start: Start, name: str, rank: int, value: int) -> Engine:
@@ -173,20 +179,21 @@ def test_new_version_takes_the_place_of_all_ranks_at_once(start: Start, name: st
         assert reader.ask(f"read keeper:{name}.1")[1] == [6.0] * 3
 
 
-@pytest.mark.parametrize("fills_first", [True, False])
-def test_update_ends_with_any_of_its_engines(start: Start, name: str, fills_first: bool) -> None:
+@pytest.mark.parametrize("moment", ["joined", "has memory", "others have filled theirs"])
+def test_update_ends_with_any_of_its_engines(start: Start, name: str, moment: str) -> None:
     before = used()
     with WeightKeeper(name):
         for rank in (0, 1):
             reader = publish(start, name, rank, rank)
-        first, second = update(start, name, 0, 2)[0], update(start, name, 1, 2)[0]
-        if fills_first:
+        first = update(start, name, 0, 2)[0]
+        second = joined(start, name, 1, 2) if moment == "joined" else update(start, name, 1, 2)[0]
+        if moment == "others have filled theirs":
             first.begin("fill 5")
         second.process.kill()
         second.process.wait(60)
-        if not fills_first:
+        if moment != "others have filled theirs":
             first.begin("fill 5")
-        assert "rank 1, has ended" in first.end()["error"]
+        assert "rank 1, has ended" in first.end()["gone"]
         assert reader.ask(f"read keeper:{name}")[1] == [0.0] * 3
         # The next one succeeds.
         for rank in (0, 1):
@@ -201,13 +208,54 @@ def test_updates_out_of_turn_are_refused(start: Start, name: str) -> None:
     with WeightKeeper(name):
         assert "no weights of this rank" in update(start, name, 0, 1)[1]["error"]
         publish(start, name, 0, 1)
-        reader = Engine(start, name, "reads")
-        assert "only read" in reader.ask('{"rank":0,"ranks":1,"update":"one"}')["error"]
+        assert "only read" in joined(start, name, 0, 1, kind="reads").ask('{"update":true}')["error"]
         publish(start, name, 1, 1)
         engine, _ = update(start, name, 0, 1)
-        assert "updates the weights" in update(start, name, 0, 1)[1]["error"]
-        assert "updates the weights" in update(start, name, 1, 2, "another")[1]["error"]
+        assert "updates the weights" in update(start, name, 0, 1, "another")[1]["error"]
+        assert "updates the weights" in update(start, name, 1, 2, "a third")[1]["error"]
         assert engine.ask('{"filled":true}')["keeper"] == name
+
+
+def test_all_ranks_take_the_same_version(start: Start, name: str) -> None:
+    with WeightKeeper(name) as keeper:
+        for rank in (0, 1):
+            reader = publish(start, name, rank, rank)
+        first, second = (joined(start, name, rank, 2, kind="reads") for rank in (0, 1))
+        first.begin('{"take":true}')
+        writers = [update(start, name, rank, 2, "writers")[0] for rank in (0, 1)]
+        writers[0].begin("fill 5")
+        writers[1].ask("fill 5")
+        assert writers[0].end()["keeper"] == name
+        second.begin('{"take":true}')
+        taken = [engine.end()["descriptor"] for engine in (first, second)]
+        assert taken == [str(export.descriptor) for export in keeper.exports]
+        first.begin('{"taken":true}')
+        # Another version before all have taken this one, which they still can.
+        writers = [update(start, name, rank, 2, "writers")[0] for rank in (0, 1)]
+        writers[0].begin("fill 6")
+        writers[1].ask("fill 6")
+        assert reader.ask(f"read {taken[1]}")[1] == [5.0] * 3
+        assert second.ask('{"taken":true}') == first.end() == {"done": True}
+
+
+def test_group_ends_for_all_when_one_of_its_ranks_leaves(start: Start, name: str) -> None:
+    with WeightKeeper(name):
+        assert "no weights" in joined(start, name, 0, 1).ask('{"take":true}')["gone"]
+        publish(start, name, 0, 1)
+        first, second = (joined(start, name, rank, 2, "two") for rank in (0, 1))
+        first.begin('{"take":true}')
+        # It begins again before the end of its former connection arrives.
+        third = joined(start, name, 1, 2, "two")
+        assert "rank 1 has begun again" in first.end()["gone"]
+        assert "rank 1 has begun again" in second.ask('{"take":true}')["gone"]
+        first = joined(start, name, 0, 2, "two")
+        first.begin('{"update":true}')
+        assert first.end()["memory"] is True
+        first.begin('{"filled":true}')
+        third.begin('{"take":true}')
+        assert "do not do the same" in first.end()["gone"] and "do not do the same" in third.end()["gone"]
+        refused = Engine(start, name, "reads").ask('{"rank":2,"ranks":2,"group":"two"}')
+        assert "none of 2" in refused["error"]
 
 
 def test_weights_stay_readable_after_the_keeper_is_killed(start: Start, name: str) -> None:

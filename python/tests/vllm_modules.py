@@ -15,6 +15,7 @@ import importlib
 import importlib.machinery
 import logging
 import sys
+import time
 import types
 import weakref
 from pathlib import Path
@@ -49,7 +50,7 @@ def remove() -> None:
     """Undoes ``install``."""
     for name in [name for name in sys.modules if name == "vllm" or name.startswith("vllm.")]:
         del sys.modules[name]
-    for name in ["_v025", "_v028", "_v033", "_loader"]:
+    for name in ["_v025", "_v028", "_v033", "_loader", "_sleep"]:
         if sys.modules.pop(f"device_ipc.vllm.{name}", None) is not None:
             delattr(device_ipc.vllm, name)
 
@@ -63,9 +64,10 @@ def install(version: str) -> None:
     else:
         loader = "vllm.model_executor.model_loader"
         replaced = ["base_loader", "mtp_validation", "reload", "reload.layerwise"]
-        for name in ["vllm.distributed.weight_transfer", *(f"{loader}.{one}" for one in replaced)]:
+        sleep = "vllm.device_allocator.sleep_mode_backend"
+        for name in [sleep, "vllm.distributed.weight_transfer", *(f"{loader}.{one}" for one in replaced)]:
             sys.modules.pop(name, None)
-        for name in ["vllm.distributed", loader]:
+        for name in ["vllm.device_allocator", "vllm.distributed", loader]:
             importlib.import_module(name).__path__ = [str(TARGET / version / name.replace(".", "/"))]
 
 
@@ -135,6 +137,47 @@ def disable_mtp_completeness_check() -> Any:
     yield
 
 
+class Allocator:
+    """vLLM's allocator for sleep, without memory: the calls that it has received."""
+
+    def __init__(self) -> None:
+        self.offloaded: "tuple[str, ...] | None" = None
+        self.woken: "list[list[str] | None]" = []
+
+    def sleep(self, offload_tags: "tuple[str, ...]") -> None:
+        self.offloaded = offload_tags
+
+    def wake_up(self, tags: "list[str] | None") -> None:
+        self.woken.append(tags)
+
+
+class Backend:
+    """The sleep mode backend of the stand-ins: vLLM's own, over its allocator."""
+
+    def suspend(self, level: int = 1) -> None:
+        sys.modules["vllm.device_allocator"].get_mem_allocator_instance().sleep(("weights",) if level == 1 else ())
+
+    def resume(self, tags: "list[str] | None" = None) -> None:
+        sys.modules["vllm.device_allocator"].get_mem_allocator_instance().wake_up(tags)
+
+
+class Backends:
+    """The factory of sleep mode backends of the stand-ins."""
+
+    registry: "ClassVar[dict[str, tuple[str, str]]]"
+
+    @classmethod
+    def register_backend(cls, name: str, module_path: str, class_name: str) -> None:
+        if name in cls.registry:
+            raise ValueError(f"Sleep-mode backend '{name}' is already registered.")
+        cls.registry[name] = module_path, class_name
+
+    @classmethod
+    def create_backend(cls, model_config: Any) -> Any:
+        module, name = cls.registry[model_config.sleep_mode_backend]
+        return getattr(importlib.import_module(module), name)()
+
+
 class Any_:
     """A class whose name is all that counts."""
 
@@ -172,6 +215,11 @@ def _surroundings(version: str) -> None:
     add("vllm.utils.torch_utils", set_default_torch_dtype=set_default_torch_dtype)
     add("vllm.distributed")
     add("vllm.distributed.weight_transfer")
+    allocator = Allocator()
+    add("vllm.device_allocator", get_mem_allocator_instance=lambda: allocator)
+    registry = {"cumem": ("vllm.device_allocator.sleep_mode_backend", "CuMemBackend")}
+    backends = type("SleepModeBackendFactory", (Backends,), {"registry": registry})
+    add("vllm.device_allocator.sleep_mode_backend", CuMemBackend=Backend, SleepModeBackendFactory=backends)
     add("vllm.model_executor")
     loaders: "dict[str, Any]" = {}
 
@@ -390,8 +438,24 @@ class Worker:
         self.weight_transfer_engine.finish_weight_update()
         self._weight_update_active = False
 
+    def sleep(self, level: int = 1) -> None:
+        self._backend().suspend(level)
+
+    def wake_up(self, tags: "list[str] | None" = None) -> None:
+        self._backend().resume(tags)
+
+    def _backend(self) -> Any:
+        factory: Any = importlib.import_module("vllm.device_allocator.sleep_mode_backend").SleepModeBackendFactory
+        return factory.create_backend(self.vllm_config.model_config)
+
 
 WORKER_METHODS = [
+    "sleep",
+    "wake_up",
+    "_get_sleep_mode_backend",
+    "sleep_mode_backend",
+    "_save_sleep_parameters",
+    "get_draft_model",
     "_check_weight_transfer_engine",
     "init_weight_transfer_engine",
     "_start_weight_update",
@@ -410,7 +474,16 @@ def worker_class(version: str) -> Any:
     worker.bases = []
     worker.body = [node for node in worker.body if isinstance(node, ast.FunctionDef) and node.name in WORKER_METHODS]
     tree.body = [worker]
-    names: "dict[str, Any]" = {"set_current_vllm_config": lambda _: contextlib.nullcontext()}
+    worker.body.append(ast.parse("def synchronize_device(self): pass").body[0])
+    names: "dict[str, Any]" = {
+        "set_current_vllm_config": lambda _: contextlib.nullcontext(),
+        "torch": types.SimpleNamespace(accelerator=types.SimpleNamespace(synchronize=lambda: None, get_memory_info=lambda: (0, 0))),
+        "current_platform": types.SimpleNamespace(is_rocm=lambda: False),
+        "time": time,
+        "logger": logging.getLogger("vllm"),
+        "format_gib": str,
+        "has_kv_transfer_group": lambda: False,
+    }
     exec(compile(tree, "gpu_worker.py", "exec", __future__.annotations.compiler_flag), names)
     return names["Worker"]
 
@@ -421,15 +494,23 @@ def make_worker(version: str, model: Any, device: Any, rank: int, world_size: in
     device_ipc.vllm.register()
     # vLLM calls plugins again.
     device_ipc.vllm.register()
+    return worker_of(version, model, device, rank, world_size, data_parallel_index)
+
+
+def worker_of(version: str, model: Any, device: Any, rank: int, world_size: int, data_parallel_index: int, model_config: Any = None) -> Any:
+    """Returns a worker as ``make_worker``, of the version that is installed already."""
     reload: Any = importlib.import_module("vllm.model_executor.model_loader.reload")
     reload.record_metadata_for_reloading(model)
     # vLLM 0.29 and 0.30 read data_parallel_rank.
     index = {"data_parallel_index": data_parallel_index, "data_parallel_rank": data_parallel_index}
     parallel = types.SimpleNamespace(world_size=world_size, **index)
     worker = worker_class(version).__new__(worker_class(version))
-    worker.rank, worker.vllm_config = rank, types.SimpleNamespace(parallel_config=parallel, model_config=None)
+    worker.rank, worker.vllm_config = rank, types.SimpleNamespace(parallel_config=parallel, model_config=model_config)
+    worker.model_config, worker._sleep_mode_backend = model_config, None
+    worker._sleep_saved_buffers, worker._sleep_saved_draft_buffers, worker._sleep_saved_parameters = {}, {}, {}
     worker._weight_update_active = worker._weight_update_is_draft = False
-    worker.model_runner = types.SimpleNamespace(reset_lora_state=lambda: None)
+    nothing = dict.fromkeys(["reset_lora_state", "post_kv_cache_wake_up", "get_draft_model"], lambda: None)
+    worker.model_runner = types.SimpleNamespace(model=model, **nothing)
     factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
     backend = types.SimpleNamespace(backend="device_ipc")
     worker.weight_transfer_engine = factory.WeightTransferEngineFactory.create_engine(backend, worker.vllm_config, device, model)

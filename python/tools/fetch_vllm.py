@@ -16,6 +16,7 @@ TARGET = Path(__file__).parents[1] / "target/vllm"
 LOADER = "vllm/model_executor/model_loader/"
 KEPT = (
     "vllm/distributed/weight_transfer/",
+    "vllm/device_allocator/sleep_mode_backend.py",
     "vllm/v1/worker/gpu_worker.py",
     *(LOADER + name for name in ["base_loader.py", "mtp_validation.py", "reload/"]),
 )

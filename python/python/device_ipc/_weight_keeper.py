@@ -10,10 +10,15 @@ an engine                                the keeper
 ``{"manifest", "tensors", "device"}``    ``{"memory": true}`` with one tensor for each of ``tensors`` (name, element type, shape), which the engine
                                          fills; or ``{"error"}``
 ``{"filled": true}``                     ``kept``: ``{"keeper", "manifest"}``, the keeper's name to open, and the text that came with the tensors
-``{"rank": 0, "ranks": 2, "update"}``    ``{"memory": true}`` with another block for the same tensors, or ``{"error"}``. When all ranks, here 2, have filled
-                                         theirs, they are the next version of each, and each engine gets ``kept``. The text of ``update`` is
-                                         that of all ranks
+``{"rank": 0, "ranks": 2, "group"}``     ``{"joined": true}``: the process acts together with the other ranks that state the same ``group``
+``{"update": true}``                     ``{"memory": true}`` with another block for the same tensors, or ``{"error"}``. When all ranks have filled theirs, they
+                                         are the next version of each, and each rank gets ``kept``
+``{"take": true}``                       ``{"descriptor"}`` of the present version, when all ranks have asked: the same version for each
+``{"taken": true}``                      ``{"done": true}``, when all ranks have taken it
 =======================================  =====================================================================================
+
+When one rank of a group ends its connection, by its death too, the others receive ``{"gone"}``, the reason, and their connections end: what they
+do together has no effect. ``done`` and the ``kept`` of an update come when it has succeeded.
 """
 
 from __future__ import annotations
@@ -59,6 +64,7 @@ class WeightKeeper:
         self._name = name
         self._allow_users = allow_users
         self._parts: dict[int, _Part] = {}
+        self._groups: dict[str, _Group] = {}
         self._engines: set[_Engine] = set()
         self._selector = selectors.DefaultSelector()
         self._listeners = [
@@ -147,27 +153,77 @@ class WeightKeeper:
             if engine.rank is not None:
                 raise ValueError("this process has stated its rank already")
             engine.rank = int(request["rank"])
-            if "update" in request:
-                engine.ranks, engine.update = int(request["ranks"]), str(request["update"])
-                self._update(engine, self._parts.get(engine.rank))
+            if "group" in request:
+                self._join(engine, str(request["group"]), int(request["ranks"]))
                 return
             self._parts.setdefault(engine.rank, _Part()).waiting.append(engine)
             self._turn(engine.rank)
             return
         part = self._parts.get(-1 if engine.rank is None else engine.rank)
-        if part is None or part.publisher is not engine:
+        group = engine.group
+        if group is not None and "update" in request:
+            self._update(engine, part)
+        elif group is not None and ("take" in request or "taken" in request):
+            self._together(group, engine, "take" if "take" in request else "taken")
+        elif part is None or part.publisher is not engine:
             raise ValueError("this process is not the one that publishes the weights of this rank")
-        if "tensors" in request:
+        elif "tensors" in request:
             names = [str(name) for name, _, _ in request["tensors"]]
             layouts = [([int(size) for size in shape], str(dtype)) for _, dtype, shape in request["tensors"]]
             part.manifest, part.names, part.layouts = str(request["manifest"]), names, layouts
             part.device = _device(str(request["device"]))
             part.allocate()
-        elif "filled" in request and part.memory is not None:
-            part.is_filled = True
-            self._take_over(range(engine.ranks) if engine.ranks else [engine.rank or 0])
-        else:
+        elif "filled" not in request or part.memory is None:
             raise ValueError(f"the request has no known key: {sorted(request)}")
+        elif group is not None:
+            self._together(group, engine, "filled")
+        else:
+            assert engine.rank is not None
+            self._take_over([engine.rank])
+
+    def _join(self, engine: _Engine, name: str, ranks: int) -> None:
+        """Adds an engine to the group of its ranks."""
+        assert engine.rank is not None
+        # Other users, who may read, cannot end what engines of this one do.
+        name = f"{_user(engine.channel.peer)}/{name}"
+        group = self._groups.get(name)
+        if group is not None and engine.rank in group.members:
+            # It has begun again, and the end of its former connection has not arrived.
+            self._dissolve(group, f"rank {engine.rank} has begun again")
+            group = None
+        if not 0 <= engine.rank < ranks or (group is not None and group.ranks != ranks):
+            raise ValueError(f"rank {engine.rank} is none of {ranks}, or another rank has stated another number of ranks")
+        if group is None:
+            group = self._groups[name] = _Group(name, ranks)
+        group.members[engine.rank] = engine
+        engine.group = group
+        engine.tell({"joined": True})
+
+    def _together(self, group: _Group, engine: _Engine, step: str) -> None:
+        """Carries out a step of a group, once all of its ranks have asked for it."""
+        assert engine.rank is not None
+        group.steps[engine.rank] = step
+        if len(group.steps) < group.ranks:
+            return
+        if len(set(group.steps.values())) > 1:
+            self._dissolve(group, f"its ranks do not do the same: {group.steps}")
+            return
+        group.steps.clear()
+        if step == "filled":
+            self._take_over(range(group.ranks))
+        elif step == "take":
+            exports = [part.export for rank in range(group.ranks) if (part := self._parts.get(rank)) is not None]
+            # They can be opened by their descriptors until all ranks have done so.
+            group.exports = [export for export in exports if export is not None]
+            if len(group.exports) < group.ranks:
+                self._dissolve(group, "there are no weights of all of its ranks")
+                return
+            for rank, export in enumerate(group.exports):
+                group.members[rank].tell({"descriptor": str(export.descriptor)})
+        else:
+            group.exports.clear()
+            for member in group.members.values():
+                member.tell({"done": True})
 
     def _update(self, engine: _Engine, part: _Part | None) -> None:
         """Gives an engine memory for the next version of its rank."""
@@ -175,25 +231,19 @@ class WeightKeeper:
             raise ValueError("this process may only read the weights")
         if part is None or part.keeper is None:
             raise ValueError("there are no weights of this rank to update yet")
-        for other in self._updating():
-            if other.rank == engine.rank or other.update != engine.update:
-                raise ValueError(f"process {other.channel.peer} updates the weights already")
+        for other in self._parts.values():
+            if other.publisher is not None and (other is part or other.publisher.group is not engine.group):
+                raise ValueError(f"process {other.publisher.channel.peer} updates the weights already")
         part.publisher = engine
         part.allocate()
 
-    def _updating(self) -> list[_Engine]:
-        """Returns the engines that make the next version."""
-        return [part.publisher for part in self._parts.values() if part.publisher is not None and part.publisher.ranks]
-
     def _take_over(self, ranks: Sequence[int]) -> None:
-        """Shares what was filled, once it is all ranks."""
-        parts = [self._parts.get(rank) for rank in ranks]
-        if not all(part is not None and part.is_filled for part in parts):
-            return
-        exports = [_native.share(part.memory, access="r", allow_users=self._allow_users) for part in parts if part is not None]
+        """Shares what was filled."""
+        parts = [self._parts[rank] for rank in ranks]
+        exports = [_native.share(part.memory, access="r", allow_users=self._allow_users) for part in parts]
         for rank, export in zip(ranks, exports, strict=True):
             part = self._parts[rank]
-            part.export, part.memory, part.is_filled = export, None, False
+            part.export, part.memory = export, None
             if part.keeper is None:
                 name = self._name if rank == 0 else f"{self._name}.{rank}"
                 part.keeper = _native.keep(name, export, allow_users=self._allow_users)
@@ -226,6 +276,8 @@ class WeightKeeper:
         self._engines.remove(engine)
         self._selector.unregister(engine.fileno)
         engine.close()
+        if engine.group is not None:
+            self._dissolve(engine.group, f"process {engine.channel.peer}, which has rank {engine.rank}, has ended")
         part = self._parts.get(-1 if engine.rank is None else engine.rank)
         if part is None:
             return
@@ -233,16 +285,20 @@ class WeightKeeper:
             part.waiting.remove(engine)
         if part.publisher is engine:
             part.publisher = part.memory = None
-            part.is_filled = False
             if part.keeper is None:
                 part.manifest = ""
             assert engine.rank is not None
             self._turn(engine.rank)
-            if engine.ranks:
-                # No rank gets a version that the others do not get.
-                for other in self._updating():
-                    other.tell({"error": f"process {engine.channel.peer}, which has rank {engine.rank}, has ended in the update"})
-                    self._leave(other)
+
+    def _dissolve(self, group: _Group, reason: str) -> None:
+        """Ends what the ranks of a group do together: no rank gets a version that the others do not get."""
+        if self._groups.get(group.name) is group:
+            del self._groups[group.name]
+        members, group.members = group.members, {}
+        for member in members.values():
+            if member in self._engines:
+                member.tell({"gone": reason})
+                self._leave(member)
 
 
 @dataclass(eq=False)
@@ -252,9 +308,8 @@ class _Engine:
     channel: _native.Channel
     publishes: bool
     rank: int | None = None
-    ranks: int = 0
-    """The number of ranks that an update has; 0 for the first version."""
-    update: str = ""
+    group: _Group | None = None
+    """The ranks with which it acts together; None for the first version."""
     fileno: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -267,11 +322,23 @@ class _Engine:
         except (Error, OSError, ValueError) as error:
             _logger.warning("process %s does not take the keeper's answer: %s", self.channel.peer, error)
 
-
     def close(self) -> None:
         """Ends the channel, without a wait for the engine to take the last answer."""
         with contextlib.suppress(Error):
             self.channel.close(timeout=0)
+
+
+@dataclass(eq=False)
+class _Group:
+    """The ranks of one engine, while they publish or take a version."""
+
+    name: str
+    ranks: int
+    members: dict[int, _Engine] = field(default_factory=dict)
+    steps: dict[int, str] = field(default_factory=dict)
+    """What each rank has asked for, until all have."""
+    exports: list[_native.Export] = field(default_factory=list)
+    """The version that they take."""
 
 
 @dataclass(eq=False)
@@ -287,7 +354,6 @@ class _Part:
     device: str = ""
     memory: dict[str, _native.Tensor] | None = None
     """What the publisher fills."""
-    is_filled: bool = False
     export: _native.Export | None = None
     keeper: _native.Keeper | None = None
 
@@ -305,6 +371,15 @@ class _Part:
             # Those that use the weights are notified, and release them when they like.
             with contextlib.suppress(Error):
                 self.export.close(timeout=0)
+
+
+def _user(process: int) -> int:
+    """Returns the effective user of a process; -1 if it has ended, or is in another namespace."""
+    try:
+        with open(f"/proc/{process}/status") as status:
+            return next(int(line.split()[2]) for line in status if line.startswith("Uid:"))
+    except OSError:
+        return -1
 
 
 def _device(uuid: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .._weight_keeper import WeightKeeper
 from ._http import HTTPClient
-from ._sender import WeightSender
+from ._sender import WeightSender, updating
 
 __all__ = ["BACKEND", "HTTPClient", "WeightKeeper", "WeightSender", "follow", "register"]
 
@@ -49,12 +49,12 @@ def follow(client: Any) -> None:
     """Has an engine whose weights are in place take the version that an update of another engine, or of itself, has published.
 
     ``client`` is as for ``WeightSender``. Pause the engine before: nothing may run while its weights are exchanged, and cached
-    results are those of the former ones. Raises the exceptions of the client.
+    results are those of the former ones. Raises the exceptions of the client. If a rank has failed, others may have the new version: call it
+    again before the engine goes on.
     """
     client.init_weight_transfer_engine({})
-    client.start_weight_update()
-    client.update_weights({"follow": True})
-    client.finish_weight_update()
+    with updating(client):
+        client.update_weights({"follow": True})
 
 
 _registered: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -8,10 +8,11 @@ weights, such as scratch memory and tables of positions, stays its own.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
+import os
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,6 +29,9 @@ from ._manifest import IN_PLACE, Manifest
 
 SMALL = 4096
 """Tensors of fewer bytes are real in a model that is built on the meta device: they are scales and the like, which Python reads."""
+
+CONNECT_LIMIT = 10.0
+"""Seconds in which a keeper that an engine has found before has to accept a connection."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,8 @@ def refuse_unsupported(vllm_config: Any) -> None:
         raise UnsupportedError("--enable-eplb moves experts in the parameters, which are read-only in place; load without in_place")
     if getattr(getattr(offload, "uva", None), "cpu_offload_gb", 0) or getattr(getattr(offload, "prefetch", None), "offload_group_size", 0):
         raise UnsupportedError("weights in place cannot be offloaded to the host; load without in_place")
+    if getattr(vllm_config.model_config, "sleep_preserve_parameter_names", None):
+        raise UnsupportedError("weights in place are read-only, and none is lost in sleep; load without sleep_preserve_parameter_names")
 
 
 @dataclass(frozen=True)
@@ -118,12 +124,40 @@ class Published:
         return published
 
 
-class Source:
-    """The keeper of the weights, as an engine sees it."""
+@dataclass(frozen=True)
+class Address:
+    """The keeper's name, and its user if that is another one than the engine's."""
 
-    def __init__(self, source: str, publishes: bool, timeout: float) -> None:
-        self.name, self.timeout = source.removeprefix("keeper:"), timeout
-        self._channel = _native.connect(channel(self.name, publishes), timeout=timeout)
+    name: str
+    user: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Returns the address of ``keeper:NAME`` or ``keeper:UID/NAME``. Raises ``ValueError`` for another text."""
+        user, slash, name = text.removeprefix("keeper:").rpartition("/")
+        if not text.startswith("keeper:") or not name or bool(slash) != user.isdecimal():
+            raise ValueError(f'"in_place" needs a source "keeper:NAME" or "keeper:UID/NAME", and not {text!r}')
+        return cls(name, int(user) if user and int(user) != os.geteuid() else None)
+
+    @property
+    def users(self) -> list[int]:
+        """The users that are permitted beside this one."""
+        return [] if self.user is None else [self.user]
+
+    def open(self, name: str, **options: Any) -> dt.Tensors:
+        """Opens what the keeper keeps under a name."""
+        text = f"keeper:{name}" if self.user is None else f"keeper:{self.user}/{name}"
+        return dt.open(text, allow_users=self.users, **options)
+
+
+class Source:
+    """A connection to the keeper of the weights."""
+
+    def __init__(self, address: Address, publishes: bool, timeout: float, connect_timeout: float | None = None) -> None:
+        self.address, self.timeout = address, timeout
+        limit = timeout if connect_timeout is None else min(timeout, connect_timeout)
+        name = channel(address.name, publishes)
+        self._channel = _native.connect(name, timeout=limit, user=address.user, allow_users=address.users)
 
     def ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], _native.Received]:
         """Sends a request, and returns the answer."""
@@ -133,16 +167,23 @@ class Source:
                 self._channel.send(json.dumps(request).encode(), timeout=self.timeout)
             message = self._channel.receive(self.timeout)
         except TimeoutError:
-            raise TimeoutError(
-                f"the keeper {self.name!r} has had no weights of this rank for {self.timeout} s; start one engine with "
-                '"publish": true, or raise "timeout"'
-            ) from None
+            raise TimeoutError(self._late(request)) from None
         except GoneError:
-            raise GoneError(f"the keeper {self.name!r} has ended; start it again, then the engine") from None
+            raise GoneError(f"the keeper {self.address.name!r} has ended; start it again, then the engine") from None
         answer: dict[str, Any] = json.loads(message.data)
+        if "gone" in answer:
+            raise GoneError(f"the ranks of this engine do nothing, since one has left: {answer['gone']}")
         if "error" in answer:
-            raise LayoutError(f"the keeper {self.name!r} refuses: {answer['error']}")
+            raise LayoutError(f"the keeper {self.address.name!r} refuses: {answer['error']}")
         return answer, message
+
+    def _late(self, request: dict[str, Any]) -> str:
+        if "rank" in request and "group" not in request:
+            return (
+                f"the keeper {self.address.name!r} has had no weights of this rank for {self.timeout} s; start one engine with "
+                '"publish": true, or raise "timeout"'
+            )
+        return f"the keeper {self.address.name!r} or another rank has not answered within {self.timeout} s"
 
     def close(self) -> None:
         """Ends the connection. A keeper that waits for this engine's weights has the next engine publish."""
@@ -171,11 +212,12 @@ def load(
     device: torch.device,
     load_normally: Callable[[], torch.nn.Module],
     load_without_weights: Callable[[Unfilled], torch.nn.Module],
+    group: str,
 ) -> torch.nn.Module:
     """Returns a model whose parameters are the keeper's memory.
 
     ``load_normally`` loads it as without a keeper, for the engine that publishes. ``load_without_weights`` does the same in the context of its
-    argument, and calls its ``fill`` in place of loading the weights.
+    argument, and calls its ``fill`` in place of loading the weights. ``group`` is a text that the ranks of the engine have in common.
     """
     answer, _ = source.ask({"rank": manifest.rank})
     publishes = "publish" in answer
@@ -189,7 +231,7 @@ def load(
     _compare(model, published, device)
     begin = time.perf_counter()
     # The engine only reads. At reserved addresses a new version takes the place of this one.
-    weights = dt.open(f"keeper:{answer['keeper']}", device=device, timeout=source.timeout, allow_read_only=True, reserved=True)
+    weights = source.address.open(answer["keeper"], device=device, timeout=source.timeout, allow_read_only=True, reserved=True)
     with torch.no_grad():
         for name, one in held(model, device).items():
             kept = _view(weights[name], *published.tensors[name])
@@ -197,45 +239,93 @@ def load(
                 one.set(_alike(one.tensor, kept))
             elif not publishes:
                 one.tensor.copy_(kept)
-    setattr(model, IN_PLACE, InPlace(weights, published, source.name, source.timeout))
+    in_place = InPlace(weights, published, source.address, source.timeout, group)
+    setattr(model, IN_PLACE, in_place)
+    MODELS.add(in_place)
     took = (time.perf_counter() - begin) * 1000
-    init_logger(f"vllm.{__name__}").info("device_ipc: %.2f GB of %s in place in %.0f ms", weights.mapping.nbytes / 1e9, source.name, took)
+    init_logger(f"vllm.{__name__}").info("device_ipc: %.2f GB of %s in place in %.0f ms", weights.mapping.nbytes / 1e9, source.address.name, took)
     return model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class InPlace:
     """What a model in place knows of its keeper."""
 
     weights: dt.Tensors
     """The memory of the parameters."""
     published: Published
-    keeper: str
+    address: Address
     timeout: float
+    group: str
+    """What the ranks of the engine have in common."""
 
     @property
     def block(self) -> torch.Tensor:
         """All bytes of the memory."""
         return _block(self.weights)
 
-    def follow(self) -> None:
-        """Takes the present version of the weights at the addresses of the one before."""
-        if not _backends.is_host(self.weights.mapping.devices[0]):
-            # Nothing may read what is exchanged.
-            torch.accelerator.synchronize()
-        self.weights.mapping.follow()
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the engine sleeps: there is no memory at the addresses of the parameters."""
+        return self.weights.mapping.is_suspended
+
+    def together(self, purpose: str = "") -> Together:
+        """Returns a connection of this rank and the others of the engine, which act as one through the keeper. ``purpose`` keeps those for
+        different purposes apart."""
+        return Together(self, f"{self.group} {purpose}")
+
+    def suspend(self) -> None:
+        """Returns the memory, and keeps the addresses."""
+        self.weights.mapping.suspend()
+
+    def take(self, ranks: Together) -> None:
+        """Maps the present version of the weights at the addresses of the parameters, when all ranks are here, and the same version for all.
+
+        A rank that was suspended is so again if another one fails. Raises ``GoneError`` where one has: then ranks that were not suspended may
+        have different versions until the next call.
+        """
+        descriptor = ranks.ask({"take": True})[0]["descriptor"]
+        mapping, was_suspended = self.weights.mapping, self.is_suspended
+        if was_suspended:
+            mapping.resume(descriptor)
+        elif str(mapping.descriptor) != descriptor:
+            if not _backends.is_host(mapping.devices[0]):
+                # Nothing may read what is exchanged.
+                torch.accelerator.synchronize()
+            mapping.replace(descriptor)
+        try:
+            ranks.ask({"taken": True})
+        except BaseException:
+            if was_suspended:
+                mapping.suspend()
+            raise
+
+
+MODELS: weakref.WeakSet[InPlace] = weakref.WeakSet()
+"""The models in place of this process."""
+
+
+class Together(Source):
+    """A connection of one rank, by which the keeper has all ranks of an engine act as one. It ends for all when it ends for one."""
+
+    def __init__(self, model: InPlace, group: str) -> None:
+        manifest = model.published.manifest
+        try:
+            # Engines of other users than the keeper's only read.
+            super().__init__(model.address, model.address.user is None, model.timeout, CONNECT_LIMIT)
+        except TimeoutError as error:
+            raise GoneError(f"the keeper {model.address.name!r} does not run: {error}") from None
+        ranks = manifest.tensor_parallel_size * manifest.pipeline_parallel_size
+        self.ask({"rank": manifest.rank, "ranks": ranks, "group": group})
 
 
 class Update:
     """The next version of the weights of a model in place: memory of the keeper that no engine reads yet."""
 
-    def __init__(self, model: torch.nn.Module, device: torch.device, payload: str) -> None:
+    def __init__(self, model: torch.nn.Module, device: torch.device, ranks: Together) -> None:
         self._model, self._in_place = model, getattr(model, IN_PLACE)
-        self._device = device
-        manifest = self._in_place.published.manifest
-        self._source = Source(self._in_place.keeper, True, self._in_place.timeout)
-        ranks = manifest.tensor_parallel_size * manifest.pipeline_parallel_size
-        _, message = self._source.ask({"rank": manifest.rank, "ranks": ranks, "update": hashlib.sha256(payload.encode()).hexdigest()})
+        self._device, self._ranks = device, ranks
+        _, message = ranks.ask({"update": True})
         self._memory = dt.Tensors(message.open(device=device, access="rw", timeout=self._in_place.timeout))
         self._former: list[tuple[Held, torch.Tensor]] = []
 
@@ -267,15 +357,13 @@ class Update:
         if self._device.type != "cpu":
             torch.accelerator.current_stream(self._device).synchronize()
         self._memory.close()
-        self._source.ask({"filled": True})
-        self._source.close()
+        self._ranks.ask({"filled": True})
 
     def close(self) -> None:
-        """Gives the update up."""
+        """Gives the update up, unless it is published."""
         self.take_back()
         with contextlib.suppress(Error):
             self._memory.close()
-        self._source.close()
 
 
 class Unfilled(TorchDispatchMode):  # type: ignore[misc,no-untyped-call,unused-ignore]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 from typing import Any
 
 from vllm.model_executor.model_loader import register_model_loader
@@ -42,7 +43,7 @@ class ModelLoader(BaseModelLoader):  # type: ignore[misc]
         if self.publish and not self.in_place:
             raise ValueError('model_loader_extra_config has "publish", which needs "in_place": true')
         if self.in_place and not self.source.startswith("keeper:"):
-            raise ValueError(f'"in_place" needs a source "keeper:NAME", and not {self.source!r}')
+            raise ValueError(f'"in_place" needs a source "keeper:NAME" or "keeper:UID/NAME", and not {self.source!r}')
 
     def download_model(self, model_config: Any) -> None:
         """Downloads the weights that this engine may have to publish; else does nothing, because they are in device memory."""
@@ -83,8 +84,10 @@ class ModelLoader(BaseModelLoader):  # type: ignore[misc]
         # The device with its number.
         device = torch.empty(0, device=self.load_config.device or vllm_config.device_config.device).device
         manifest = Manifest.of(model_config, vllm_config.parallel_config, str(vllm.__version__), _in_place.described(device).name)
-        with contextlib.closing(_in_place.Source(self.source, self.publish, self.timeout)) as source:
-            return _in_place.load(source, manifest, device, load_normally, load_without_weights)
+        address = _in_place.Address.parse(self.source)
+        with contextlib.closing(_in_place.Source(address, self.publish, self.timeout)) as source:
+            model = _in_place.load(source, manifest, device, load_normally, load_without_weights, _group(vllm_config))
+        return model
 
     def _normal_loader(self) -> Any:
         """Returns the loader of the format in which the weights are published."""
@@ -93,3 +96,13 @@ class ModelLoader(BaseModelLoader):  # type: ignore[misc]
         config = copy.copy(self.load_config)
         config.load_format, config.model_loader_extra_config = self.load_format, {}
         return get_model_loader(config)
+
+
+def _group(vllm_config: Any) -> str:
+    """Returns a text that the ranks of an engine have in common, and no other engine."""
+    parallel = vllm_config.parallel_config
+    instance = vllm_config.instance_id
+    if getattr(parallel, "distributed_executor_backend", None) == "external_launcher":
+        # Each rank has made a configuration of its own.
+        instance = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    return f"{instance}.{getattr(parallel, 'data_parallel_index', 0)}"

@@ -131,7 +131,7 @@ class WeightSender:
         try:
             if not self._connected:
                 self.connect()
-            with self._update():
+            with updating(self._client):
                 self._client.update_weights({"weights": str(export)})
             if not self._keep_export:
                 export.close(self._timeout)
@@ -174,7 +174,7 @@ class WeightSender:
             self._make_ring(first[1], slot_bytes)
         buckets = plan(layout, self._slot_bytes)
         # The workers join the ring at the start, before anything is published.
-        with self._update():
+        with updating(self._client):
             try:
                 # The workers' reply comes when they have read everything.
                 with ThreadPoolExecutor(1, "device-ipc-vllm") as pool:
@@ -189,19 +189,6 @@ class WeightSender:
             except BaseException:
                 self.close()
                 raise
-
-    @contextlib.contextmanager
-    def _update(self) -> Iterator[None]:
-        """Returns a context that is one update of the workers. One that fails is finished too: else vLLM refuses the next."""
-        try:
-            self._client.start_weight_update()
-            yield
-            self._client.finish_weight_update()
-        except Exception:
-            # Workers that have failed refuse it, and a server that has exited does not reply.
-            with contextlib.suppress(Exception):
-                self._client.finish_weight_update()
-            raise
 
     def _make_ring(self, tensor: Any, slot_bytes: int) -> None:
         self.close()
@@ -223,7 +210,6 @@ class WeightSender:
         # Ends the source, whose collectives other ranks take part in, and finds tensors too many.
         next(pairs, None)
 
-
     def _slot(self, number: str, request: Future[Any]) -> _native.RingWriteSlot:
         """Returns the next slot, or raises an exception when the workers will not read it."""
         assert self._ring is not None
@@ -244,6 +230,21 @@ class WeightSender:
             except TimeoutError:
                 if rest <= REQUEST_INTERVAL:
                     raise TimeoutError(f"no slot of the ring is free after {self._timeout} s, before bucket {number}") from None
+
+
+@contextlib.contextmanager
+def updating(client: Any) -> Iterator[None]:
+    """Returns a context that is one update of the workers. One that fails is finished too: else vLLM refuses the next."""
+    try:
+        client.start_weight_update()
+        yield
+        client.finish_weight_update()
+    except Exception:
+        # Workers that have failed refuse it, those whose weights in place end with them fail once, and a server that has exited does not reply.
+        for _ in range(2):
+            with contextlib.suppress(Exception):
+                client.finish_weight_update()
+        raise
 
 
 def checked(weights: Iterable[tuple[str, Any]], layout: Sequence[Layout]) -> Iterator[tuple[str, Any]]:

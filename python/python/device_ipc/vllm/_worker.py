@@ -71,10 +71,10 @@ class Worker:
     _mappings: tuple[dt.Tensors, ...] = ()
     _loads: RecordedLoad | None = None
     _recording: Recording | None = None
+    _ranks: Any = None
+    """The connection that ends an update of weights in place for all ranks when it ends for one."""
     _update: Any = None
     """The next version of weights in place."""
-    _payload = ""
-    """What all ranks of this engine have received."""
     _address = 0
     """Of the memory in which the load of weights in place was recorded."""
     _loading = False
@@ -86,15 +86,20 @@ class Worker:
         self._init = init_info
 
     def start_weight_update(self) -> None:
-        """Joins the ring."""
+        """Joins the ring, and the other ranks of an engine whose weights are in place."""
         self._close_mappings()
+        self._close_update()
+        in_place = getattr(self.model, IN_PLACE, None)
+        if in_place is not None:
+            if in_place.is_suspended:
+                raise UnsupportedError("the engine sleeps; wake it before an update, which its weights take part in")
+            self._ranks = in_place.together()
         if self._init.ring is not None and self._reader is None:
             # Before the trainer publishes: a reader receives what is published after it has joined.
             self._reader = _native.join(self._init.ring, device=self.device, timeout=self._init.timeout)
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Loads the weights of one update."""
-        self._payload = f"{update_info.weights} {self._init.ring} {update_info.buckets}"
         try:
             if update_info.follow:
                 self._follow()
@@ -137,7 +142,7 @@ class Worker:
         in_place = getattr(self.model, IN_PLACE, None)
         if in_place is None:
             raise UnsupportedError("the weights of this engine are its own; start it with in_place to follow a keeper")
-        in_place.follow()
+        in_place.take(self._ranks)
 
     def _publish(self, update: Any) -> None:
         """Publishes an update of weights in place, if it was only copies: what else a load makes of weights is in each engine."""
@@ -154,8 +159,11 @@ class Worker:
 
     def _close_update(self) -> None:
         update, self._update = self._update, None
+        ranks, self._ranks = self._ranks, None
         if update is not None:
             update.close()
+        if ranks is not None:
+            ranks.close()
 
     def shutdown(self) -> None:
         """Releases the trainer's memory, leaves its ring, and forgets the recorded load."""
@@ -241,7 +249,7 @@ class Worker:
 
             if self._update is not None:
                 raise UnsupportedError("an update of weights in place is one payload; send all weights at once")
-            self._update = Update(self.model, self.device, self._payload)
+            self._update = Update(self.model, self.device, self._ranks)
             if plan is not None:
                 return plan.onto(self._address, self._update.block)
             self._address = self._update.block.data_ptr()
