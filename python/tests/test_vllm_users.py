@@ -39,5 +39,7 @@ def test_engine_of_another_user_reads_where_the_keeper_lists_it(version: str) ->
         sender.send(state.items())
         for engine in (own, other):
             device_ipc.vllm.follow(engine)
+        other.ask("sleep", 1)
+        other.ask("wake_up", None)
         assert other.ask("digests") == own.ask("digests") and engines.readers() == 2
         sender.close()

@@ -52,6 +52,8 @@ def make(version: str, keeper: str, name: str, number: int, ranks: int, options:
     state = test_vllm.weights()
     config: Any = test_vllm.Building(lambda: test_vllm.Loading(state), rank=number, ranks=ranks, engine=name)
     model = load(config, **options)
+    if config.model_config.sleep_mode_backend != "device_ipc":
+        raise AssertionError("the loader has selected no sleep mode backend")
     return vllm_modules.worker_of(version, model, torch.device("cpu"), number, ranks, 0, config.model_config), model
 
 

@@ -18,13 +18,13 @@ from ._sender import WeightSender, updating
 __all__ = ["BACKEND", "HTTPClient", "WeightKeeper", "WeightSender", "follow", "register"]
 
 BACKEND = "device_ipc"
-"""The name of the weight transfer backend and of the load format."""
+"""The name of the weight transfer backend, of the load format, and of the sleep mode backend."""
 
 _logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Registers the weight transfer engines and the model loader with the installed vLLM.
+    """Registers the weight transfer engines, the model loader and the sleep mode backend with the installed vLLM.
 
     vLLM calls it in each of its processes, by the entry point group ``vllm.general_plugins``. A trainer need not call it:
     ``TrainerInitInfo`` does. Calling it again changes nothing. With a vLLM that is too old, it logs a warning and registers nothing.
@@ -39,6 +39,8 @@ def register() -> None:
         _register(factory.WeightTransferEngineFactory, module, "WorkerEngine")
         if not module.endswith("_v025"):
             _register(factory.WeightTransferTrainerFactory, module, "TrainerEngine")
+        sleep = importlib.import_module("vllm.device_allocator.sleep_mode_backend")
+        _register(sleep.SleepModeBackendFactory, f"{__name__}._sleep", "SleepBackend")
     try:
         importlib.import_module(f"{__name__}._loader")
     except ImportError as error:
@@ -63,7 +65,8 @@ _registered: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def _register(factory: Any, module: str, name: str) -> None:
     if factory not in _registered:
-        factory.register_engine(BACKEND, module, name)
+        register = getattr(factory, "register_engine", None) or factory.register_backend
+        register(BACKEND, module, name)
         _registered.add(factory)
 
 

@@ -11,6 +11,7 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from .. import torch as dt
+from . import BACKEND
 from ._manifest import Manifest
 
 
@@ -87,6 +88,9 @@ class ModelLoader(BaseModelLoader):  # type: ignore[misc]
         address = _in_place.Address.parse(self.source)
         with contextlib.closing(_in_place.Source(address, self.publish, self.timeout)) as source:
             model = _in_place.load(source, manifest, device, load_normally, load_without_weights, _group(vllm_config))
+        if getattr(vllm_config.model_config, "sleep_mode_backend", "") == "cumem":
+            # The worker makes its backend at the first sleep. vLLM's own keeps the mapping, and discards at level 2 what only a load restores.
+            vllm_config.model_config.sleep_mode_backend = BACKEND
         return model
 
     def _normal_loader(self) -> Any:
