@@ -1098,6 +1098,15 @@ def test_ranks_have_their_own_weights(in_place: Any) -> None:
     assert len(in_place.loads) == 2
 
 
+def test_draft_model_has_weights_of_its_own(in_place: Any) -> None:
+    in_place(Building(Tied), publish=True)
+    config: Any = Building(Tied, name="draft")
+    config.model_config.runner_type = "draft"
+    draft = in_place(config, load_format="dummy")
+    assert in_place.loads == ["auto", "dummy"] and not hasattr(draft, "device_ipc_weights")
+    assert draft.layers[0].weight[0, 1] == 1
+
+
 def test_model_that_reads_its_weights_is_refused(in_place: Any) -> None:
     in_place(Building(Tied), publish=True)
 

@@ -66,6 +66,9 @@ class ModelLoader(BaseModelLoader):  # type: ignore[misc]
         """Returns the model with its weights."""
         if not self.in_place:
             return super().load_model(vllm_config, model_config, prefix)
+        if getattr(model_config, "runner_type", "") == "draft":
+            # The keeper has the weights of the target.
+            return self._normal_loader().load_model(vllm_config, model_config, prefix)
         import torch
         import vllm
 
