@@ -47,6 +47,16 @@ class Extension:
         plan = None if loads is None else loads._plan
         return 0 if plan is None else int(plan.count())
 
+    def engines_cache(self) -> dict[str, int]:
+        """Returns the bytes of the KV cache, and of the parameters that are this process's own memory."""
+        runner = self.model_runner
+        caches = runner.kv_caches if isinstance(runner.kv_caches, list) else list(runner.kv_caches.values())
+        storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in caches}
+        own = {one.data_ptr(): one.nbytes for one in runner.get_model().parameters()}
+        if hasattr(runner.get_model(), "device_ipc_weights"):
+            own.clear()
+        return {"cache": sum(storages.values()), "parameters": sum(own.values())}
+
     def engines_versions(self) -> dict[str, str]:
         """Returns the versions of what runs here."""
         import torch

@@ -105,7 +105,7 @@ def test_list_names_all_cases_without_vllm() -> None:
     found = engines("run", "--list")
     assert found.returncode == 0, found.stderr
     names = [line.partition(":")[0] for line in found.stdout.splitlines()]
-    for name in ("update-export", "update-kept", "update-buckets", "killed-export", "sleep-1", "sleep-2", "tp2", "fp8", "moe", "lora", "stock-small", "kv", "kv-killed", "kv-times-nixl"):
+    for name in ("update-export", "update-kept", "update-buckets", "killed-export", "sleep-1", "sleep-2", "tp2", "fp8", "moe", "lora", "stock-small", "kv", "kv-killed", "kv-times-nixl", "in-place-sleep-2", "in-place-kv-sizing", "in-place-draft", "update-graph-replay"):
         assert name in names
     assert all(line.partition(": ")[2] for line in found.stdout.splitlines())
     found = engines("run", "--list", "--only", "flat-*", "--only", "tp2")
