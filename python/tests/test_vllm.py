@@ -969,8 +969,9 @@ class Building:
             tensor_parallel_size=ranks, pipeline_parallel_size=1, enable_expert_parallel=False, rank=rank
         )
         self.model_config = types.SimpleNamespace(
-            model=name, revision=None, dtype=torch.float32, quantization=None, hf_config=types.SimpleNamespace(to_dict=dict), sleep_mode_backend="cumem"
-        )
+            model=name, revision=None, dtype=torch.float32, quantization=None, hf_config=types.SimpleNamespace(to_dict=dict),
+            sleep_mode_backend="cumem", enable_nccl_comm_suspend=False, sleep_preserve_parameter_names=None,
+        )  # fmt: skip
 
     @property
     def model(self) -> Any:

@@ -39,7 +39,11 @@ def register() -> None:
         _register(factory.WeightTransferEngineFactory, module, "WorkerEngine")
         if not module.endswith("_v025"):
             _register(factory.WeightTransferTrainerFactory, module, "TrainerEngine")
+    try:
         sleep = importlib.import_module("vllm.device_allocator.sleep_mode_backend")
+    except ModuleNotFoundError:
+        _logger.debug("device_ipc registers no sleep mode backend with vLLM, which has only its own")
+    else:
         _register(sleep.SleepModeBackendFactory, f"{__name__}._sleep", "SleepBackend")
     try:
         importlib.import_module(f"{__name__}._loader")
