@@ -72,7 +72,7 @@ fn publish(ring: &mut Ring, stream: &Stream) -> Result<()> {
     let mut slot = ring.write(stream)?;
     let weights = vec![slot.sequence() as f32; ELEMENTS];
     slot.view_mut(stream)?.copy_from(&weights)?;
-    Ok(slot.publish(stream)?)
+    Ok(slot.publish()?)
 }
 
 fn join() -> Result<(Stream, RingReader)> {

@@ -41,7 +41,7 @@ fn trainer() -> Result<()> {
             let numbers = weights(name, version, layout.span_bytes() as usize / size_of::<f32>());
             slot.tensor(&table, name)?.view_mut::<f32, _>(&stream)?.copy_from(&numbers)?;
         }
-        slot.publish(&stream)?;
+        slot.publish()?;
     }
     ring.close(TIMEOUT)?; // the readers' loops end; waits until they have left
     for reader in readers {

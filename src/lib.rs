@@ -63,7 +63,7 @@
 //! for bucket in 0..5 {
 //!     let mut slot = ring.write(&stream)?; // the stream waits until every reader has released the slot
 //!     slot.view_mut(&stream)?.copy_from(&[bucket as f32; 256])?;
-//!     slot.publish(&stream)?; // readers receive it when the stream reaches this point
+//!     slot.publish()?; // readers receive it when the stream reaches this point
 //! }
 //! ring.close(Duration::from_secs(30))?; // readers receive what has been published, then None
 //! # let read = reader.join().expect("the reader does not panic")?;

@@ -31,10 +31,10 @@
 //! A slot of a ring is published or released once:
 //!
 //! ```compile_fail,E0382
-//! # use device_ipc::{Error, RingWriteSlot, Stream};
-//! fn publish_twice(slot: RingWriteSlot<'_>, stream: &Stream) -> Result<(), Error> {
-//!     slot.publish(stream)?;
-//!     slot.publish(stream)?;
+//! # use device_ipc::{Error, RingWriteSlot};
+//! fn publish_twice(slot: RingWriteSlot<'_>) -> Result<(), Error> {
+//!     slot.publish()?;
+//!     slot.publish()?;
 //!     Ok(())
 //! }
 //! ```

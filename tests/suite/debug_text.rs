@@ -38,7 +38,7 @@ fn debug_text_of_public_types_is_short() -> Result<(), Error> {
     is_short(&reader);
     let slot = ring.write(&stream)?;
     is_short(&slot);
-    slot.publish(&stream)?;
+    slot.publish()?;
     let slot = reader.next(TIMEOUT)?.expect("a publication");
     is_short(&slot);
     slot.release(&stream)?;

@@ -197,9 +197,9 @@ fn ring_rejects_captured_stream_without_data_loss() {
     let captured = Captured::new(&raw, NON_BLOCKING);
     captured.begin(GLOBAL);
     refused(&reader.next_ahead(&captured.borrow()).unwrap_err());
-    refused(&ring.write(&stream).unwrap().publish(&captured.borrow()).unwrap_err());
+    refused(&ring.write(&captured.borrow()).unwrap().publish().unwrap_err());
     assert_eq!(ring.sequence(), 0, "it has not been published");
-    ring.write(&stream).unwrap().publish(&stream).unwrap();
+    ring.write(&stream).unwrap().publish().unwrap();
     let slot = reader.next(Duration::from_secs(10)).unwrap().unwrap();
     refused(&ring.write(&captured.borrow()).map(drop).unwrap_err());
     let kept = slot.release(&captured.borrow()).unwrap_err();

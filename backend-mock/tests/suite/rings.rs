@@ -134,7 +134,7 @@ impl Model {
             return Ok(());
         }
         slot.tensor(&halves, "second")?.view_mut::<u32, _>(stream)?.copy_from(&[written; NUMBERS / 2])?;
-        slot.publish(stream)
+        slot.publish()
     }
 
     fn publish_now(&mut self, stream: usize, work: usize) -> Result<(), Error> {
@@ -332,7 +332,7 @@ fn streams_of_another_device_are_ordered() {
         let [near, far] = [0, 1].map(|device| ipc.create_stream(device).expect("a stream"));
         let mut ring = ipc.ring(ipc.allocate(0, SLOT).expect("memory")).slots(1).start().expect("a ring");
         let mut reader = ipc.open_ring(ring.descriptor()).on(&near).expect("joined");
-        ring.write(&near).expect("a slot").publish(&near).expect("published");
+        ring.write(&near).expect("a slot").publish().expect("published");
         let slot = reader.next(TIMEOUT).expect("taken").expect("open");
         let gate = far.gate().expect("closed");
         slot.release(&far).expect("released");
@@ -344,7 +344,7 @@ fn streams_of_another_device_are_ordered() {
         gate.open();
         ring.wait_writable(TIMEOUT).expect("released");
         let gate = far.gate().expect("closed");
-        ring.write(&near).expect("a slot").publish(&far).expect("published");
+        ring.write(&far).expect("a slot").publish().expect("published");
         assert!(reader.try_next().expect("asked").is_pending(), "{machine}: the far stream is blocked");
         gate.open();
         assert_eq!(reader.next(TIMEOUT).expect("taken").expect("open").sequence(), 1, "{machine}");

@@ -116,7 +116,7 @@ fn ours_by_streams(state: &mut State) -> Result<f64> {
     state.remote.execute(&Command::RingRounds { rounds: STREAM_ROUNDS, by: RingUser::Stream })?;
     let begin = Instant::now();
     for _ in 0..STREAM_ROUNDS {
-        state.ring.write(&state.stream)?.publish(&state.stream)?;
+        state.ring.write(&state.stream)?.publish()?;
     }
     round_time(state, begin)
 }

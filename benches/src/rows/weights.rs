@@ -105,7 +105,7 @@ fn ours(state: &mut State) -> Result<f64> {
     for bucket in &state.weights {
         let mut slot = state.ring.write(&state.stream)?;
         slot.view_mut::<u8, _>(&state.stream)?.copy_from_device(&bucket.view::<u8, _>(&state.stream)?)?;
-        slot.publish(&state.stream)?;
+        slot.publish()?;
     }
     state.stream.synchronize()?;
     if state.ring.waits_on_host() {

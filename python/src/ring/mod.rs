@@ -372,7 +372,7 @@ impl RingWriteSlot {
             }
             // The same slot as before: it was not published.
             match &self.stream {
-                Some(stream) => ring.write(stream)?.publish(stream),
+                Some(stream) => ring.write(stream)?.publish(),
                 None => ring.write(&inner.stream)?.publish_now(),
             }
             .map(|()| true)

@@ -136,7 +136,7 @@ impl Exporter {
                     let mut slot = ring.write(&self.stream)?;
                     let bytes = contents(slot.range().len as usize, slot.sequence() as u8);
                     slot.view_mut::<u8, _>(&self.stream)?.copy_from(&bytes)?;
-                    slot.publish(&self.stream)?;
+                    slot.publish()?;
                 }
                 format!("{count} published")
             }

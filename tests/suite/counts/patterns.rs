@@ -110,7 +110,7 @@ fn cost_of_ring_hand_over() {
     let (by_hosts, ()) = counted.cost(|| hand_over_by_hosts(&mut ring, &mut reader, &stream));
     assert_eq!(by_hosts, cost(&[], 0, 0), "by hosts");
     let mut by_streams = || {
-        ring.write(&stream).expect("written").publish(&stream).expect("published");
+        ring.write(&stream).expect("written").publish().expect("published");
         reader.next_ahead(&stream).expect("taken").release(&stream).expect("released");
     };
     // The device gets to know the pages.

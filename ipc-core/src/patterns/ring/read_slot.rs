@@ -32,7 +32,7 @@ use crate::sharing::import::{Tensor, ViewOwner};
 /// # let stream = ipc.create_stream(0)?;
 /// # let descriptor = ring.descriptor().clone();
 /// let mut reader = ipc.open_ring(&descriptor).on(&stream)?;
-/// # ring.write(&stream)?.publish(&stream)?;
+/// # ring.write(&stream)?.publish()?;
 /// # use std::time::Duration;
 /// if let Some(slot) = reader.next(Duration::from_secs(30))? {
 ///     let values: Vec<f32> = slot.to_host(&stream)?;

@@ -45,7 +45,7 @@ const MAX_TERMINATION_POLLS: u32 = 1000;
 /// # for value in [1.0_f32, 2.0] {
 /// #     let mut slot = ring.write(&stream)?;
 /// #     slot.view_mut(&stream)?.copy_from(&[value; 64])?;
-/// #     slot.publish(&stream)?;
+/// #     slot.publish()?;
 /// # }
 /// # drop(ring); // the writer publishes 1.0 and 2.0, and closes the ring
 /// let mut values = Vec::new();

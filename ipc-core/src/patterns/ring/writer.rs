@@ -57,7 +57,7 @@ pub use write_slot::RingWriteSlot;
 /// let stream = ipc.create_stream(0)?;
 /// let mut slot = ring.write(&stream)?;
 /// slot.view_mut(&stream)?.copy_from(&[1.0_f32; 64])?;
-/// slot.publish(&stream)?;
+/// slot.publish()?;
 /// assert_eq!(ring.sequence(), 1);
 /// # drop(reader);
 /// ring.close(Duration::from_secs(30))?; // waits until the readers have closed the ring
@@ -219,7 +219,8 @@ impl Ring {
         self.export.holders()
     }
 
-    /// Returns the next slot. Later work on the stream waits until every reader has released the slot.
+    /// Returns the next slot. Later work on the stream waits until every reader has released the slot, which the stream
+    /// [publishes](RingWriteSlot::publish).
     ///
     /// The host does not wait, unless the ring [waits on the host](Self::waits_on_host). A reader that never releases its slots
     /// blocks the stream: [`readers_behind`](Self::readers_behind) returns it, [`dismiss`](Self::dismiss) removes it, and
@@ -230,7 +231,7 @@ impl Ring {
     /// [`Error::WrongBackend`]; [`Error::StreamCapturing`]; if the host waits, [`Error::Timeout`] with the readers that are
     /// behind, after the builder's timeout; [`Error::Unsupported`] for a stream of a device without timelines in a ring of a
     /// device with timelines; [`Error::Forked`]. After an error, the next call returns the same slot.
-    pub fn write<M>(&mut self, stream: &impl AsStream<M>) -> Result<RingWriteSlot<'_>> {
+    pub fn write<'r, M>(&'r mut self, stream: &'r impl AsStream<M>) -> Result<RingWriteSlot<'r>> {
         let stream = stream.as_stream();
         self.check_next(stream)?;
         if self.waits_on_host() {
@@ -246,7 +247,7 @@ impl Ring {
     /// # Errors
     ///
     /// As for [`write`](Self::write), except [`Error::Timeout`].
-    pub fn try_write<M>(&mut self, stream: &impl AsStream<M>) -> Result<Option<RingWriteSlot<'_>>> {
+    pub fn try_write<'r, M>(&'r mut self, stream: &'r impl AsStream<M>) -> Result<Option<RingWriteSlot<'r>>> {
         let stream = stream.as_stream();
         self.check_next(stream)?;
         if let Some(previous) = self.slots.previous_in_slot(self.next)
@@ -282,7 +283,7 @@ impl Ring {
     }
 
     /// Returns the next slot. The stream waits for its readers, unless the host has waited.
-    fn take(&mut self, stream: BorrowedStream<'_>) -> Result<RingWriteSlot<'_>> {
+    fn take<'r>(&'r mut self, stream: BorrowedStream<'r>) -> Result<RingWriteSlot<'r>> {
         if !self.waits_on_host()
             && let Some(previous) = self.slots.previous_in_slot(self.next)
         {
@@ -290,7 +291,7 @@ impl Ring {
         }
         kill_point!("exporter:ring-waited");
         let sequence = self.next;
-        Ok(RingWriteSlot { ring: self, sequence })
+        Ok(RingWriteSlot { ring: self, stream, sequence })
     }
 
     /// Waits on the host until every reader has released the slot that the next [`write`](Self::write) returns.
@@ -321,7 +322,6 @@ impl Ring {
     /// Publishes a sequence to every reader by a stream.
     fn publish(&mut self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
         self.runtime.check()?;
-        check_backend("the stream", stream.backend(), self.backend.info().name)?;
         self.publisher.publish(sequence, stream, self.runtime)?;
         self.next = sequence + 1;
         kill_point!("exporter:ring-published");

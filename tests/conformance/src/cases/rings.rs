@@ -32,7 +32,7 @@ fn publish(ring: &mut Ring, stream: &Stream) -> Outcome {
     let mut slot = ring.write(stream)?;
     let byte = slot.sequence() as u8;
     slot.view_mut::<u8, _>(stream)?.fill_bytes(byte)?;
-    Ok(slot.publish(stream)?)
+    Ok(slot.publish()?)
 }
 
 fn joined(context: &Context, ring: &Ring) -> Result<(Agent, u64), Stop> {
@@ -84,7 +84,7 @@ pub fn late_reader_begins_with_next_publication(context: &Context) -> Outcome {
     slot.view_mut::<u8, _>(&stream)?.fill_bytes(3)?;
     let start: u64 = reader.get(&Command::RingJoin { descriptor, device: 0 })?;
     equal(start, 3, "the sequence that the reader begins with")?;
-    slot.publish(&stream)?;
+    slot.publish()?;
     read(&mut reader, 3)
 }
 
@@ -163,14 +163,14 @@ pub fn host_publishes_in_turn(context: &Context) -> Outcome {
     let writing = ipc.create_stream(0)?;
     let mut reader = ipc.open_ring(ring.descriptor()).on(&writing)?;
     let on_host = ring.waits_on_host();
-    let mut slot = ring.write(&writing)?;
-    slot.view_mut::<u8, _>(&writing)?.fill_bytes(0)?;
+    let mut slot = ring.write(&stream)?;
+    slot.view_mut::<u8, _>(&stream)?.fill_bytes(0)?;
     let gate = Gate::close(&stream)?;
     if on_host {
         // The publication waits for the stream.
         gate.open_soon();
     }
-    slot.publish(&stream)?;
+    slot.publish()?;
     let mut slot = ring.write(&writing)?;
     slot.view_mut::<u8, _>(&writing)?.fill_bytes(1)?;
     writing.synchronize()?;
@@ -376,7 +376,7 @@ pub fn tensors_of_a_table_in_a_slot(context: &Context) -> Outcome {
         slot.tensor(&table, "small")?.view_mut::<u8, _>(&stream)?.copy_from(&[number as u8; 3])?;
         slot.tensor(&table, "large")?.view_mut::<f32, _>(&stream)?.copy_from(&[number; 6])?;
         slot.tensor(&table, "none")?.view_mut::<f32, _>(&stream)?.copy_from(&[])?;
-        slot.publish(&stream)?;
+        slot.publish()?;
         let slot = published(reader.next(PATIENCE)?)?;
         let none = slot.tensor(&table, "none")?.view::<f32, _>(&stream)?.to_vec()?;
         equal(none, Vec::new(), "the numbers of a tensor without elements")?;

@@ -51,7 +51,7 @@ impl Exporter {
             let mut slot = ring.write(&self.stream)?;
             let elements = [first + number as f32; ELEMENTS];
             slot.view_mut::<f32, _>(&self.stream)?.copy_from(&elements)?;
-            slot.publish(&self.stream)?;
+            slot.publish()?;
         }
         self.importer.answer()?;
         ring.close(TIMEOUT)?;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::Ring;
 use crate::backend::interop::{ViewStream, ViewTypes};
-use crate::backend::stream::AsStream;
+use crate::backend::stream::BorrowedStream;
 use crate::model::address::DeviceRange;
 #[cfg(doc)]
 use crate::model::error::Error;
@@ -26,13 +26,15 @@ use crate::sharing::import::{Tensor, ViewOwner};
 /// # let stream = ipc.create_stream(0)?;
 /// let mut slot = ring.write(&stream)?;
 /// slot.view_mut(&stream)?.copy_from(&[1_u8; 256])?;
-/// slot.publish(&stream)?; // readers are notified when the stream reaches this point
+/// slot.publish()?; // readers are notified when the stream reaches this point
 /// # Ok(())
 /// # }
 /// ```
 #[must_use = "no reader receives the slot before RingWriteSlot::publish"]
 pub struct RingWriteSlot<'r> {
     pub(super) ring: &'r mut Ring,
+    /// The stream of [`Ring::write`].
+    pub(super) stream: BorrowedStream<'r>,
     pub(super) sequence: u64,
 }
 
@@ -74,18 +76,19 @@ impl RingWriteSlot<'_> {
         Tensor::in_table(&self.ring.memory, self.range(), table, name)
     }
 
-    /// Publishes the slot when the stream reaches this point: every reader then sees the written bytes. Does not wait.
+    /// Publishes the slot when the stream of [`Ring::write`] reaches this point: every reader then sees the written bytes. Does not
+    /// wait.
     ///
-    /// The stream may differ from the stream that writes, if it is ordered after that one. Publications on different streams
+    /// Work on other streams that writes the slot has to be ordered before. Publications on different streams
     /// are signalled in the order of their sequences: the stream waits for the previous publication. Streams are
     /// distinguished by their handles, so do not replace a stream by a new one before its publication has arrived.
     ///
     /// # Errors
     ///
-    /// [`Error::WrongBackend`], [`Error::StreamCapturing`], [`Error::Unsupported`] for a stream of a device without
-    /// timelines; otherwise the vendor's error. The slot is then unpublished and returned to the ring.
-    pub fn publish<M>(self, stream: &impl AsStream<M>) -> Result<()> {
-        self.ring.publish(self.sequence, stream.as_stream())
+    /// [`Error::StreamCapturing`], [`Error::Unsupported`] for a stream of a device without timelines; otherwise the vendor's error. The
+    /// slot is then unpublished and returned to the ring.
+    pub fn publish(self) -> Result<()> {
+        self.ring.publish(self.sequence, self.stream)
     }
 
     /// Publishes the slot immediately. Does not wait, call the driver or the system, or allocate.

@@ -166,7 +166,7 @@ impl Server {
             slot.tensor(&halves, "first")?.view_mut::<u8, _>(&stream)?.fill_bytes(byte)?;
             self.closed.extend(gate_in(&stream, gate)?);
             slot.tensor(&halves, "second")?.view_mut::<u8, _>(&stream)?.fill_bytes(byte)?;
-            slot.publish(&stream)?;
+            slot.publish()?;
         }
         Ok(())
     }

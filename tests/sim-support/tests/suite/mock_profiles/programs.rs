@@ -294,7 +294,7 @@ impl Programs<'_> {
                     if joined == "ok" {
                         let mut slot = ring.write(self.stream).expect("a slot");
                         slot.view_mut::<u8, _>(self.stream).expect("a view").fill_bytes(3).expect("a fill");
-                        slot.publish(self.stream).expect("a publication");
+                        slot.publish().expect("a publication");
                         self.peer.answer()
                     } else {
                         joined
