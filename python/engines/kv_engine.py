@@ -142,11 +142,18 @@ class Counters:
 
         def counted_stats() -> Any:
             found = stats()
-            for name, values in (getattr(found, "data", None) or {}).items():
-                self.nixl.setdefault(name, []).extend(values)
+            self._count_nixl(getattr(found, "data", None) or {})
             return found
 
         connector.get_kv_connector_stats = counted_stats
+
+    def _count_nixl(self, data: dict[str, Any]) -> None:
+        for name, values in data.items():
+            if isinstance(values, list):
+                self.nixl.setdefault(name, []).extend(values)
+            else:
+                # Of a connector in a MultiConnector.
+                self._count_nixl(getattr(values, "data", None) or {})
 
     def _time(self, target: Any, name: str) -> None:
         call = getattr(target, name)
@@ -235,6 +242,7 @@ class Served:
         return {
             "free": free, "blocks": pool.num_gpu_blocks, "requests": len(self.scheduler.requests), "loads": counters.loads,
             "loaded blocks": counters.blocks, "failed blocks": counters.failed, "preempted": counters.preempted,
+            "groups": len(self.scheduler.kv_cache_config.kv_cache_groups),
         }  # fmt: skip
 
     def one_copy(self, nbytes: int, count: int = 12) -> float:
