@@ -2,7 +2,7 @@
 
     python vllm_schedulers.py REQUESTS
 
-First with one group of caches, then with a second one of layers with a window.
+First with one group of caches, then with a second one of layers with a window, then beside a connector that stands in for NIXL's.
 
 Each block that the prefill "computes" has a number made of its tokens, by which the decode's blocks are checked.
 """
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,20 +51,65 @@ def number_of(tokens: "list[int]") -> float:
     return float(sum(tokens) % 1000)
 
 
+class Network(base.KVConnectorBase_V1, base.SupportsHMA):  # type: ignore[misc]
+    """The connector that is left what ours passes on. It has the keys of NIXL's, and transfers nothing."""
+
+    @dataclass
+    class Metadata(base.KVConnectorMetadata):  # type: ignore[misc]
+        loads: "list[str]"
+        sent: "list[str]"
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.next = self.Metadata([], [])
+        self.loaded: "list[str]" = []
+
+    def get_num_new_matched_tokens(self, request: Any, computed: int) -> "tuple[int, bool]":
+        count = request.num_prompt_tokens - computed if (request.kv_transfer_params or {}).get("do_remote_prefill") else 0
+        return max(count, 0), count > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, external: int) -> None:
+        if (request.kv_transfer_params or {}).get("do_remote_prefill"):
+            request.kv_transfer_params["do_remote_prefill"] = False
+            if external > 0:
+                self.loaded.append(request.request_id)
+                self.next.loads.append(request.request_id)
+
+    def request_finished_all_groups(self, request: Any, blocks: Any) -> "tuple[bool, dict[str, Any] | None]":
+        if not (request.kv_transfer_params or {}).get("do_remote_decode"):
+            return False, None
+        self.next.sent.append(request.request_id)
+        return True, {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": blocks, "remote_host": "there"}
+
+    def build_connector_meta(self, _: Any) -> Any:
+        metadata, self.next = self.next, self.Metadata([], [])
+        return metadata
+
+    def start_load_kv(self, _: Any, **_more: Any) -> None: ...
+    def wait_for_layer_load(self, _: str) -> None: ...
+    def save_kv_layer(self, *_: Any, **_more: Any) -> None: ...
+    def wait_for_save(self) -> None: ...
+
+    def get_finished(self, _: Any) -> "tuple[set[str], set[str]]":
+        metadata = self._get_connector_metadata()
+        return set(metadata.sent), set(metadata.loads)
+
+
 class Engine:
-    def __init__(self, role: str, model: str, blocks: int, window: "int | None") -> None:
+    def __init__(self, role: str, model: str, blocks: int, window: "int | None" = None, beside: bool = False) -> None:
+        ours: "dict[str, Any]" = {"kv_connector": "DeviceIpcConnector", "kv_connector_module_path": "device_ipc.vllm.kv", "kv_role": role}
+        if beside:
+            ours["kv_connector_extra_config"] = {"other_hosts": "pass", "claim_seconds": 0.5}
+            network = {"kv_connector": "Network", "kv_connector_module_path": "vllm_schedulers", "kv_role": role}
+            both = {"connectors": [ours, network]}
+            ours = {"kv_connector": "MultiConnector", "kv_role": role, "kv_connector_extra_config": both}
         config = vllm_config.VllmConfig(
             scheduler_config=vllm_config.SchedulerConfig(
                 max_num_seqs=16, max_num_batched_tokens=512, max_model_len=4000, enable_chunked_prefill=True, is_encoder_decoder=False
             ),
             model_config=vllm_config.ModelConfig(model=model, dtype="float16", seed=1, skip_tokenizer_init=True),
             cache_config=vllm_config.CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True),
-            kv_transfer_config=vllm_config.KVTransferConfig(
-                kv_connector="DeviceIpcConnector",
-                kv_connector_module_path="device_ipc.vllm.kv",
-                kv_role=role,
-                kv_load_failure_policy="recompute",
-            ),
+            kv_transfer_config=vllm_config.KVTransferConfig(**ours, kv_load_failure_policy="recompute"),
             device_config=vllm_config.DeviceConfig("cpu"),
         )
         sizes: "dict[str, Any]" = {"block_size": BLOCK_TOKENS, "num_kv_heads": 4, "head_size": 16, "dtype": torch.float16}
@@ -192,12 +238,41 @@ def hand_over(model: str, requests: int, window: "int | None") -> None:
     second.worker.shutdown()
 
 
+def pass_on(model: str) -> None:
+    """Hands requests over of which every second one comes from another host."""
+    first, second = Engine("kv_producer", model, 300, beside=True), Engine("kv_consumer", model, 400, beside=True)
+    free = first.free(), second.free()
+    network = second.scheduler.connector._connectors[1]
+    for number in range(6):
+        prompt = [3 + (7 * index + 31 * number) % 900 for index in range(100)]
+        name = f"r{number}"
+        params = prefill(first, name, prompt)
+        assert params["do_remote_prefill"] and params["remote_host"] == "there", params
+        if number % 2:
+            params["device_ipc"]["host"] = ["another boot", "elsewhere"]
+        second.add(name, prompt, 3, params)
+        second.until(lambda: second.tokens.get(name))
+        assert (name in network.loaded) == bool(number % 2), (name, network.loaded)
+        for at, block, cache in second.blocks(name, 100 if number % 2 == 0 else 0):
+            assert cache[block].eq(number_of(prompt[at * BLOCK_TOKENS :][:BLOCK_TOKENS])).all(), (name, at)
+        second.until(lambda: name in second.ended)
+    deadline = time.monotonic() + SECONDS
+    while first.scheduler.requests:
+        first.step()
+        second.step()
+        assert time.monotonic() < deadline
+    assert (first.free(), second.free()) == free and not second.scheduler.requests
+    second.worker.shutdown()
+    first.worker.shutdown()
+
+
 def main(requests: int) -> None:
     init_none_hash(sha256)
     with tempfile.TemporaryDirectory() as model:
         Path(model, "config.json").write_text(json.dumps(MODEL))
         for window in (None, 64):
             hand_over(model, requests, window)
+        pass_on(model)
     print(f"{requests} requests, all blocks equal, all returned")
 
 
