@@ -1,6 +1,6 @@
-"""vLLM and its dependencies in parts that a machine without a network can be sent: wheels by name, without what the suite does not need.
+"""An engine and its dependencies in parts that a machine without a network can be sent: wheels by name, without what the suite does not need.
 
-PyTorch and its dependencies are expected on that machine. ``wheels.txt`` has the other packages, with versions that were imported together.
+PyTorch and its dependencies are expected on that machine. ``wheels.txt`` and ``wheels-sglang.txt`` have the other packages, with versions that fit together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-WHEELS = Path(__file__).with_name("wheels.txt")
+WHEELS = {"vllm": Path(__file__).with_name("wheels.txt"), "sglang": Path(__file__).with_name("wheels-sglang.txt")}
 PART_BYTES = 58 << 20
 """A part is smaller than 60 MiB, with its manifest."""
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34)] + ["manylinux1_x86_64", "manylinux2014_x86_64"]
@@ -38,6 +38,10 @@ PRUNED = [
     "nixl_ep*",
     "nixl_cu13.scripts/*",
     "*/include/*",
+    "sgl_kernel/sm100/*",
+    "sgl_kernel/spatial_ops*",
+    "sglang/multimodal_gen/*",
+    "sglang/test/*",
     "*.pyi",
     "*.pdb",
     "*/__pycache__/*",
@@ -48,23 +52,25 @@ NIXL_KEPT = re.compile(
     r"|lib(etcd-cpp|grpc|gpr-|protobuf|re2|upb_|absl_|utf8_|address_sorting)"
 )
 """Of the libraries of NIXL's wheel: its own, what they need, and UCX for processes of one machine."""
-STRIPPED = "vllm/*.so"
+SOURCES = "flashinfer/data/*"
+"""FlashInfer compiles kernels of these on the machine with GPUs, with headers of their own."""
+STRIPPED = ["vllm/*.so", "sgl_kernel/*.so"]
 
 
-def wheels(pack: Path | None = None) -> list[str]:
-    return (pack or WHEELS).read_text().split()
+def wheels(engine: str = "vllm") -> list[str]:
+    return WHEELS[engine].read_text().split()
 
 
-def fetch(into: Path, python: str) -> None:
-    """Downloads the wheels with pip, for a version of Python."""
+def fetch(into: Path, python: str, engine: str = "vllm") -> None:
+    """Downloads the wheels of an engine with pip, for a version of Python."""
     platforms = [f"--platform={platform}" for platform in PLATFORMS]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", f"--python-version={python}"]
-    subprocess.run([*pip, *platforms, "--dest", str(into), "-r", str(WHEELS)], check=True, timeout=1800)
+    subprocess.run([*pip, *platforms, "--dest", str(into), "-r", str(WHEELS[engine])], check=True, timeout=1800)
 
 
 def pruned(name: str, keep_moe: bool) -> bool:
     """Returns whether a file of a wheel is left out; of the files for single versions of Python, all but those of 3.12."""
-    if keep_moe and name == MOE:
+    if keep_moe and name == MOE or fnmatch.fnmatch(name, SOURCES):
         return False
     library = NIXL.fullmatch(name)
     if library is not None and not NIXL_KEPT.match(library["name"]):
@@ -90,9 +96,9 @@ def install(folder: Path, site: Path, keep_moe: bool = False) -> None:
 
 
 def strip(site: Path) -> None:
-    """Removes the symbols of vLLM's own libraries."""
+    """Removes the symbols of the engine's own libraries."""
     for path in site.rglob("*.so"):
-        if fnmatch.fnmatch(str(path.relative_to(site)), STRIPPED):
+        if any(fnmatch.fnmatch(str(path.relative_to(site)), pattern) for pattern in STRIPPED):
             subprocess.run(["strip", "--strip-unneeded", str(path)], check=True, timeout=300)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import carry, engine, models, server, trainer
+from .common import SLACK, check, devices, filled, gigabytes
 from .suite import Skipped, case
 
 WAYS: dict[str, dict[str, Any]] = {"export": {}, "kept": {"keep_export": True}, "buckets": {"bucket_bytes": 8 << 20}}
@@ -25,32 +26,6 @@ GRAPHS: dict[str, Any] = {
 }
 GOALS = {"kept": 22.0, "export": 32.0, "buckets": 40.0}
 """Milliseconds for an update of 16 GB over HTTP on one H200."""
-SLACK = 64 << 20
-"""Device memory of kernels and libraries, which comes with the first use of each."""
-
-
-def check(found: Any, expected: Any, what: str) -> None:
-    """Fails with the first difference of two results."""
-    if found == expected:
-        return
-    if isinstance(expected, dict) and isinstance(found, dict):
-        names = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
-        first = f"{names[0]!r}: {found.get(names[0])} != {expected.get(names[0])}"
-        raise AssertionError(f"{what}: {len(names)} of {len(expected)} differ, the first is {first}")
-    raise AssertionError(f"{what}: {found} != {expected}")
-
-
-def devices(count: int) -> None:
-    import torch
-
-    if torch.cuda.device_count() < count:
-        raise Skipped(f"it needs {count} devices, and this machine has {torch.cuda.device_count()}")
-
-
-def filled(config: dict[str, Any], seed: int = 0) -> dict[str, Any]:
-    state = models.checkpoint(config, "cuda")
-    models.fill(state, seed)
-    return state
 
 
 def sender(client: Any, **options: Any) -> Any:
@@ -396,14 +371,6 @@ def in_place_large(folder: Path) -> dict[str, Any]:
             found |= {"send ms": statistics.median(sends), "follow ms": statistics.median(follows), "GB after updates": gigabytes()}
             check(engines[2].digests(), engines[0].digests(), "checksums after updates")
     return found
-
-
-def gigabytes() -> float:
-    """Returns the device memory in use, by all processes."""
-    import torch
-
-    free, total = torch.cuda.mem_get_info()
-    return float(total - free) / 1e9
 
 
 def lines(folder: Path, name: str, part: str) -> list[str]:

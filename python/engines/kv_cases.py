@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from . import engine, kv_engine, models
-from .cases import check, devices, filled
+from .common import check, devices, filled
 from .suite import Skipped, case
 
 BLOCK_TOKENS = 16

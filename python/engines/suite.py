@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 HERE = Path(__file__).parent
-MODULE = "engines.kv_cases"
-"""The module whose import registers the cases. It imports that of the others."""
+MODULES = {"vllm": "engines.cases,engines.kv_cases", "sglang": "engines.sglang_cases"}
+"""For each engine, the modules whose import registers the cases."""
+MODULE = MODULES["vllm"]
 
 VARIABLES = {
     # vLLM imports flashinfer otherwise, which is not carried.
@@ -87,7 +88,8 @@ def case(name: str, deadline: float = 300.0, **arguments: Any) -> Callable[[Func
 
 def select(patterns: Iterable[str]) -> list[Case]:
     """Returns the cases whose names match one of the patterns; all without patterns. Raises ``ValueError`` for one that matches none."""
-    importlib.import_module(MODULE)
+    for module in MODULE.split(","):
+        importlib.import_module(module)
     patterns = list(patterns)
     for pattern in patterns:
         if not fnmatch.filter(CASES, pattern):

@@ -90,10 +90,19 @@ def test_file_outside_the_folder_is_refused(tmp_path: Path) -> None:
         carry.install(tmp_path / "wheels", tmp_path / "site")
 
 
-def test_wheels_have_exact_versions_without_pytorch() -> None:
-    names = [one.partition("==")[0] for one in carry.wheels()]
-    assert all(one.count("==") == 1 for one in carry.wheels())
-    assert "vllm" in names and not {"torch", "triton", "flashinfer-python", "ray"} & set(names)
+@pytest.mark.parametrize("engine", list(carry.WHEELS))
+def test_wheels_have_exact_versions_without_pytorch(engine: str) -> None:
+    names = [one.partition("==")[0] for one in carry.wheels(engine)]
+    assert all(one.count("==") == 1 for one in carry.wheels(engine))
+    assert engine in names and not {"torch", "triton", "ray"} & set(names)
+    # vLLM needs no FlashInfer where its sampler is switched off.
+    assert ("flashinfer-python" in names) == (engine == "sglang")
+
+
+def test_sources_that_flashinfer_compiles_are_packed() -> None:
+    for name in ("csrc/norm.cu", "include/flashinfer/norm.cuh", "cutlass/include/cutlass/cutlass.h"):
+        assert not carry.pruned(f"flashinfer/data/{name}", False)
+    assert carry.pruned("other/include/a.h", False) and carry.pruned("sgl_kernel/sm100/common_ops.abi3.so", False)
 
 
 def engines(*arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
@@ -108,6 +117,9 @@ def test_list_names_all_cases_without_vllm() -> None:
     for name in ("update-export", "update-kept", "update-buckets", "killed-export", "sleep-1", "sleep-2", "tp2", "fp8", "moe", "lora", "stock-small", "kv", "kv-killed", "kv-times-nixl", "in-place-sleep-2", "in-place-kv-sizing", "in-place-draft", "update-graph-replay"):
         assert name in names
     assert all(line.partition(": ")[2] for line in found.stdout.splitlines())
+    found = engines("run", "--list", "--engine", "sglang")
+    names = [line.partition(":")[0] for line in found.stdout.splitlines()]
+    assert sorted(names) == [f"sglang-{name}" for name in ("flat", "graphs", "import", "parts", "sleep", "tied", "update")], found.stderr
     found = engines("run", "--list", "--only", "flat-*", "--only", "tp2")
     assert sorted(line.partition(":")[0] for line in found.stdout.splitlines()) == ["flat-buckets", "flat-export", "flat-kept", "tp2"]
     found = engines("run", "--list", "--only", "nothing")

@@ -388,14 +388,15 @@ def test_prefill_on_another_host(start: Start, caplog: pytest.LogCaptureFixture)
 def test_parameters_of_others_are_computed_here(caplog: pytest.LogCaptureFixture) -> None:
     decode = Engine("decode")
     ours = {"engine": "p", "host": decode.scheduler._part._host, "ranks": 1, "ticket": 1, "blocks": [[0, ""]]}
-    for params, text in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"do_remote_prefill": True, "remote_host": "a"}, "not of a DeviceIpcConnector"),
         (
             {"do_remote_prefill": True, "device_ipc": {**ours, "ranks": 2}},
             "tensor parallel size 2 there, 1 here",
         ),
         ({"device_ipc": {**ours, "blocks": [[0, ""], [0, ""]]}}, "2 groups of KV caches there, 1 here"),
-    ]:
+    ]
+    for params, text in cases:
         request = Request("d", 8, params)
         assert decode.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
         assert text in caplog.text

@@ -1,0 +1,130 @@
+"""An engine of SGLang in a process of its own, which answers calls as ``engines.engine`` does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from multiprocessing.connection import Listener
+from pathlib import Path
+from typing import Any
+
+from .engine import PROMPTS
+
+LOADER = "device_ipc.sglang.load_weights"
+
+
+def options(model: Path, **further: Any) -> dict[str, Any]:
+    """Returns the arguments of ``sglang.Engine`` for an engine with a small KV cache."""
+    return {
+        "model_path": str(model),
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "disable_cuda_graph": True,
+        "context_length": 256,
+        "max_total_tokens": 8192,
+        "mem_fraction_static": 0.15,
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "random_seed": 0,
+        "custom_weight_loader": [LOADER],
+        **further,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of what runs here."""
+    import sglang
+    import torch
+
+    import device_ipc
+
+    return {"sglang": str(sglang.__version__), "torch": str(torch.__version__), "device_ipc": str(device_ipc.__version__)}
+
+
+class Calls:
+    """What the suite asks of an engine. All replies are plain values."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def ready(self) -> None:
+        """Returns when the engine runs."""
+
+    def versions(self) -> dict[str, str]:
+        return versions()
+
+    def update(self, *texts: str) -> None:
+        """Loads the tensors of descriptors, one for all ranks or one for each."""
+        import device_ipc.sglang
+
+        done, reason = self._engine.update_weights_from_tensor(device_ipc.sglang.named_tensors(*texts), load_format=LOADER)[:2]
+        if not done:
+            raise RuntimeError(reason)
+
+    def digests(self) -> list[dict[str, str]]:
+        """Returns SGLang's own checksums of all tensors, for each rank."""
+        from sglang.srt.managers.io_struct import CheckWeightsReqInput
+
+        checked = self._engine.tokenizer_manager.check_weights(CheckWeightsReqInput(action="checksum"))
+        done, reason, ranks = self._engine.loop.run_until_complete(checked)[:3]
+        if not done:
+            raise RuntimeError(reason)
+        return [dict(rank["checksums"]) for rank in ranks]
+
+    def tokens(self) -> Any:
+        """Returns the tokens and the log-probabilities of greedy decoding, for all prompts."""
+        self._engine.flush_cache()
+        greedy = {"temperature": 0.0, "max_new_tokens": 16, "ignore_eos": True}
+        found = []
+        for prompt in PROMPTS:
+            output = self._engine.generate(input_ids=list(prompt), sampling_params=greedy, return_logprob=True)
+            found.append((list(output["output_ids"]), [entry[0] for entry in output["meta_info"]["output_token_logprobs"]]))
+        return found
+
+    def resources(self) -> dict[str, int]:
+        """Returns the descriptors and mappings of the processes of the engine."""
+        found = {"descriptors": 0, "mappings": 0}
+        for pid in self._engine.get_all_child_pids():
+            with contextlib.suppress(OSError):
+                found["descriptors"] += len(os.listdir(f"/proc/{pid}/fd"))
+                found["mappings"] += len(Path(f"/proc/{pid}/maps").read_text().splitlines())
+        return found
+
+    def release(self, tags: list[str] | None) -> None:
+        self._engine.release_memory_occupation(tags)
+
+    def resume(self, tags: list[str] | None) -> None:
+        self._engine.resume_memory_occupation(tags)
+
+
+def serve(address: str, arguments: dict[str, Any]) -> None:
+    """Runs an engine until it is told to exit."""
+    import sglang
+
+    engine = sglang.Engine(**arguments)
+    calls = Calls(engine)
+    with Listener(address, "AF_UNIX") as listener:
+        while True:
+            with listener.accept() as connection:
+                try:
+                    method, values = connection.recv()
+                except (EOFError, OSError):
+                    continue
+                if method == "exit":
+                    break
+                reply: tuple[bool, Any]
+                try:
+                    reply = True, getattr(calls, method)(*values)
+                except Exception as error:
+                    reply = False, f"{type(error).__name__}: {error}"
+                # The caller may have been killed.
+                with contextlib.suppress(OSError):
+                    connection.send(reply)
+    engine.shutdown()
+
+
+# The processes that SGLang spawns import this module.
+if __name__ == "__main__":
+    serve(sys.argv[1], json.loads(sys.argv[2]))
