@@ -118,3 +118,20 @@ def test_wake_without_a_keeper_fails_and_the_engine_stays_asleep(engines: Engine
         engine.ask("wake_up", None)
     assert time.monotonic() - begin < 30
     assert engine.ask("suspended") == [True]
+
+
+def test_weights_of_another_model_do_not_wake_an_engine(engines: Engines) -> None:
+    engine = engines.start("engine", publish=True)
+    digests = engine.ask("digests")
+    engine.ask("sleep", 1)
+    engines.keeper.close()
+    for model, error in (("another", "LayoutError: .*'another', and not 'model'"), ("model", "")):
+        with device_ipc.vllm.WeightKeeper(engines.keeper.name):
+            engines.start(model, publish=True, model=model)
+            if error:
+                with pytest.raises(RuntimeError, match=error):
+                    engine.ask("wake_up", None)
+                assert engine.ask("suspended") == [True]
+            else:
+                engine.ask("wake_up", None)
+                assert engine.ask("digests") == digests

@@ -227,7 +227,9 @@ def test_all_ranks_take_the_same_version(start: Start, name: str) -> None:
         writers[1].ask("fill 5")
         assert writers[0].end()["keeper"] == name
         second.begin('{"take":true}')
-        taken = [engine.end()["descriptor"] for engine in (first, second)]
+        answers = [engine.end() for engine in (first, second)]
+        assert [one["manifest"] for one in answers] == ["text"] * 2
+        taken = [one["descriptor"] for one in answers]
         assert taken == [str(export.descriptor) for export in keeper.exports]
         first.begin('{"taken":true}')
         # Another version before all have taken this one, which they still can.

@@ -50,7 +50,8 @@ def make(version: str, keeper: str, name: str, number: int, ranks: int, options:
         # This thread still reads the files of modules, which this user may not be permitted to.
         ctypes.CDLL(None).setfsuid(0)
     state = test_vllm.weights()
-    config: Any = test_vllm.Building(lambda: test_vllm.Loading(state), rank=number, ranks=ranks, engine=name)
+    kind = {"rank": number, "ranks": ranks, "engine": name, "name": options.pop("model", "model")}
+    config: Any = test_vllm.Building(lambda: test_vllm.Loading(state), **kind)
     model = load(config, **options)
     if config.model_config.sleep_mode_backend != "device_ipc":
         raise AssertionError("the loader has selected no sleep mode backend")

@@ -13,7 +13,7 @@ an engine                                the keeper
 ``{"rank": 0, "ranks": 2, "group"}``     ``{"joined": true}``: the process acts together with the other ranks that state the same ``group``
 ``{"update": true}``                     ``{"memory": true}`` with another block for the same tensors, or ``{"error"}``. When all ranks have filled theirs, they
                                          are the next version of each, and each rank gets ``kept``
-``{"take": true}``                       ``{"descriptor"}`` of the present version, when all ranks have asked: the same version for each
+``{"take": true}``                       ``{"descriptor", "manifest"}`` of the present version, when all ranks have asked: the same version for each
 ``{"taken": true}``                      ``{"done": true}``, when all ranks have taken it
 =======================================  =====================================================================================
 
@@ -212,14 +212,14 @@ class WeightKeeper:
         if step == "filled":
             self._take_over(range(group.ranks))
         elif step == "take":
-            exports = [part.export for rank in range(group.ranks) if (part := self._parts.get(rank)) is not None]
+            parts = [part for rank in range(group.ranks) if (part := self._parts.get(rank)) is not None]
             # They can be opened by their descriptors until all ranks have done so.
-            group.exports = [export for export in exports if export is not None]
+            group.exports = [part.export for part in parts if part.export is not None]
             if len(group.exports) < group.ranks:
                 self._dissolve(group, "there are no weights of all of its ranks")
                 return
-            for rank, export in enumerate(group.exports):
-                group.members[rank].tell({"descriptor": str(export.descriptor)})
+            for rank, (part, export) in enumerate(zip(parts, group.exports, strict=True)):
+                group.members[rank].tell({"descriptor": str(export.descriptor), "manifest": part.manifest})
         else:
             group.exports.clear()
             for member in group.members.values():

@@ -239,7 +239,7 @@ def load(
                 one.set(_alike(one.tensor, kept))
             elif not publishes:
                 one.tensor.copy_(kept)
-    in_place = InPlace(weights, published, source.address, source.timeout, group)
+    in_place = InPlace(weights, published, answer["manifest"], source.address, source.timeout, group)
     setattr(model, IN_PLACE, in_place)
     MODELS.add(in_place)
     took = (time.perf_counter() - begin) * 1000
@@ -254,6 +254,8 @@ class InPlace:
     weights: dt.Tensors
     """The memory of the parameters."""
     published: Published
+    text: str
+    """What ``published`` was parsed from."""
     address: Address
     timeout: float
     group: str
@@ -284,7 +286,9 @@ class InPlace:
         A rank that was suspended is so again if another one fails. Raises ``GoneError`` where one has: then ranks that were not suspended may
         have different versions until the next call.
         """
-        descriptor = ranks.ask({"take": True})[0]["descriptor"]
+        answer = ranks.ask({"take": True})[0]
+        descriptor = answer["descriptor"]
+        self._check(answer["manifest"])
         mapping, was_suspended = self.weights.mapping, self.is_suspended
         if was_suspended:
             mapping.resume(descriptor)
@@ -299,6 +303,16 @@ class InPlace:
             if was_suspended:
                 mapping.suspend()
             raise
+
+
+    def _check(self, text: str) -> None:
+        """Raises ``LayoutError`` if the weights of a keeper, which may be another one by now, are not those of this model."""
+        if text == self.text:
+            return
+        present = Published.parse(text)
+        self.published.manifest.check(present.manifest)
+        if present != self.published:
+            raise LayoutError(f"the keeper {self.address.name!r} has weights that vLLM has processed in another way; start the engine again")
 
 
 MODELS: weakref.WeakSet[InPlace] = weakref.WeakSet()
