@@ -245,9 +245,11 @@ def calls_of_a_request(start: Start, blocks: int, layers: int) -> "dict[str, int
         finally:
             sys.setprofile(None)
 
-    numbers = list(range(blocks))
+    # Block 0 is that of vLLM for no block.
+    numbers = list(range(1, blocks))
+    tokens = len(numbers) * BLOCK_TOKENS
     for name in ("first", "counted"):
-        request = Request(name, blocks * BLOCK_TOKENS, prefill.ask("prefill", name, blocks * BLOCK_TOKENS, numbers))
+        request = Request(name, tokens, prefill.ask("prefill", name, tokens, numbers))
         counted(decode.scheduler, "on_new_request", request)
         count, _ = counted(decode.scheduler, "get_num_new_matched_tokens", request, 0)
         counted(decode.scheduler, "update_state_after_alloc", request, Blocks(numbers), count)
@@ -388,12 +390,9 @@ def test_prefill_on_another_host(start: Start, caplog: pytest.LogCaptureFixture)
 def test_parameters_of_others_are_computed_here(caplog: pytest.LogCaptureFixture) -> None:
     decode = Engine("decode")
     ours = {"engine": "p", "host": decode.scheduler._part._host, "ranks": 1, "ticket": 1, "blocks": [[0, ""]]}
-    cases: list[tuple[dict[str, Any], str]] = [
+    cases: "list[tuple[dict[str, Any], str]]" = [
         ({"do_remote_prefill": True, "remote_host": "a"}, "not of a DeviceIpcConnector"),
-        (
-            {"do_remote_prefill": True, "device_ipc": {**ours, "ranks": 2}},
-            "tensor parallel size 2 there, 1 here",
-        ),
+        ({"do_remote_prefill": True, "device_ipc": {**ours, "ranks": 2}}, "tensor parallel size 2 there, 1 here"),
         ({"device_ipc": {**ours, "blocks": [[0, ""], [0, ""]]}}, "2 groups of KV caches there, 1 here"),
     ]
     for params, text in cases:
