@@ -245,6 +245,19 @@ def test_exporter_killed_at_a_step_fails_the_load(start: Start, step: str) -> No
     importer.close()
 
 
+def test_importer_without_requests_unmaps_what_a_dead_exporter_has_left(start: Start) -> None:
+    before = device_ipc.counters()["mapped_bytes"]
+    exporter = Exporter(start)
+    exporter.ask("lend", "a")
+    importer = importer_of(empty_caches())
+    importer.load(exporter.name, load("x", "a", [1], [1]))
+    assert loaded(importer) == ({"x"}, []) and device_ipc.counters()["mapped_bytes"] > before
+    exporter.process.kill()
+    until(lambda: device_ipc.counters()["mapped_bytes"] == before)
+    assert importer.poll() == (set(), []) and not importer._peers
+    importer.close()
+
+
 def test_exporter_that_ends_waits_for_no_importer(start: Start) -> None:
     exporter = Exporter(start)
     exporter.ask("lend", "a")

@@ -241,6 +241,8 @@ class _Peer:
         self.channel: _native.Channel | None = None
         """Set when everything is ready."""
         self._readable = select.poll()
+        self._lock = threading.Lock()
+        """Held while copies begin, and while the memory is unmapped: a thread of the library does so when the exporter has ended."""
         self._copies: list[BlockCopy] = []
         self._tensors: dt.Tensors | None = None
         self._asked: dict[int, bool | None] = {}
@@ -261,21 +263,37 @@ class _Peer:
             channel = _native.connect(self._name, backend=backend, timeout=importer.timeout, existing=True)
             hello = json.loads(channel.receive(timeout=importer.timeout).data)
             importer.check(hello["facts"])
-            self._tensors = dt.open(hello["caches"], device=importer.device, allow_read_only=True, timeout=importer.timeout)
+            self._tensors = tensors = dt.open(hello["caches"], device=importer.device, allow_read_only=True, timeout=importer.timeout)
             for layers in importer.groups:
                 sources = []
                 for name in layers:
-                    if name not in self._tensors:
+                    if name not in tensors:
                         raise LayoutError(f"the other engine has no layer {name}")
-                    sources += block_views(self._tensors[name], hello["blocks"])
+                    sources += block_views(tensors[name], hello["blocks"])
                 self._copies.append(BlockCopy([view for name in layers for view in importer.views[name]], sources))
             self._readable.register(channel.fileno(), select.POLLIN)
             # Its descriptor is readable when an attempt is worthwhile, after one that was not.
             with contextlib.suppress(TimeoutError):
                 channel.receive(timeout=0)
             self.channel = channel
+            tensors.mapping.on_gone(self._give_up)
+            tensors.mapping.on_dropped(self._give_up)
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
+
+    def _give_up(self) -> None:
+        """Unmaps the caches of an exporter that has ended. An engine without requests makes no steps, and would keep them for ever."""
+        with self._lock:
+            self.failure = self.failure or "the other engine has ended"
+            if not self._running:
+                self._unmap()
+
+    def _unmap(self) -> None:
+        self._copies.clear()
+        tensors, self._tensors = self._tensors, None
+        if tensors is not None:
+            with contextlib.suppress(Error):
+                tensors.close()
 
     def claim(self, ticket: int) -> None:
         if ticket not in self._asked:
@@ -319,17 +337,20 @@ class _Peer:
 
     def begin(self) -> None:
         """Submits the copies of all loads that wait for it."""
-        if not self.loads or self.channel is None or self.failure is not None:
+        if not self.loads or self.channel is None:
             return
-        loads, self.loads = self.loads, []
-        stream = self._importer.begin_copies()
-        for load in loads:
-            try:
-                for copy, (sources, destinations) in zip(self._copies, load.parts, strict=True):
-                    copy.copy(sources, destinations, stream)
-            except (IndexError, ValueError) as error:
-                load.failure = str(error)
-        self._running.append((self._importer.end_copies(), loads))
+        with self._lock:
+            if self.failure is not None:
+                return
+            loads, self.loads = self.loads, []
+            stream = self._importer.begin_copies()
+            for load in loads:
+                try:
+                    for copy, (sources, destinations) in zip(self._copies, load.parts, strict=True):
+                        copy.copy(sources, destinations, stream)
+                except (IndexError, ValueError) as error:
+                    load.failure = str(error)
+            self._running.append((self._importer.end_copies(), loads))
 
     def finish(self, done: set[str], failed: list[tuple[Load, str]]) -> None:
         """Reports the loads whose copies have ended and were answered. Before the end of a copy nothing else may write its blocks."""
@@ -365,9 +386,8 @@ class _Peer:
         if self.channel is not None:
             # The exporter gives back what this connection has claimed, also where it has not received the last message.
             _close(self.channel)
-        self._copies.clear()
-        if self._tensors is not None:
-            self._tensors.mapping.close()
+        with self._lock:
+            self._unmap()
 
 
 class CacheImporter:
@@ -424,7 +444,7 @@ class CacheImporter:
         done: set[str] = set()
         failed: list[tuple[Load, str]] = []
         for name, peer in list(self._peers.items()):
-            if not peer.is_busy():
+            if not peer.is_busy() and not peer.has_ended:
                 continue
             peer.send()
             peer.begin()
@@ -468,9 +488,9 @@ class CacheImporter:
         peer = self._peers.get(name)
         if peer is not None and not peer.is_busy():
             peer.receive()
-        if peer is not None and peer.has_ended and not peer.is_busy():
-            peer.close()
-            peer = None
+            if peer.has_ended:
+                peer.close()
+                peer = None
         if peer is None:
             peer = self._peers[name] = _Peer(self, name)
         return peer
