@@ -16,6 +16,8 @@ import pytest
 from conftest import LIMIT, Start
 from vllm_modules import add
 
+import device_ipc
+
 torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
 
 BLOCK_TOKENS = 4
@@ -38,6 +40,8 @@ class Base:
 
     def _get_connector_metadata(self) -> Any:
         return self.metadata
+
+    def unregister_kv_caches(self) -> None: ...
 
 
 class MambaSpec:
@@ -106,7 +110,7 @@ class Engine:
         )
         config = space(
             kv_transfer_config=transfer,
-            model_config=space(model="m", revision=None),
+            model_config=space(model="m", revision=None, enable_sleep_mode=extra.get("sleep", False)),
             cache_config=space(block_size=BLOCK_TOKENS, cache_dtype="auto"),
             parallel_config=space(tensor_parallel_size=ranks, pipeline_parallel_size=1, rank=0),
         )
@@ -121,8 +125,6 @@ class Engine:
         self.worker.register_kv_caches(self.caches)
 
     def memory(self, shape: "tuple[int, ...]") -> Any:
-        import device_ipc
-
         return torch.from_dlpack(device_ipc.empty(shape, "float32", "mock:0")).fill_(-1)
 
     def step(self) -> "tuple[set[str], set[str], set[int]]":
@@ -167,6 +169,10 @@ def serve(arguments: "dict[str, Any]") -> None:
             result = engine.prefill(*values)
         elif what == "sent":
             result = sorted(engine.until(0))
+        elif what == "sleep":
+            engine.worker.unregister_kv_caches()
+        elif what == "wake":
+            engine.worker.restore_kv_caches()
         elif what == "step":
             result = sorted(engine.step()[0])
         print(json.dumps(result), flush=True)
@@ -326,6 +332,29 @@ def test_restarted_prefill_of_the_same_name_is_found(start: Start) -> None:
     arrive(decode, "d2", 8, stale, [6, 8])
     assert decode.until(2) == {6, 8}
     decode.worker.shutdown()
+
+
+def test_sleep_gives_the_caches_back(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill, decode = Prefill(start, sleep=True), Engine("decode", sleep=True)
+    mapped = device_ipc.counters()["mapped_bytes"]
+    arrive(decode, "d1", 8, prefill.ask("prefill", "p1", 8, [3, 7]), [4, 5])
+    assert decode.until(1) == {"d1"} and prefill.ask("sent") == ["p1"]
+    # The decode engine gives back what sleeps, though it makes no step.
+    prefill.ask("sleep")
+    deadline = time.monotonic() + LIMIT
+    while device_ipc.counters()["mapped_bytes"] > mapped:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    prefill.ask("wake")
+    for _ in range(2):
+        decode.worker.unregister_kv_caches()
+    decode.worker.restore_kv_caches()
+    arrive(decode, "d2", 8, prefill.ask("prefill", "p2", 8, [1, 2]), [4, 5])
+    assert decode.until(1) == {"d2"} and values(decode, [4, 5]) == [[[1.0], [1.0]], [[2.0], [2.0]]]
+    decode.worker.shutdown()
+    monkeypatch.delattr(Base, "unregister_kv_caches")
+    with pytest.raises(ValueError, match="sleep mode since vLLM 0.33"):
+        Engine("decode", sleep=True)
 
 
 def test_blocks_of_all_groups_are_read(start: Start) -> None:

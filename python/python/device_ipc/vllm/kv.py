@@ -108,6 +108,10 @@ class DeviceIpcConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if parallel.pipeline_parallel_size != 1:
             raise ValueError(f"DeviceIpcConnector supports one pipeline stage; there are {parallel.pipeline_parallel_size}")
         groups = _groups(kv_cache_config)
+        if getattr(vllm_config.model_config, "enable_sleep_mode", False) and not hasattr(KVConnectorBase_V1, "unregister_kv_caches"):
+            raise ValueError(
+                "DeviceIpcConnector supports sleep mode since vLLM 0.33: earlier versions give the caches other memory without a word to it"
+            )
         self._failed_blocks: set[int] = set()
         self._loaded_groups = tuple(group.position for group in groups)
         self._part: Any = (
@@ -150,6 +154,14 @@ class DeviceIpcConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Shares the caches once, or prepares copies into them."""
         self._part.register(kv_caches)
+
+    def unregister_kv_caches(self) -> None:
+        """Ends the connections and the export before sleep, which gives the memory back."""
+        self._part.close()
+
+    def restore_kv_caches(self) -> None:
+        """Shares the caches again after sleep, under the same name."""
+        self._part.register(self._part.caches)
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         """Begins the loads of this step. Nothing waits for them."""
@@ -337,6 +349,7 @@ def _read(path: str) -> str:
 
 class _Worker:
     def __init__(self, vllm_config: Any, groups: list[_Group], blocks: int) -> None:
+        self.caches: dict[str, Any] = {}
         self._refused: list[Load] = []
         self._exporter: CacheExporter | None = None
         self._importer: CacheImporter | None = None
@@ -357,9 +370,10 @@ class _Worker:
         }
 
     def register(self, caches: dict[str, Any]) -> None:
-        if self._exports:
+        self.caches = caches
+        if self._exports and self._exporter is None:
             self._exporter = CacheExporter(self._name, caches, self._blocks, self._facts, self._limit)
-        if self._imports:
+        if self._imports and self._importer is None:
             self._importer = CacheImporter(caches, self._groups, self._blocks, self._facts)
 
     def step(self, metadata: Metadata) -> None:
@@ -396,7 +410,9 @@ class _Worker:
         return sent, come, [load for load, _ in failures]
 
     def close(self) -> None:
-        if self._importer is not None:
-            self._importer.close()
-        if self._exporter is not None:
-            self._exporter.close()
+        importer, self._importer = self._importer, None
+        if importer is not None:
+            importer.close()
+        exporter, self._exporter = self._exporter, None
+        if exporter is not None:
+            exporter.close()
