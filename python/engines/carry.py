@@ -39,6 +39,8 @@ PRUNED = [
     "nixl_cu13.scripts/*",
     "*/include/*",
     "sgl_kernel/sm100/*",
+    "sgl_kernel/flash*_ops*",
+    "sgl_kernel/infllm_ops*",
     "sgl_kernel/spatial_ops*",
     "sglang/multimodal_gen/*",
     "sglang/test/*",

@@ -25,6 +25,8 @@ def options(model: Path, **further: Any) -> dict[str, Any]:
         "context_length": 256,
         "max_total_tokens": 8192,
         "mem_fraction_static": 0.15,
+        # FlashAttention is 1 GiB, and not packed.
+        "attention_backend": "triton",
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
         "random_seed": 0,
