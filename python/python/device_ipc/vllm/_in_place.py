@@ -304,7 +304,6 @@ class InPlace:
                 mapping.suspend()
             raise
 
-
     def _check(self, text: str) -> None:
         """Raises ``LayoutError`` if the weights of a keeper, which may be another one by now, are not those of this model."""
         if text == self.text:
