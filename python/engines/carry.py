@@ -54,8 +54,8 @@ NIXL_KEPT = re.compile(
     r"|lib(etcd-cpp|grpc|gpr-|protobuf|re2|upb_|absl_|utf8_|address_sorting)"
 )
 """Of the libraries of NIXL's wheel: its own, what they need, and UCX for processes of one machine."""
-SOURCES = "flashinfer/data/*"
-"""FlashInfer compiles kernels of these on the machine with GPUs, with headers of their own."""
+SOURCES = ["flashinfer/data/*", "sglang/kernels/*", "tvm_ffi/*"]
+"""SGLang and FlashInfer compile kernels of these on the machine with GPUs, with headers of their own."""
 STRIPPED = ["vllm/*.so", "sgl_kernel/*.so"]
 
 
@@ -72,7 +72,7 @@ def fetch(into: Path, python: str, engine: str = "vllm") -> None:
 
 def pruned(name: str, keep_moe: bool) -> bool:
     """Returns whether a file of a wheel is left out; of the files for single versions of Python, all but those of 3.12."""
-    if keep_moe and name == MOE or fnmatch.fnmatch(name, SOURCES):
+    if keep_moe and name == MOE or any(fnmatch.fnmatch(name, pattern) for pattern in SOURCES):
         return False
     library = NIXL.fullmatch(name)
     if library is not None and not NIXL_KEPT.match(library["name"]):

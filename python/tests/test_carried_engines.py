@@ -99,9 +99,10 @@ def test_wheels_have_exact_versions_without_pytorch(engine: str) -> None:
     assert ("flashinfer-python" in names) == (engine == "sglang")
 
 
-def test_sources_that_flashinfer_compiles_are_packed() -> None:
-    for name in ("csrc/norm.cu", "include/flashinfer/norm.cuh", "cutlass/include/cutlass/cutlass.h"):
-        assert not carry.pruned(f"flashinfer/data/{name}", False)
+def test_sources_that_are_compiled_there_are_packed() -> None:
+    data, jit = "flashinfer/data", "sglang/kernels/jit"
+    for name in (f"{data}/csrc/norm.cu", f"{data}/cutlass/include/cutlass/cutlass.h", f"{jit}/include/a.cuh", "tvm_ffi/include/tvm/ffi/c_api.h"):
+        assert not carry.pruned(name, False)
     assert carry.pruned("other/include/a.h", False) and carry.pruned("sgl_kernel/sm100/common_ops.abi3.so", False)
 
 
