@@ -395,6 +395,15 @@ def test_blocks_of_all_groups_are_read(start: Start) -> None:
     decode.worker.shutdown()
 
 
+def test_prefill_in_another_container(start: Start) -> None:
+    prefill, decode = Prefill(start), Engine("decode")
+    params = prefill.ask("prefill", "p1", 8, [3, 7])
+    params["device_ipc"]["host"][1] = "a name of its own"
+    arrive(decode, "d1", 8, params, [4, 5])
+    assert decode.until(1) == {"d1"} and values(decode, [4, 5]) == [[[3.0], [3.0]], [[7.0], [7.0]]]
+    decode.worker.shutdown()
+
+
 def test_prefill_on_another_host(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     prefill = Prefill(start, other_hosts="pass")
     params = prefill.ask("prefill", "p1", 8, [3, 7])

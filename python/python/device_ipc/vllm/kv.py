@@ -211,6 +211,7 @@ class _Scheduler:
         self._reads = transfer.is_kv_consumer
         self._ranks = vllm_config.parallel_config.tensor_parallel_size
         self._engine = transfer.engine_id
+        # The first says where an engine runs: containers of one machine have names of their own.
         self._host = [_read("/proc/sys/kernel/random/boot_id"), socket.gethostname()]
         other_hosts = transfer.get_from_extra_config("other_hosts", "fail")
         if other_hosts not in ("fail", "pass"):
@@ -224,7 +225,7 @@ class _Scheduler:
 
     def new(self, request: Any) -> None:
         remote = self._remote(request)
-        if remote is not None and remote["host"] == self._host:
+        if remote is not None and self._is_here(remote):
             self.metadata.claimed.append((remote["engine"], remote["ticket"]))
 
     def matched(self, request: Any, computed: int) -> tuple[int, bool]:
@@ -260,7 +261,7 @@ class _Scheduler:
             null = _null_blocks(destinations)
             first, destinations = first + null - skipped, destinations[null:]
             load.parts.append((sources[first : first + len(destinations)], destinations))
-        if remote["host"] == self._host:
+        if self._is_here(remote):
             self.metadata.loads.append((remote["engine"], load))
         else:
             load.failure = (
@@ -298,8 +299,11 @@ class _Scheduler:
         # vLLM knows such requests by the first two, which NIXL's connector adds itself.
         return True, {_OURS: ours} if self._passes else {"do_remote_prefill": True, "do_remote_decode": False, _OURS: ours}
 
+    def _is_here(self, remote: dict[str, Any]) -> bool:
+        return bool(remote["host"][0] == self._host[0])
+
     def _release(self, remote: dict[str, Any]) -> None:
-        if remote["host"] == self._host:
+        if self._is_here(remote):
             self.metadata.released.append((remote["engine"], remote["ticket"]))
 
     def _remote(self, request: Any) -> dict[str, Any] | None:
@@ -314,7 +318,7 @@ class _Scheduler:
                 if not self._passes:
                     _logger.warning("request %s: kv_transfer_params are not of a DeviceIpcConnector; computed here", request.request_id)
             return None
-        if remote["host"] != self._host and self._passes:
+        if not self._is_here(remote) and self._passes:
             return None
         reason = self._unusable(request, remote)
         if reason is None:
