@@ -110,7 +110,7 @@ class DeviceIpcConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         groups = _groups(kv_cache_config)
         if getattr(vllm_config.model_config, "enable_sleep_mode", False) and not hasattr(KVConnectorBase_V1, "unregister_kv_caches"):
             raise ValueError(
-                "DeviceIpcConnector supports sleep mode since vLLM 0.33: earlier versions give the caches other memory without a word to it"
+                "DeviceIpcConnector supports sleep mode since vLLM 0.33: earlier versions remap the caches without a notification"
             )
         self._failed_blocks: set[int] = set()
         self._loaded_groups = tuple(group.position for group in groups)
@@ -182,8 +182,8 @@ class DeviceIpcConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         for load in failed:
             if len(load.parts) > 1:
                 raise RuntimeError(
-                    f"the KV blocks of request {load.request} have not come, which this version of vLLM cannot be told for a model with "
-                    "several groups of KV caches; use vLLM 0.33 or later, or --disable-hybrid-kv-cache-manager"
+                    f"the KV blocks of request {load.request} have not come, and this version of vLLM accepts no report of a failed load for a "
+                    "model with several groups of KV caches; use vLLM 0.33 or later, or --disable-hybrid-kv-cache-manager"
                 )
             self._failed_blocks.update(load.parts[0][1])
         return sent or None, come or None
