@@ -86,7 +86,7 @@ def update_function(version: "str | None", rank: int) -> Any:
         torch=torch,
         dynamic_import=names["dynamic_import"],
         monkey_patch_torch_reductions=lambda: None,
-        _unsupported_derived_weight_cache_error=lambda _model: None,
+        _unsupported_derived_weight_cache_error=lambda *_model: None,
         get_parallel=lambda: types.SimpleNamespace(tp_rank=rank),
         LocalSerializedTensor=(),
     )
@@ -132,6 +132,7 @@ def main(version: "str | None", rank: int) -> None:
     updater = types.SimpleNamespace(
         get_model=lambda: model,
         device="cpu",
+        tp_rank=rank,
         custom_weight_loaders=[device_ipc.sglang.LOAD_FORMAT],
         _assert_weight_cache_inactive=lambda _operation: None,
     )

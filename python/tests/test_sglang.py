@@ -25,11 +25,13 @@ import sglang_worker
 from conftest import Start
 from test_share import line
 
+CARRIED = "0.5.17"
+"""The version that `python -m engines` runs whole."""
 VERSION = "0.5.23"
 Group = Callable[..., "list[subprocess.Popen[str]]"]
 
 
-@pytest.fixture(params=["stand-in", VERSION])
+@pytest.fixture(params=["stand-in", CARRIED, VERSION])
 def version(request: pytest.FixtureRequest) -> str:
     if request.param != "stand-in":
         frameworks.wheel("sglang", request.param)
