@@ -19,7 +19,8 @@ use crate::transport::{AllowList, Connection, ConnectionId, Metrics, Next, Serve
 use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
 use crate::wire::examples::SOMEBODY;
-use crate::wire::protocol::{MAX_SPANS, PROTOCOL_VERSION, Refusal, Reply, Request, Span, decode};
+use crate::wire::protocol::{MAX_SPANS, PROTOCOL_VERSION, Reply, Request, Span, decode};
+use crate::wire::{Failure, Refusal};
 
 /// The kinds of steps, except [`SEND`].
 pub(super) const SEND: u8 = 0;
@@ -262,7 +263,7 @@ impl Model {
                 }
                 if !self.devices.contains(&on) && self.devices.len() == MOST_DEVICES {
                     let detail = format!("the importing process has used {MOST_DEVICES} devices already");
-                    let refusal = Refusal::Failed { detail };
+                    let refusal = Refusal::Failed(Failure::quota(detail));
                     self.answers.push_back(Expected::Refused { request: request.0, refusal });
                     return Next::Keep;
                 }
@@ -480,8 +481,8 @@ impl Model {
             ) => answered.0 == *request && format!("{refusal:?}") == format!("{found:?}"),
             (
                 Some(Expected::RefusedFor { request, part }),
-                Reply::Refused { request: answered, refusal: Refusal::Failed { detail } },
-            ) => answered.0 == *request && detail.contains(part),
+                Reply::Refused { request: answered, refusal: Refusal::Failed(failure) },
+            ) => answered.0 == *request && failure.detail.contains(part),
             (Some(Expected::Listing { request }), Reply::Listing { request: answered, exports, more }) => {
                 let permitted = |listed: u64| !stranger || EXPORTS[listed as usize - 1].1;
                 answered.0 == *request && !more && exports.iter().all(|listed| permitted(listed.export.0))

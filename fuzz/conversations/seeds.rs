@@ -7,13 +7,13 @@ use super::script::Writer;
 use crate::backend::{Access, HandleKind};
 use crate::model::address::Generation;
 use crate::model::lease::{LeaseId, LeaseState};
-use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
 use crate::wire::examples::SOMEBODY;
 use crate::wire::protocol::{
-    AllocationId, ListedExport, ListedHolder, OpenedExport, PROTOCOL_VERSION, PageId, Refusal, Reply,
-    Request, RequestId, Span, WireHandle, encode,
+    AllocationId, ListedExport, ListedHolder, OpenedExport, PROTOCOL_VERSION, PageId, Reply, Request,
+    RequestId, Span, WireHandle, encode,
 };
+use crate::wire::{Refusal, Token};
 
 fn hello(protocol: u16) -> Vec<u8> {
     encode(&Request::Hello { protocol, program: "fuzzer".into() }).expect("a seed is short")

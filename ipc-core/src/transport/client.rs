@@ -196,10 +196,7 @@ impl<S: Subscriber> Client<S> {
             Refusal::UserNotAllowed { uid } => user_not_allowed(pid, uid),
             Refusal::Access { granted } => Error::AccessDenied { wanted: Access::ReadWrite, granted },
             Refusal::Stale { detail } => Error::StaleGeneration(short_detail(&detail)),
-            Refusal::Failed { detail } => {
-                let detail = short_detail(&detail);
-                Error::NotPermitted(format!("process {pid} could not share it: {detail}"))
-            }
+            Refusal::Failed(failure) => failure.into_error(pid),
         }
     }
 

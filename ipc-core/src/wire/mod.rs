@@ -12,6 +12,7 @@ mod grant;
 #[cfg(test)]
 mod properties;
 pub(crate) mod protocol;
+mod refusal;
 pub(crate) mod relay;
 pub(crate) mod remote;
 pub(crate) mod ring;
@@ -23,7 +24,8 @@ pub use grant::Grant;
 pub(crate) use grant::GrantExporter;
 pub(crate) use protocol::{
     AllocationId, LISTED_EXPORTS, LISTED_HOLDERS, LeaseAhead, MAX_HANDLES, MAX_LEASES_AHEAD, MAX_SPANS,
-    OpenedExport, Refusal, Reply, Request, RequestId, Returned, Span, WireHandle, short_name,
+    OpenedExport, Reply, Request, RequestId, Returned, Span, WireHandle, short_name,
 };
 pub use protocol::{ListedExport, ListedHolder};
+pub(crate) use refusal::{Failure, Refusal};
 pub(crate) use token::{Token, random_bytes};

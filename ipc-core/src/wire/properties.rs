@@ -4,11 +4,11 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 
-use super::Token;
 use super::protocol::{
-    AllocationId, ListedExport, ListedHolder, OpenedExport, PageId, Refusal, Reply, Request, RequestId, Span,
+    AllocationId, ListedExport, ListedHolder, OpenedExport, PageId, Reply, Request, RequestId, Span,
     WireHandle, decode, encode,
 };
+use super::{Failure, Refusal, Token};
 use crate::backend::{Access, HandleBytes, HandleKind};
 use crate::model::address::Generation;
 use crate::model::device::HostId;
@@ -110,7 +110,8 @@ fn refusal() -> impl Strategy<Value = Refusal> {
         any::<u32>().prop_map(|uid| Refusal::UserNotAllowed { uid }),
         access().prop_map(|granted| Refusal::Access { granted }),
         ".{0,40}".prop_map(|detail| Refusal::Stale { detail }),
-        ".{0,40}".prop_map(|detail| Refusal::Failed { detail }),
+        (any::<u8>(), ".{0,40}")
+            .prop_map(|(kind, detail)| Refusal::Failed(Failure { kind: kind.into(), detail })),
     ]
 }
 

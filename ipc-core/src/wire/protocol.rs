@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Token;
+use super::{Refusal, Token};
 use crate::backend::{Access, HandleBytes, HandleKind};
 use crate::model::address::Generation;
 use crate::model::lease::{LeaseId, LeaseState};
@@ -273,23 +273,6 @@ impl WireHandle {
 /// The number of an allocation in the exporting process: the same for all its exports, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct AllocationId(pub(crate) u64);
-
-/// The reason why a request was refused.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum Refusal {
-    /// The export has been dropped. Numbers are never reused, so it existed.
-    Dropped,
-    /// The token is not the export's.
-    WrongToken,
-    /// The exporter does not allow the importer's user, whom the kernel reports.
-    UserNotAllowed { uid: u32 },
-    /// The export does not permit this access.
-    Access { granted: Access },
-    /// The memory was freed under a borrowed export.
-    Stale { detail: String },
-    /// Another reason, as text.
-    Failed { detail: String },
-}
 
 /// The initial capacity of a message, which fits most.
 const USUAL_BYTES: usize = 128;

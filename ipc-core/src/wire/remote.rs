@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Failure;
 use crate::model::device::HostId;
 use crate::wire::protocol::{decode, short_detail, short_name};
 
@@ -91,8 +92,8 @@ pub(crate) enum RemoteRefusal {
     NotReady,
     /// The memory was freed.
     Stale { detail: String },
-    /// The exporter cannot register the memory.
-    Failed { detail: String },
+    /// An error of the exporter, for example of the registration of the memory.
+    Failed(Failure),
     /// The export is no ring.
     NoRing,
 }
@@ -118,9 +119,9 @@ impl RemoteReply {
             Self::Granted { regions } => return Err(format!("{regions} regions, not 1 to {MAX_REGIONS}")),
             Self::Regions { metadata } if metadata.is_empty() => return Err("no regions in a message".into()),
             Self::Refused(RemoteRefusal::OtherEngine { engine }) => check_engine(engine)?,
-            Self::Refused(RemoteRefusal::Stale { detail } | RemoteRefusal::Failed { detail }) => {
-                *detail = short_detail(detail);
-            }
+            Self::Refused(
+                RemoteRefusal::Stale { detail } | RemoteRefusal::Failed(Failure { detail, .. }),
+            ) => *detail = short_detail(detail),
             _ => {}
         }
         Ok(decoded)

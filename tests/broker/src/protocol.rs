@@ -178,8 +178,8 @@ pub enum Refusal {
     Access { granted: Access },
     /// Other memory is there now.
     Stale { detail: String },
-    /// Something else.
-    Failed { detail: String },
+    /// An error of this kind, by its number.
+    Failed { kind: u8, detail: String },
 }
 
 /// The identity that an exporter claims.

@@ -10,7 +10,7 @@ use crate::outcome::{Outcome, fail};
 /// An error of the library for another process: its kind and its text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// The variant of [`Error`], as it is written.
+    /// The variant of [`Error`], as it is written; of [`Error::Refused`], with the kind that the other process has stated.
     pub kind: String,
     /// Its text.
     pub text: String,
@@ -21,7 +21,11 @@ impl From<&Error> for Refusal {
         // The derived Debug form of an enum begins with the name of its variant.
         let debug = format!("{error:?}");
         let kind = debug.split(|letter: char| !letter.is_alphanumeric()).next().unwrap_or_default();
-        Self { kind: kind.to_owned(), text: error.to_string() }
+        let kind = match error {
+            Error::Refused { kind: stated, .. } => format!("{kind} {stated:?}"),
+            _ => kind.to_owned(),
+        };
+        Self { kind, text: error.to_string() }
     }
 }
 

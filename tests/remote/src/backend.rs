@@ -10,7 +10,7 @@ use device_ipc_core::backend::engine::{
     MemorySpace, PullRequest, RegisteredMemory, Transfer, TransferEngine, TransferMemory,
 };
 use device_ipc_core::backend::{BACKEND_VARIABLE, BackendInfo};
-use device_ipc_core::{Ipc, IpcBuilder, Remote, Result};
+use device_ipc_core::{DeviceOrdinal, Error, Ipc, IpcBuilder, Remote, Result};
 use device_ipc_cuda::CudaBackend;
 use device_ipc_mock::{MockBackend, NAME};
 
@@ -30,6 +30,14 @@ static ARRIVES: AtomicBool = AtomicBool::new(false);
 
 /// Whether the transfers of this process are held.
 static HELD: AtomicBool = AtomicBool::new(false);
+
+/// Whether the next registration of memory fails.
+static FAILS: AtomicBool = AtomicBool::new(false);
+
+/// Has the next registration of memory fail, for lack of memory.
+pub(crate) fn fail_registration() {
+    FAILS.store(true, Ordering::SeqCst);
+}
 
 /// Holds the transfers of this process: none is over for the library, however fast the bytes arrive. Errors are not held.
 pub(crate) fn hold_transfers(hold: bool) {
@@ -118,6 +126,10 @@ impl TransferEngine for NotingEngine {
     }
 
     unsafe fn register(&self, memory: TransferMemory) -> Result<Box<dyn RegisteredMemory>> {
+        if FAILS.swap(false, Ordering::SeqCst) {
+            let detail = "the registration fails".into();
+            return Err(Error::OutOfMemory { device: DeviceOrdinal::new(0), bytes: memory.len, detail });
+        }
         // SAFETY: as the caller promised.
         unsafe { self.0.register(TransferMemory { space: seen(memory.space), ..memory }) }
     }

@@ -461,6 +461,19 @@ pub fn lease_ends_when_the_importer_is_killed(mut pair: Pair) {
     pair.exporter.finish();
 }
 
+/// An error of the exporter is not one of permissions, and the next request may succeed.
+pub fn error_of_the_exporter_keeps_its_kind(mut pair: Pair) {
+    let descriptor = pair.exporter.ask("share x 64 1");
+    assert_eq!(pair.exporter.ask("fail-registration"), "set");
+    let open = format!("open pulled 1 {LONG_MS} {descriptor}");
+    let error = pair.importer.ask(&open);
+    assert!(error.starts_with("Refused OutOfMemory of InPull"), "{error}");
+    assert!(error.contains("the registration fails"), "{error}");
+    let copied = pair.importer.ask(&open);
+    assert!(copied.starts_with("64 B right"), "{copied}");
+    pair.finish();
+}
+
 /// The memory of a dropped export stays allocated and registered until the importer has finished.
 pub fn dropped_export_is_kept_until_the_pull_has_finished(mut pair: Pair) {
     // Also if the exporter frees memory that others hold: an engine reads addresses, and nothing revokes that.
@@ -536,6 +549,7 @@ macro_rules! cases {
             progress_is_reported,
             memory_of_another_host_is_pulled,
             stale_descriptors_are_refused,
+            error_of_the_exporter_keeps_its_kind,
             further_pulls_use_the_same_connection,
             kept_connections_are_limited,
             forked_child_has_no_connection,

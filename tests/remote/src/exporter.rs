@@ -9,7 +9,7 @@ use device_ipc_core::backend::Gate;
 use device_ipc_core::{Dtype, Export, HolderPolicy, Ipc, Result, Ring, Stream, TensorLayout, TestClock};
 use device_ipc_test_process::serve;
 
-use crate::backend::{on_backend, remote};
+use crate::backend::{fail_registration, on_backend, remote};
 use crate::{Load, SocketEngine, argument, contents, open_files, own_address, report, resources};
 
 /// Shares memory as the test requests, line by line.
@@ -31,6 +31,10 @@ pub fn exporter(load: Load) {
             "files" => open_files().to_string(),
             "resources" => resources(),
             "registered" => SocketEngine::registered().to_string(),
+            "fail-registration" => {
+                fail_registration();
+                "set".into()
+            }
             // pace MS: the time that the engine of sockets takes for each MiB from now on.
             "pace" => {
                 SocketEngine::set_pace(Duration::from_millis(argument(&words, 0)));

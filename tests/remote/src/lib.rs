@@ -69,7 +69,11 @@ fn contents(length: usize, seed: u8) -> Vec<u8> {
 /// Returns the name of an error's variant, of the innermost error, and its text.
 fn report(error: &Error) -> String {
     let name = |error: &Error| format!("{error:?}").split(['{', '(', ' ']).next().unwrap_or("").to_owned();
-    format!("{} of {}: {error}", name(error.innermost()), name(error))
+    let stated = match error.innermost() {
+        Error::Refused { kind, .. } => format!(" {kind:?}"),
+        _ => String::new(),
+    };
+    format!("{}{stated} of {}: {error}", name(error.innermost()), name(error))
 }
 
 fn argument<T: FromStr>(words: &[&str], at: usize) -> T {

@@ -149,6 +149,8 @@ samples!(errors: Error {
     OtherHost => Error::OtherHost { exporter: text("one"), local: text("other"), listens: false },
     OtherNetworkNamespace => Error::OtherNetworkNamespace,
     NotPermitted => Error::NotPermitted(text("user 1000")),
+    QuotaExceeded => Error::QuotaExceeded(text("process 7 has 4 channels of at most 4")),
+    Refused => Error::Refused { pid: 7, kind: ErrorKind::OutOfMemory, detail: text("0 bytes are free there") },
     Protocol => Error::Protocol(text("an unknown message")),
     Io => Error::io("connecting", io_error()),
     Timeout => Error::Timeout { what: text("the answer"), after: TIME, detail: String::new() },

@@ -26,6 +26,8 @@ pub enum ErrorKind {
     NotFound,
     /// The device has not enough free memory.
     OutOfMemory,
+    /// A process, a user or an export has its share of a resource: release some of it, and repeat the call.
+    QuotaExceeded,
     /// The allow list, the token, the access that the exporter grants, or the permissions of a file forbid it.
     NotPermitted,
     /// The exporter has dropped the export, the memory was freed, or the host has rebooted: request a new descriptor from the
@@ -46,7 +48,8 @@ pub enum ErrorKind {
 }
 
 impl Error {
-    /// Returns the kind. An error about a named tensor, or of a copy from another host, has that of its cause.
+    /// Returns the kind. An error about a named tensor, or of a copy from another host, has that of its cause; a refusal by another
+    /// process that of the error there.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NoBackend(_) | Self::BackendUnavailable { .. } | Self::UnknownBackend { .. } => {
@@ -79,6 +82,8 @@ impl Error {
             | Self::OtherNetworkNamespace => ErrorKind::Placement,
             Self::NoSuchTensor { .. } => ErrorKind::NotFound,
             Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
+            Self::QuotaExceeded(_) => ErrorKind::QuotaExceeded,
+            Self::Refused { kind, .. } => *kind,
             Self::AccessDenied { .. } | Self::NotPermitted(_) => ErrorKind::NotPermitted,
             Self::ExportDropped { .. }
             | Self::GrantEnded { .. }

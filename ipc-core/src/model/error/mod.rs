@@ -343,6 +343,21 @@ pub enum Error {
     #[error("not permitted: {0}")]
     NotPermitted(String),
 
+    /// A process, a user or an export has its share of a resource.
+    #[error("quota exceeded: {0}")]
+    QuotaExceeded(String),
+
+    /// The exporting process could not carry the request out.
+    #[error("process {pid} refused the request: {detail}")]
+    Refused {
+        /// The process id in the exporter's pid namespace.
+        pid: u32,
+        /// The kind of the error in that process; [`ErrorKind::System`] if this version does not know it.
+        kind: ErrorKind,
+        /// The text of the error in that process.
+        detail: String,
+    },
+
     /// The peer violates the protocol, or uses another version.
     #[error("protocol violation by the peer: {0}")]
     Protocol(String),

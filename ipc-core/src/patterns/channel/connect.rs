@@ -264,7 +264,7 @@ impl Connecting {
                 )));
             }
             Greeting::TooManyChannels => {
-                return Err(Error::NotPermitted(format!(
+                return Err(Error::QuotaExceeded(format!(
                     "process {}, which listens as {:?}, accepts no further channel of this process or its user; close channels, \
                      or open or discard the memory that was received by closed ones (channels count against the listener's \
                      limit of open files, ulimit -n)",

@@ -10,8 +10,8 @@ use crate::sharing::export::Granted;
 use crate::sharing::timeline::Timeline;
 use crate::transport::socket::MAX_FDS;
 use crate::transport::{Connection, Next};
-use crate::wire::OpenedExport;
-use crate::wire::protocol::{PageId, Refusal, Reply, RequestId, WireHandle};
+use crate::wire::protocol::{PageId, Reply, RequestId, WireHandle};
+use crate::wire::{OpenedExport, Refusal};
 
 /// Maximum number of handles in one packet, so that it stays far below the maximum size.
 const HANDLES_OF_A_PACKET: usize = 512;
@@ -34,8 +34,7 @@ impl BrokerSession<'_> {
             Ok(Some(begun)) => begun,
             Ok(None) => return connection.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]),
             Err(error) => {
-                let refusal = Refusal::Failed { detail: error.to_string() };
-                return connection.send(&Reply::Refused { request, refusal }, &[]);
+                return connection.send(&Reply::Refused { request, refusal: error.into() }, &[]);
             }
         };
         self.slots.note(lease, &timeline);
@@ -45,8 +44,7 @@ impl BrokerSession<'_> {
         let waiting = WaitingAnswer::Timeline(request, lease, timeline.clone());
         self.ask_the_driver(waiting, move || {
             let Some(ready) = &shared.ready else { return Ok(()) };
-            let signalled = timeline.signal_ready(&*ready.event);
-            signalled.map_err(|error| Refusal::Failed { detail: error.to_string() })
+            Ok(timeline.signal_ready(&*ready.event)?)
         })
     }
 

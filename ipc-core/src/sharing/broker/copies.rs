@@ -5,7 +5,8 @@ use crate::sharing::export::{Importer, OpenRequest};
 use crate::sharing::staging::{Outgoing, Refused};
 use crate::sharing::timeline::Termination;
 use crate::transport::{Connection, Next};
-use crate::wire::protocol::{MAX_SPANS, Refusal, Reply, RequestId, Span};
+use crate::wire::protocol::{MAX_SPANS, Reply, RequestId, Span};
+use crate::wire::{Failure, Refusal};
 
 /// Maximum number of copies of one peer that have begun or wait for room.
 const MAX_STAGINGS: usize = 64;
@@ -28,7 +29,8 @@ impl BrokerSession<'_> {
             return connection.violated("it requested a copy of more spans than the protocol permits");
         }
         if let Some(detail) = too_many_leases.or_else(too_many_copies) {
-            return connection.send(&Reply::Refused { request, refusal: Refusal::Failed { detail } }, &[]);
+            let refusal = Refusal::Failed(Failure::quota(detail));
+            return connection.send(&Reply::Refused { request, refusal }, &[]);
         }
         let export = wanted.export;
         let granted = match self.exports.grant(wanted, importer) {

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::Access;
-use crate::model::error::Error;
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
 use crate::os::log::Throttle;
@@ -19,7 +18,8 @@ use crate::sharing::timeline::{Returned, Slots, Termination, Timeline};
 use crate::transport::{Allotment, Budget, Connection, ConnectionId, Epoch, Next, PeerCredentials, Session};
 use crate::wire::MAX_LEASES_AHEAD;
 use crate::wire::descriptor::ExportId;
-use crate::wire::protocol::{PROTOCOL_VERSION, Refusal, Reply, Request, RequestId, short_name};
+use crate::wire::protocol::{PROTOCOL_VERSION, Reply, Request, RequestId, short_name};
+use crate::wire::{Failure, Refusal};
 
 /// The longest time limit of a grant that an importer asks for.
 const LONGEST_GRANT: Duration = Duration::from_secs(3600);
@@ -316,16 +316,16 @@ impl<'a> BrokerSession<'a> {
         connection: &mut Connection,
     ) -> Next {
         let export = wanted.export;
-        let failed = |detail| Reply::Refused { request, refusal: Refusal::Failed { detail } };
+        let exceeded = |detail| Reply::Refused { request, refusal: Refusal::Failed(Failure::quota(detail)) };
         if let Some(detail) = self.too_many_leases(connection) {
-            return connection.send(&failed(detail), &[]);
+            return connection.send(&exceeded(detail), &[]);
         }
         if peer.len() > MAX_PEER_BYTES {
             return connection.violated("its name on a whitelist is too long");
         }
         let Some(device) = self.position_of(on) else {
             let detail = format!("the importing process has used {MAX_DEVICES} devices already");
-            return connection.send(&failed(detail), &[]);
+            return connection.send(&exceeded(detail), &[]);
         };
         let is_permitted = wanted.grant.is_some() && self.opens_without_ahead == 0;
         let ahead = is_permitted.then(|| (wanted.access, importer.clone()));
@@ -433,12 +433,11 @@ impl<'a> BrokerSession<'a> {
         let Some(export) = self.leases.get(&lease) else { return refused(Refusal::Dropped) };
         let allotment = match GRANTS.take(peer) {
             Ok(allotment) => allotment,
-            Err(detail) => return refused(Refusal::Failed { detail }),
+            Err(detail) => return refused(Refusal::Failed(Failure::quota(detail))),
         };
         match self.exports.begin_timed_grant(*export, limit.min(LONGEST_GRANT), Some(allotment)) {
             Ok(token) => Reply::Granted { request, token },
-            Err(Error::ExportDropped { .. }) => refused(Refusal::Dropped),
-            Err(error) => refused(Refusal::Failed { detail: error.to_string() }),
+            Err(error) => refused(error.into()),
         }
     }
 

@@ -346,11 +346,7 @@ impl RemoteLease {
                 detail: String::new(),
             },
             RemoteRefusal::Stale { detail } => Error::StaleGeneration(detail),
-            RemoteRefusal::Failed { detail } => Error::Unsupported {
-                backend: "the exporter",
-                what: "register the memory for a copy".into(),
-                why: detail,
-            },
+            RemoteRefusal::Failed(failure) => failure.into_error(pid),
             RemoteRefusal::NoRing => {
                 Error::Protocol(format!("process {pid} does not share this memory as a ring"))
             }

@@ -17,10 +17,10 @@ use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, Shared};
 use crate::sharing::timeline::Termination;
 use crate::sharing::{Runtime, RuntimeRef};
 use crate::transport::{Admission, ConnectionPermit, MAX_REQUEST_BYTES, ServerId};
-use crate::wire::Refusal;
 use crate::wire::descriptor::ExportId;
 use crate::wire::protocol::encode;
 use crate::wire::remote::{METADATA_BATCH_BYTES, RemoteOpen, RemoteRefusal, RemoteReply, RemoteRequest};
+use crate::wire::{Failure, Refusal};
 
 /// The time limit of the handshake, and of the first request after it.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -114,7 +114,8 @@ fn try_serve(served: &ServedClient, permit: &ConnectionPermit, stream: Arc<TcpSt
                     "the leases on this export, or those of {}, are as many as permitted",
                     served.peer.ip()
                 );
-                send(&mut control, &RemoteReply::Refused(RemoteRefusal::Failed { detail }))?;
+                let refusal = RemoteRefusal::Failed(Failure::quota(detail));
+                send(&mut control, &RemoteReply::Refused(refusal))?;
                 had_request = true;
             }
             RemoteRequest::Open(open) => {
@@ -269,7 +270,7 @@ impl ServedLease {
         let granted = runtime.exports.grant_remotely(request, open.pid, program.into());
         // The token is right and the access is the least, so the export must have been dropped.
         let LocalGrant { lease, borrowed, shared } = granted.map_err(|refusal| match refusal {
-            Refusal::Failed { detail } => RemoteRefusal::Failed { detail },
+            Refusal::Failed(failure) => RemoteRefusal::Failed(failure),
             _ => RemoteRefusal::Dropped,
         })?;
         let lease = Self { runtime, export, lease, shared: Some(shared) };
@@ -289,7 +290,7 @@ impl ServedLease {
 }
 
 fn failed(error: Error) -> RemoteRefusal {
-    RemoteRefusal::Failed { detail: error.to_string() }
+    RemoteRefusal::Failed(Failure::from(&error))
 }
 
 fn not_ready(error: Error) -> RemoteRefusal {

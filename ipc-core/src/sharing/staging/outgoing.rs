@@ -27,7 +27,7 @@ use crate::sharing::host_pages::{HostPages, Use};
 use crate::sharing::timeline::Termination;
 use crate::transport::ConnectionId;
 use crate::wire::descriptor::ExportId;
-use crate::wire::{Refusal, Reply, RequestId, Span};
+use crate::wire::{Failure, Refusal, Reply, RequestId, Span};
 
 /// Maximum time that an importer may leave host memory unused that other copies wait for.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -98,7 +98,7 @@ impl Outgoing {
         let allocation = granted.shared.allocations.first().ok_or(Refusal::Dropped)?;
         let backend = Arc::clone(allocation.backend());
         let segments = Segments::requested(&granted.shared.regions, spans);
-        let segments = segments.map_err(|detail| Refusal::Failed { detail })?;
+        let segments = segments.map_err(Error::InvalidRegion)?;
         let chunks = Chunks::new(segments.len(), runtime.stagings.limits().chunk_bytes);
         let lease = granted.lease;
         let state = Mutex::default();
@@ -157,7 +157,7 @@ impl Outgoing {
         if let Some(count) = WARNINGS.count() {
             tracing::warn!(target: crate::os::log::STAGING, export = %self.export, lease = %self.lease, detail, count, "a copy is given up");
         }
-        state.failed = Some(Refusal::Failed { detail });
+        state.failed = Some(Refusal::Failed(Failure::quota(detail)));
         let halves = state.halves.take();
         drop(state);
         self.drop_on_worker(halves);
@@ -177,7 +177,7 @@ impl Outgoing {
     fn wait_until_ready(self: &Arc<Self>, request: RequestId) -> Step {
         let granted = self.granted()?;
         stale(granted.borrowed.as_ref().map_or(Ok(()), BorrowedMemory::check))?;
-        let ready = behind_ready(&*self.backend, &granted.shared).map_err(failed)?;
+        let ready = behind_ready(&*self.backend, &granted.shared)?;
         let this = Arc::clone(self);
         let go_on = move || this.or_refuse(request, |this| this.wait_for_room(request));
         match ready {
@@ -202,8 +202,8 @@ impl Outgoing {
 
     fn start(self: &Arc<Self>, request: RequestId, room: SetAside) -> Step {
         let runtime = self.runtime;
-        let halves = Halves::new(&self.backend, self.segments.device(), self.chunks, room).map_err(failed)?;
-        let file = halves.file().map_err(failed)?;
+        let halves = Halves::new(&self.backend, self.segments.device(), self.chunks, room)?;
+        let file = halves.file()?;
         let mut state = self.lock();
         if state.ended.is_some() {
             drop(state);
@@ -252,7 +252,7 @@ impl Outgoing {
         stale(borrowed.as_ref().map_or(Ok(()), BorrowedMemory::check))?;
         // SAFETY: the lease keeps the regions, and with them the owner, until `filled` has been called for this chunk.
         let event = unsafe { halves.take(&*self.backend, &self.segments, (self.chunks, chunk)) };
-        let event = event.map_err(failed)?;
+        let event = event?;
         let (this, halves) = (Arc::clone(self), Arc::clone(halves));
         let filled = move || {
             // The bytes may already have been those of another allocation.
@@ -311,10 +311,6 @@ impl Outgoing {
 
 /// The outcome of a step of the copy.
 type Step = std::result::Result<(), Refusal>;
-
-fn failed(error: Error) -> Refusal {
-    Refusal::Failed { detail: error.to_string() }
-}
 
 /// An event that is reached when the bytes are ready; `None` where they are.
 fn behind_ready(backend: &dyn DeviceIpc, shared: &Shared) -> Result<Option<Box<dyn DeviceEvent>>> {

@@ -308,7 +308,7 @@ fn refused(why: String) -> Error {
             "a peer gets no further timelines; its hand-overs wait for events"
         );
     }
-    Error::NotPermitted(format!("{why}; release leases that are no longer needed"))
+    Error::QuotaExceeded(format!("{why}; release leases that are no longer needed"))
 }
 
 #[cfg(test)]

@@ -332,7 +332,7 @@ fn importer_that_returns_nothing_exhausts_its_own_slots_alone() {
     let most = 2 * SLOTS;
     let pairs: Vec<_> = (0..most).map(|_| fixture.begin()).collect();
     let error = fixture.slots.take().unwrap_err();
-    assert!(matches!(&error, Error::NotPermitted(why) if why.contains("512")), "{error}");
+    assert!(matches!(&error, Error::QuotaExceeded(why) if why.contains("512")), "{error}");
     Fixture::new().begin();
     fixture.release(&pairs[1]);
     assert_eq!(at(&fixture.begin().1), at(&pairs[1].1));

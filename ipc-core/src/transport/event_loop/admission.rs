@@ -18,7 +18,8 @@ use super::{EventLoop, ListeningSource, Source, Timer};
 use crate::os::clock;
 use crate::os::kill::kill_point;
 use crate::os::log::Throttle;
-use crate::wire::protocol::{Refusal, Reply, RequestId, encode};
+use crate::wire::Refusal;
+use crate::wire::protocol::{Reply, RequestId, encode};
 
 /// Maximum number of connections served at a time.
 const MAX_CONNECTIONS: usize = 4096;

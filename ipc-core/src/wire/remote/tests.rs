@@ -63,8 +63,8 @@ fn texts_of_a_peer_are_cut_for_display() {
     let long = RemoteRequest::Open(RemoteOpen { program: format!("\x1b{}", "x".repeat(5000)), ..open() });
     let Ok(RemoteRequest::Open(open)) = RemoteRequest::decode(&encode(&long).unwrap()) else { panic!() };
     assert!(open.program.len() <= 64 && !open.program.contains('\x1b'));
-    let refusal = RemoteReply::Refused(RemoteRefusal::Failed { detail: "y".repeat(5000) });
-    let Ok(RemoteReply::Refused(RemoteRefusal::Failed { detail })) =
+    let refusal = RemoteReply::Refused(RemoteRefusal::Failed(Failure::quota("y".repeat(5000))));
+    let Ok(RemoteReply::Refused(RemoteRefusal::Failed(Failure { detail, .. }))) =
         RemoteReply::decode(&encode(&refusal).unwrap())
     else {
         panic!()
@@ -117,7 +117,7 @@ proptest! {
         for message in [
             RemoteReply::Regions { metadata },
             refused(RemoteRefusal::Stale { detail: detail.clone() }),
-            refused(RemoteRefusal::Failed { detail }),
+            refused(RemoteRefusal::Failed(Failure::quota(detail))),
             refused(RemoteRefusal::OtherEngine { engine: "other".into() }),
             refused(RemoteRefusal::NotReady),
             refused(RemoteRefusal::NoRing),

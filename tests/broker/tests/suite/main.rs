@@ -2,6 +2,10 @@
 //!
 //! `DEVICE_IPC_KILL_ROUNDS` is the number of rounds at each kill point.
 
+#[macro_use]
+#[path = "../../../../backend-mock/tests/support/delegate.rs"]
+mod delegate;
+
 mod ahead;
 mod bundles;
 mod channels;
@@ -20,6 +24,7 @@ mod namespaces;
 mod observe;
 mod one_model;
 mod recycling;
+mod refusals;
 mod reserved;
 mod rings;
 mod security_page;

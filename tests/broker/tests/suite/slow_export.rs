@@ -1,9 +1,5 @@
 //! An exporter whose driver takes long to make a further handle: importers that need none do not wait.
 
-#[macro_use]
-#[path = "../../../../backend-mock/tests/support/delegate.rs"]
-mod delegate;
-
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};

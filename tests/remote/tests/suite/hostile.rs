@@ -244,8 +244,13 @@ fn exporter_that_refuses_states_its_reason() {
     assert!(reason(&[2]).starts_with("Timeout of InPull"));
     let error = reason(b"\x03\x05freed");
     assert!(error.starts_with("StaleGeneration of InPull") && error.contains("freed"), "{error}");
-    let error = reason(b"\x04\x03why");
-    assert!(error.starts_with("Unsupported of InPull") && error.contains("why"), "{error}");
+    for (kind, stated) in [(10, "OutOfMemory"), (11, "QuotaExceeded"), (0, "System"), (200, "System")] {
+        let error = reason(&[&[4, kind], &b"\x03why"[..]].concat());
+        assert!(
+            error.starts_with(&format!("Refused {stated} of InPull")) && error.contains("why"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

@@ -120,13 +120,9 @@ impl ExportTable {
         let entry = state.exports.get_mut(&export).filter(|entry| !entry.dropped);
         let entry = entry.ok_or_else(|| Error::ExportDropped { pid: std::process::id() })?;
         if entry.grants.len() >= MAX_TIMED_GRANTS {
-            return Err(Error::Unsupported {
-                backend: entry.backend,
-                what: "grant the export once more".into(),
-                why: format!(
-                    "it has {MAX_TIMED_GRANTS} grants that no process has used; choose a shorter time limit"
-                ),
-            });
+            return Err(Error::QuotaExceeded(format!(
+                "the export has {MAX_TIMED_GRANTS} grants that no process has used; choose a shorter time limit"
+            )));
         }
         let since = clock::now();
         // An end that the clock cannot represent is one that never comes.

@@ -99,8 +99,7 @@ impl Granted {
     pub(crate) fn prepare(self, device: usize, peer: &[u8]) -> Result<(), Refusal> {
         stale(self.borrowed.as_ref().map_or(Ok(()), BorrowedMemory::check))?;
         for allocation in self.shared.allocations.iter() {
-            let prepared = allocation.prepare(device, peer);
-            prepared.map_err(|error| Refusal::Failed { detail: error.to_string() })?;
+            allocation.prepare(device, peer)?;
         }
         Ok(())
     }

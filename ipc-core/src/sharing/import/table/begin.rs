@@ -224,8 +224,8 @@ fn ready(wanted: &OpenTarget<'_>, link: &Link, lease: LeaseId, handle: &HandleBy
         // If there is no word either, the first error states what to change.
         Err(error) => match link.timeline(lease, wanted.backend, true, wanted.deadline) {
             Ok(word) => Ok(Ready::Word(word)),
-            Err(Error::NotPermitted(why)) => {
-                tracing::warn!(target: crate::os::log::IMPORT, why, "the exporter cannot write a word when the bytes are ready either");
+            Err(refused @ Error::Refused { .. }) => {
+                tracing::warn!(target: crate::os::log::IMPORT, %refused, "the exporter cannot write a word when the bytes are ready either");
                 Err(error)
             }
             Err(other) => Err(other),

@@ -9,6 +9,9 @@ use device_ipc_broker_tests::{
 /// The limit of open files of a process in which a share is used up.
 const FILES: usize = 256;
 
+/// The number of the kind of an error: a peer has its share.
+const QUOTA_EXCEEDED: u8 = 11;
+
 /// Takes timelines until the exporter refuses one. Returns the reason, and the number of pages.
 fn take_all(connection: &Connection, target: &Forged) -> (String, usize) {
     let mut pages = HashSet::new();
@@ -19,7 +22,7 @@ fn take_all(connection: &Connection, target: &Forged) -> (String, usize) {
         connection.send(&timeline).expect("it reads");
         match connection.receive_message() {
             FromExporter::Timeline { page, .. } => pages.insert(page),
-            FromExporter::Refused { refusal: Refusal::Failed { detail }, .. } => {
+            FromExporter::Refused { refusal: Refusal::Failed { kind: QUOTA_EXCEEDED, detail }, .. } => {
                 return (detail, pages.len());
             }
             other => panic!("{other:?}"),
@@ -82,9 +85,10 @@ fn grants_of_one_importer_leave_grants_for_others() {
             for _ in 0..256 {
                 match connection.receive_message() {
                     FromExporter::Granted { .. } => granted += 1,
-                    FromExporter::Refused { refusal: Refusal::Failed { detail }, .. } => {
-                        refused = Some(detail)
-                    }
+                    FromExporter::Refused {
+                        refusal: Refusal::Failed { kind: QUOTA_EXCEEDED, detail },
+                        ..
+                    } => refused = Some(detail),
                     other => panic!("{other:?}"),
                 }
             }
@@ -125,7 +129,7 @@ fn channels_of_one_process_leave_descriptors_for_others() {
         }
         // The listener refuses the process, and goes on to accept others.
         listener.send(&format!("accept {name} honest 20000"));
-        let text = greedy.fails(&format!("connect {name} more 20000"), "NotPermitted");
+        let text = greedy.fails(&format!("connect {name} more 20000"), "QuotaExceeded");
         assert!(text.contains("no further channel"), "{text}");
         let mut honest = agent!(PINNING);
         honest.ok(&format!("connect {name} c 20000"));

@@ -369,7 +369,7 @@ fn stopped_copying_importer_yields_to_waiting_importers() {
         assert!(silent >= SILENCE, "it lost its place after {silent:?}");
     });
     assert_eq!(importer.ok("checksum y"), sum);
-    let FromExporter::Refused { refusal: Refusal::Failed { detail }, .. } = standing.answer() else {
+    let FromExporter::Refused { refusal: Refusal::Failed { detail, .. }, .. } = standing.answer() else {
         panic!("it was to lose its place")
     };
     assert!(detail.contains("waited for room"), "{detail}");

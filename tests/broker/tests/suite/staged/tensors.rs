@@ -125,7 +125,7 @@ fn spans_outside_the_export_are_refused() {
         (&[(1, 0, 1), (0, 0, 1)], "begins before the end"),
     ] {
         let (_connection, reply) = stage(&descriptor, spans);
-        let FromExporter::Refused { request: 1, refusal: Refusal::Failed { detail } } = reply else {
+        let FromExporter::Refused { request: 1, refusal: Refusal::Failed { detail, .. } } = reply else {
             panic!("{spans:?}: {reply:?}")
         };
         assert!(detail.contains(why), "{spans:?}: {detail}");
