@@ -213,8 +213,7 @@ fn deactivate(context: &Arc<Context>) -> Result {
         let own = event.context.handle == context.handle;
         if own {
             event.retire(simulator, directory.as_mut());
-            reset_objects
-                .insert(*handle, ResetObject::Event { interprocess: event.interprocess, freed: false });
+            reset_objects.insert(*handle, ResetObject::Event);
         }
         !own
     });

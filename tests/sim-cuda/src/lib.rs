@@ -13,7 +13,7 @@
 //! Some rules cause hangs and crashes: `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister` and
 //! `cuIpcCloseMemHandle` wait for all streams of the context and block every other thread's call on it meanwhile.
 //! Where the driver crashes (a stream of another context waits for a `CU_EVENT_INTERPROCESS` event in its creator,
-//! a stream or such an event is used after its context was reset), the process is aborted with a line on stderr. An
+//! a stream or an event is used after its context was reset), the process is aborted with a line on stderr. An
 //! event opens also after it was destroyed or its exporter has exited, and a pool's allocation after it was freed:
 //! the driver does not detect that. Most bytes of a memory handle are ignored.
 //!

@@ -52,11 +52,7 @@ pub(crate) struct Objects {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ResetObject {
     Stream,
-    /// `freed`: a later destroy was rejected, but has freed the object.
-    Event {
-        interprocess: bool,
-        freed: bool,
-    },
+    Event,
 }
 
 /// Prints the reason and aborts the process, where the driver crashes by a segmentation fault.
