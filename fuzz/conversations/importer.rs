@@ -58,7 +58,7 @@ impl Importer {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         // Not a broker's name, which processes that list the exports of this host would connect to.
         let name = format!("fuzzing-device-ipc-{}-{number}", std::process::id());
-        let broker = BrokerAddress::Abstract(name.into_bytes());
+        let broker = BrokerAddress::Abstract(name.into_bytes().into());
         let listener = socket::new_socket().expect("this process may have a socket");
         bind(&listener, &broker.to_socket_address().expect("the name is short")).expect("the name is new");
         listen(&listener, 8).expect("the socket is bound");

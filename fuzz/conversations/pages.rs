@@ -79,7 +79,7 @@ impl HostileExporter {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("fuzzing-pages-{}-{number}", std::process::id());
-        let broker = BrokerAddress::Abstract(name.into_bytes());
+        let broker = BrokerAddress::Abstract(name.into_bytes().into());
         let listener = socket::new_socket().expect("this process may have a socket");
         bind(&listener, &broker.to_socket_address().expect("the name is short")).expect("the name is new");
         listen(&listener, 8).expect("the socket is bound");

@@ -112,7 +112,7 @@ impl Ipc {
     }
 
     /// Returns the addresses for the descriptors of exports.
-    pub(crate) fn network_addresses(&self) -> Vec<SocketAddr> {
+    pub(crate) fn network_addresses(&self) -> Box<[SocketAddr]> {
         self.remote().and_then(Remote::address).into_iter().collect()
     }
 

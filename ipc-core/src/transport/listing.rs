@@ -108,7 +108,10 @@ fn ask_all(addresses: &[BrokerAddress], allow: &AllowList, deadline: Deadline) -
 
 /// Lists the abstract sockets of brokers.
 fn abstract_sockets() -> Result<Vec<BrokerAddress>> {
-    Ok(abstract_names(SocketName::is_published)?.into_iter().map(BrokerAddress::Abstract).collect())
+    Ok(abstract_names(SocketName::is_published)?
+        .into_iter()
+        .map(|name| BrokerAddress::Abstract(name.into()))
+        .collect())
 }
 
 /// Lists the names of the abstract sockets of this network namespace that fit, each once. The name is the last field of a
@@ -133,7 +136,10 @@ fn sockets_in(directory: &Path) -> Result<Vec<BrokerAddress>> {
     let names = names_in(directory, SocketName::is_published)?;
     let directory = std::path::absolute(directory)
         .map_err(|error| Error::io(format!("reading {}", directory.display()), error))?;
-    Ok(names.into_iter().map(|name| BrokerAddress::Path(directory.join(OsStr::from_bytes(&name)))).collect())
+    Ok(names
+        .into_iter()
+        .map(|name| BrokerAddress::Path(directory.join(OsStr::from_bytes(&name)).into()))
+        .collect())
 }
 
 /// Lists the names of the files in a directory that fit.

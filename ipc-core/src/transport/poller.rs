@@ -279,7 +279,7 @@ impl Epoll {
 /// Creates the socket that importers connect to, and returns whether the kernel refuses descriptors that others send to it.
 fn listen(directory: Option<&PathBuf>) -> Result<(OwnedFd, bool, BrokerAddress, Option<SocketFile>)> {
     let Some(directory) = directory else {
-        let address = BrokerAddress::Abstract(SocketName::new()?.published().into_bytes());
+        let address = BrokerAddress::Abstract(SocketName::new()?.published().into_bytes().into());
         let failed = |error: Errno| Error::io(format!("listening at {address}"), error);
         let socket = socket::new_socket().map_err(failed)?;
         rustix::net::bind(&socket, &address.to_socket_address()?).map_err(failed)?;
@@ -290,7 +290,7 @@ fn listen(directory: Option<&PathBuf>) -> Result<(OwnedFd, bool, BrokerAddress, 
         std::path::absolute(directory).map_err(|error| Error::io("finding the socket directory", error))?;
     socket_file::sweep(&directory);
     let (socket, refuses_fds, file) = socket_file::listen_in(&directory, BACKLOG)?;
-    Ok((socket, refuses_fds, BrokerAddress::Path(file.path().to_owned()), Some(file)))
+    Ok((socket, refuses_fds, BrokerAddress::Path(file.path().into()), Some(file)))
 }
 
 /// The id of the wake-up among the poller's sources.

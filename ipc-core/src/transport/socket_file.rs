@@ -166,7 +166,7 @@ pub(super) fn listen_in(directory: &Path, backlog: i32) -> Result<(OwnedFd, bool
     loop {
         let name = SocketName::new()?;
         let (path, unpublished) = (directory.join(name.published()), directory.join(name.unpublished()));
-        let address = BrokerAddress::Path(path.clone());
+        let address = BrokerAddress::Path(path.as_path().into());
         let failed = |error: io::Error| Error::io(format!("listening at {address}"), error);
         if address.bytes().len() > MAX_ADDRESS_BYTES {
             return Err(Error::io(
@@ -178,7 +178,7 @@ pub(super) fn listen_in(directory: &Path, backlog: i32) -> Result<(OwnedFd, bool
                 Errno::NAMETOOLONG,
             ));
         }
-        let target = BrokerAddress::Path(unpublished.clone()).to_socket_address()?;
+        let target = BrokerAddress::Path(unpublished.as_path().into()).to_socket_address()?;
         let socket = socket::new_socket().map_err(|error| failed(error.into()))?;
         rustix::net::bind(&socket, &target).map_err(|error| {
             Error::io(
@@ -238,7 +238,7 @@ pub(crate) fn is_own_socket(metadata: &Metadata) -> bool {
 
 /// Returns whether no process listens at this socket.
 pub(crate) fn refuses_connections(path: &Path) -> bool {
-    let connected = socket::connect_to(&BrokerAddress::Path(path.to_owned()));
+    let connected = socket::connect_to(&BrokerAddress::Path(path.into()));
     matches!(connected, Err(Errno::CONNREFUSED))
 }
 

@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::Path;
+use std::sync::Arc;
 
 use rustix::net::SocketAddrUnix;
 
@@ -16,14 +17,14 @@ pub(crate) const SOCKET_DIR_VARIABLE: &str = "DEVICE_IPC_SOCKET_DIR";
 /// Maximum length of a socket name in bytes: `sun_path` without the leading or terminating zero (unix(7)).
 pub(crate) const MAX_ADDRESS_BYTES: usize = 107;
 
-/// The address of an exporter's broker.
+/// The address of an exporter's broker, which all exports of the process share.
 #[derive(Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BrokerAddress {
     /// A name in the abstract namespace, which belongs to the network namespace and to no file system.
-    Abstract(Vec<u8>),
+    Abstract(Arc<[u8]>),
     /// A socket in the file system.
-    Path(PathBuf),
+    Path(Arc<Path>),
 }
 
 impl BrokerAddress {
@@ -37,7 +38,7 @@ impl BrokerAddress {
     pub(crate) fn to_socket_address(&self) -> Result<SocketAddrUnix> {
         let made = match self {
             Self::Abstract(name) => SocketAddrUnix::new_abstract_name(name),
-            Self::Path(path) => SocketAddrUnix::new(path.as_path()),
+            Self::Path(path) => SocketAddrUnix::new(&**path),
         };
         made.map_err(|error| Error::io(format!("using the socket address {self}"), error))
     }

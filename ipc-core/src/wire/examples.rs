@@ -30,7 +30,7 @@ pub(crate) fn plain_contents() -> Contents {
     Contents {
         backend: BackendName::new("mock").expect("it is short"),
         exporter: SOMEBODY,
-        broker: BrokerAddress::Abstract(b"device-ipc-4711-0123456789abcdef".to_vec()),
+        broker: BrokerAddress::Abstract(b"device-ipc-4711-0123456789abcdef"[..].into()),
         access: Access::ReadWrite,
         parts: OneOrMany::One(Part {
             home: DeviceIdentity::Uuid([0x33; 16]),
@@ -41,7 +41,7 @@ pub(crate) fn plain_contents() -> Contents {
         }),
         memory: Memory::Region(DescribedRegion { offset: 0, len: 4096, layout: None }),
         ring: None,
-        network: Vec::new(),
+        network: Box::default(),
     }
 }
 

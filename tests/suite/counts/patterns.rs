@@ -170,11 +170,7 @@ fn cost_of_message() {
     let (sent, ()) = counted.cost(|| send(&near));
     assert_eq!(sent, cost(&[], 0, 4), "the parts, their grants, their list, the bytes of the descriptor");
     let (received, message) = counted.cost(|| far.receive(PATIENCE).expect("received"));
-    assert_eq!(
-        received,
-        cost(&[], 0, 7),
-        "the bytes, the parts and their list, the descriptor, where to give it back"
-    );
+    assert_eq!(received, cost(&[], 0, 6), "the bytes, the parts and their list, the descriptor");
     let (opened, mapping) = counted.cost(|| message.exports()[0].open().at_home().expect("opened"));
     assert_eq!((opened.driver, opened.requests), (vec![], 0), "opening it");
     drop((mapping, message));

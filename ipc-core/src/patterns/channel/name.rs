@@ -49,11 +49,11 @@ pub(super) fn address(name: &str, uid: u32, directory: Option<&Path>) -> Result<
     }
     let socket = format!("{PREFIX}{uid}.{name}");
     let address = match directory {
-        None => BrokerAddress::Abstract(socket.into_bytes()),
+        None => BrokerAddress::Abstract(socket.into_bytes().into()),
         Some(directory) => {
             let path = std::path::absolute(directory)
                 .map_err(|error| Error::io("finding the socket directory", error))?;
-            BrokerAddress::Path(path.join(socket))
+            BrokerAddress::Path(path.join(socket).into())
         }
     };
     if address.bytes().len() > MAX_ADDRESS_BYTES {

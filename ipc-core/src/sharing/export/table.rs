@@ -84,12 +84,8 @@ struct Entry {
     /// Whether importers of other exports may have leases ahead on this one.
     ahead: bool,
     leases: HashMap<LeaseId, Lease>,
-    /// The idle leases that were reclaimed and whose importers have not closed the memory yet.
-    reclaimed: HashSet<LeaseId>,
-    /// The time at which the last one was reclaimed.
-    reclaimed_at: Option<Instant>,
-    /// Whether the poller retires the export at a fixed time.
-    retires_at: Option<Instant>,
+    /// Boxed, as few exports have leases reclaimed.
+    reclaimed: Option<Box<Reclaimed>>,
     grants: Grants,
     opened: u64,
     dropped: bool,
@@ -105,6 +101,16 @@ struct Entry {
     deaths: Option<Box<Deaths>>,
     /// Present while threads wait for the release. Boxed, as few do.
     waiting: Option<Box<Waiting>>,
+}
+
+/// The idle leases of an export that were reclaimed and whose importers have not closed the memory yet.
+#[derive(Debug)]
+struct Reclaimed {
+    leases: HashSet<LeaseId>,
+    /// The time at which the last one was reclaimed.
+    at: Instant,
+    /// The time at which the poller retires the export, if one was set.
+    retires_at: Option<Instant>,
 }
 
 /// The observers of an export's leases.
@@ -149,9 +155,7 @@ impl ExportTable {
             allow: (new.allow != AllowList::own_user()).then(|| Box::new(new.allow)),
             ahead: new.ahead,
             leases: HashMap::new(),
-            reclaimed: HashSet::new(),
-            reclaimed_at: None,
-            retires_at: None,
+            reclaimed: None,
             grants: Grants::new(),
             opened: 0,
             dropped: false,
@@ -230,13 +234,16 @@ impl ExportTable {
         }
         let Some(runtime) = self.home.here() else { return };
         // Vendors define the free of memory after all importers have closed it, so those that answer are waited for.
-        let closed_until =
-            entry.reclaimed_at.filter(|_| !entry.reclaimed.is_empty()).map(|at| at + CLOSING_TIME);
-        if let Some(until) = closed_until.filter(|until| *until > clock::now()) {
-            if entry.retires_at.replace(until) != Some(until) {
-                runtime.poller.retire_at(until, export);
+        if let Some(reclaimed) = &mut entry.reclaimed
+            && !reclaimed.leases.is_empty()
+        {
+            let until = reclaimed.at + CLOSING_TIME;
+            if until > clock::now() {
+                if reclaimed.retires_at.replace(until) != Some(until) {
+                    runtime.poller.retire_at(until, export);
+                }
+                return;
             }
-            return;
         }
         let Some(shared) = entry.shared.take() else { return };
         runtime.worker.submit_last(shared, move |shared| {

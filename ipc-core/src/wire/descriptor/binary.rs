@@ -1,8 +1,10 @@
 //! The sections of a descriptor. `docs/spec/descriptor.md` specifies them; change both together.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::net::SocketAddr;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use zerocopy::little_endian::{U32, U64};
@@ -168,7 +170,7 @@ pub(crate) fn encoded_bytes(contents: &Contents, tensors: Option<usize>) -> usiz
         Memory::Tensors(listed) => tensors.unwrap_or_else(|| listed.section_bytes()),
     };
     let ring = contents.ring.map_or(0, |_| SECTION_HEAD_BYTES + size_of::<RingBody>());
-    let network = match contents.network.as_slice() {
+    let network = match &*contents.network {
         [] => 0,
         addresses => SECTION_HEAD_BYTES + network::body_bytes(addresses),
     };
@@ -344,7 +346,7 @@ impl Sections {
             parts,
             memory,
             ring,
-            network: self.network,
+            network: self.network.into(),
         })
     }
 }
@@ -483,9 +485,9 @@ fn read_address(kind: u8, bytes: &[u8]) -> Result<BrokerAddress, DescriptorError
         ));
     }
     match kind {
-        ADDRESS_ABSTRACT => Ok(BrokerAddress::Abstract(bytes.to_vec())),
+        ADDRESS_ABSTRACT => Ok(BrokerAddress::Abstract(bytes.into())),
         ADDRESS_PATH if bytes[0] == b'/' && !bytes.contains(&0) => {
-            Ok(BrokerAddress::Path(std::ffi::OsString::from_vec(bytes.to_vec()).into()))
+            Ok(BrokerAddress::Path(Path::new(OsStr::from_bytes(bytes)).into()))
         }
         ADDRESS_PATH => Err(bad("socket address", "it is no absolute path")),
         other => Err(bad("socket address", &format!("kind {other} is not known"))),

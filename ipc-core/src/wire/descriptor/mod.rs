@@ -72,7 +72,7 @@ pub(crate) struct Contents {
     /// Present only with [`Memory::Region`].
     pub(crate) ring: Option<RingSlots>,
     /// The addresses at which importers of other hosts reach the exporter, the preferred one first; at most 8.
-    pub(crate) network: Vec<SocketAddr>,
+    pub(crate) network: Box<[SocketAddr]>,
 }
 
 /// The memory that importers open.

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 
 use data_encoding::{BASE64, BASE64_NOPAD, BASE64URL_NOPAD, HEXLOWER, HEXUPPER};
 use proptest::collection::{btree_map, vec};
@@ -38,10 +39,10 @@ pub(crate) fn home() -> impl Strategy<Value = DeviceIdentity> {
 
 pub(crate) fn broker() -> impl Strategy<Value = BrokerAddress> {
     prop_oneof![
-        vec(any::<u8>(), 1..=107).prop_map(BrokerAddress::Abstract),
+        vec(any::<u8>(), 1..=107).prop_map(|name| BrokerAddress::Abstract(name.into())),
         vec(1_u8.., 0..=106).prop_map(|mut name| {
             name.insert(0, b'/');
-            BrokerAddress::Path(OsString::from_vec(name).into())
+            BrokerAddress::Path(PathBuf::from(OsString::from_vec(name)).into())
         }),
     ]
 }
@@ -147,6 +148,7 @@ pub(crate) fn descriptor() -> impl Strategy<Value = Descriptor> {
         |((backend, exporter, broker, writable, network), (parts, memory, ring))| {
             let access = if writable { Access::ReadWrite } else { Access::ReadOnly };
             let backend = BackendName::read(backend.as_bytes()).unwrap();
+            let network = network.into();
             Descriptor::new(Contents { backend, exporter, broker, access, parts, memory, ring, network })
         },
     )

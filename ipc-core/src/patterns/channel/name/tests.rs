@@ -16,7 +16,7 @@ fn invalid_name_is_rejected_with_reason() {
     assert!(address(&"x".repeat(65), 7, None).is_err());
     let longest = "x".repeat(64);
     let BrokerAddress::Abstract(bytes) = address(&longest, 7, None).unwrap() else { panic!("no directory") };
-    assert_eq!(bytes, format!("device-ipc.7.{longest}").into_bytes());
+    assert_eq!(*bytes, *format!("device-ipc.7.{longest}").as_bytes());
     assert!(address("a.b-c_D9", 7, Some(Path::new("/run"))).is_ok());
 }
 

@@ -1,12 +1,13 @@
 //! Leases on exports, from the grant to the end, and their timelines.
 
+use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use super::super::BorrowedMemory;
 use super::super::shared::{Allocation, Shared};
 use super::watching::in_callback;
-use super::{Entry, ExportTable, State};
+use super::{Entry, ExportTable, Reclaimed, State};
 use crate::backend::Access;
 use crate::model::error::{Error, Result};
 use crate::model::lease::{Holder, LeaseId, LeaseState};
@@ -199,7 +200,9 @@ impl ExportTable {
             ended.end(how, &self.home);
             entry.notify_watchers_unless(by_callback);
         }
-        entry.reclaimed.remove(&lease);
+        if let Some(reclaimed) = &mut entry.reclaimed {
+            reclaimed.leases.remove(&lease);
+        }
         self.retire_if_free(&mut state, export);
         self.changed.notify_all();
         is_ahead
@@ -298,7 +301,7 @@ impl ExportTable {
         let Some(entry) = state.exports.get_mut(&export) else { return };
         let revoked = entry.leases.extract_if(|_, lease| !lease.is_remote);
         let ended = revoked.map(|(_, lease)| lease.end(Termination::Released, &self.home)).count();
-        entry.reclaimed.clear();
+        entry.reclaimed = None;
         entry.notify_watchers();
         state.take_grants(export, &self.home);
         tracing::warn!(target: crate::os::log::EXPORT, %export, leases = ended, "memory is freed although others still hold it");
@@ -440,8 +443,11 @@ impl Entry {
         for (id, lease) in self.leases.extract_if(|_, lease| is_reclaimed(lease)) {
             ahead.extend(lease.connection.filter(|_| lease.ahead && !is_dropped));
             lease.end(Termination::Released, home);
-            self.reclaimed.insert(id);
-            self.reclaimed_at = Some(now);
+            let reclaimed = self.reclaimed.get_or_insert_with(|| {
+                Box::new(Reclaimed { leases: HashSet::new(), at: now, retires_at: None })
+            });
+            reclaimed.leases.insert(id);
+            reclaimed.at = now;
             count += 1;
         }
         if !ahead.is_empty()
