@@ -84,7 +84,7 @@
 //! | share many named tensors | [`Ipc::share_named`]; [`Ipc::tensors`], [`TensorSet`], [`Ipc::share_all`]; [`Mapping::get`], [`Mapping::tensors`]; [`TensorTable`] |
 //! | repeat hand-overs | [`Ipc::ring`], [`Ring`]; [`Ipc::open_ring`], [`RingReader`]; or a plain [`Timeline`] |
 //! | send memory in messages | [`Ipc::listen`], [`Ipc::connect`], [`Channel`], [`Message`], [`Received`] |
-//! | find memory by a name, in its current version | [`Ipc::keep`], [`Keeper`]; [`Ipc::find`], [`KeptExport`] |
+//! | find memory by a name, in its current version | [`Ipc::keep`], [`Keeper`]; [`Ipc::find`], [`KeeperExport`] |
 //! | copy between devices without peer access | [`OpenBuilder::copy`], [`CopyPolicy`], [`Mapping::is_copy`] |
 //! | send a descriptor | [`Descriptor`]: bytes or one line of text |
 //! | use cudarc's slices and streams | `cuda::interop` and the re-exported `cuda::cudarc`, with the feature `cuda` |
@@ -125,11 +125,11 @@ pub use device_ipc_core::{
     Descriptor, DescriptorError, DeviceIdentity, DeviceInfo, DeviceMap, DeviceName, DeviceOrdinal,
     DeviceOwner, DevicePtr, DeviceRange, Dtype, Element, Error, ErrorKind, ErrorWith, Export, ExportChanges,
     ExportId, Exposure, ExposurePolicy, Grant, Holder, HolderPolicy, Holders, Ipc, IpcBuilder, Keeper,
-    KeptExport, Key, LayoutError, LeaseId, LeaseState, ListenBuilder, Listener, Mapping, MemoryUse, Message,
-    OpenBuilder, OwnedRegion, ProcessIdentity, ReaderPosition, Received, ReceivedExport, Region, Remote,
-    Reservation, Result, Ring, RingBuilder, RingReadSlot, RingReader, RingReaders, RingSlots, RingWriteSlot,
-    ShareBuilder, Stream, Tensor, TensorLayout, TensorSet, TensorTable, Timeline, TrySendError, View,
-    ViewMut, backend, close_mappings_of, close_unused, counters, limits, shutdown,
+    KeeperExport, Key, LayoutError, LeaseId, LeaseState, ListenBuilder, Listener, Mapping, MemoryUse,
+    Message, OpenBuilder, OwnedRegion, ProcessIdentity, ReaderPosition, Received, ReceivedExport, Region,
+    Remote, Reservation, Result, Ring, RingBuilder, RingReadSlot, RingReader, RingReaders, RingSlots,
+    RingWriteSlot, ShareBuilder, Stream, Tensor, TensorLayout, TensorSet, TensorTable, Timeline,
+    TrySendError, View, ViewMut, backend, close_mappings_of, close_unused, counters, limits, shutdown,
 };
 
 #[cfg(feature = "ascend")]

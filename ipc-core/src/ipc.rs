@@ -20,7 +20,7 @@ use crate::model::error::Result;
 use crate::model::tensor::TensorLayout;
 use crate::os::environment::nonempty_variable;
 use crate::patterns::channel::{Channel, ConnectBuilder, ListenBuilder};
-use crate::patterns::keeper::{Keeper, KeptExport, Search};
+use crate::patterns::keeper::{Keeper, KeeperExport, Search};
 use crate::patterns::ring::{RingBuilder, RingReader};
 use crate::sharing::export::{Export, ShareBuilder, TensorSet, check_backend, copy_and_wait};
 use crate::sharing::import::{OpenBuilder, Reservation};
@@ -333,7 +333,7 @@ impl Ipc {
     /// [`Error::NotPermitted`](crate::Error::NotPermitted) if one of the two processes does not allow the other's user;
     /// [`Error::WrongBackend`](crate::Error::WrongBackend); [`Error::Protocol`](crate::Error::Protocol) for another version of the
     /// library; [`Error::OnWorkerThread`](crate::Error::OnWorkerThread); [`Error::Forked`](crate::Error::Forked).
-    pub fn find(&self, name: &str, timeout: Duration) -> Result<KeptExport> {
+    pub fn find(&self, name: &str, timeout: Duration) -> Result<KeeperExport> {
         Search::new(self, name, timeout).run()
     }
 

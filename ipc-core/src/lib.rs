@@ -71,7 +71,7 @@ pub use patterns::channel::{
     Channel, ChannelBuilder, ChannelReceiver, ChannelSender, ConnectBuilder, Connecting, ListenBuilder,
     Listener, Message, Received, ReceivedExport, TrySendError,
 };
-pub use patterns::keeper::{Keeper, KeptExport};
+pub use patterns::keeper::{Keeper, KeeperExport};
 pub use patterns::ring::{
     ReaderPosition, Ring, RingBuilder, RingReadSlot, RingReader, RingReaders, RingWriteSlot,
 };

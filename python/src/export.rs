@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyString};
 use crate::error::{OrRaise as _, exception};
 use crate::grant::Grant;
 use crate::owner::Callback;
-use crate::patience::Patience;
+use crate::release_wait::ReleaseWait;
 use crate::session::{check_fork, ipc, not_picklable, note_use};
 use crate::timeline::Timeline;
 use crate::wait;
@@ -290,18 +290,18 @@ impl Export {
     #[pyo3(signature = (timeout=None))]
     fn wait_released(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.get()?;
-        let mut patience = Patience::new(&self.descriptor, wait::limit(timeout)?);
+        let mut release = ReleaseWait::new(&self.descriptor, wait::limit(timeout)?);
         loop {
             let Some(export) = self.lock().clone() else { return Err(wait::closed_meanwhile("export")) };
-            let slice = patience.slice();
+            let slice = release.slice();
             let error = match py.detach(move || export.wait_released(slice)) {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
             match &error {
-                Error::StillHeld { holders, .. } => patience.check(py, holders)?,
-                _ if error.kind() == ErrorKind::Timeout && !patience.is_over() => py.check_signals()?,
-                _ => return Err(wait::with_time(error, patience.limit())).or_raise(py),
+                Error::StillHeld { holders, .. } => release.check(py, holders)?,
+                _ if error.kind() == ErrorKind::Timeout && !release.is_over() => py.check_signals()?,
+                _ => return Err(wait::with_time(error, release.limit())).or_raise(py),
             }
         }
     }
@@ -376,17 +376,17 @@ impl Export {
             *self.lock() = Some(export);
             PyValueError::new_err("another thread uses the export; close it when that call has returned")
         })?;
-        let mut patience = Patience::new(&self.descriptor, limit);
+        let mut release = ReleaseWait::new(&self.descriptor, limit);
         let mut export = export;
         loop {
-            let slice = patience.slice();
+            let slice = release.slice();
             let Err(failed) = py.detach(move || export.close(slice)) else { return Ok(()) };
             let checked = match failed.error() {
                 Error::StillHeld { holders, .. } => {
                     *self.closing.lock().unwrap_or_else(PoisonError::into_inner) = Some(holders.clone());
-                    patience.check(py, holders)
+                    release.check(py, holders)
                 }
-                Error::Timeout { .. } if !patience.is_over() => py.check_signals(),
+                Error::Timeout { .. } if !release.is_over() => py.check_signals(),
                 Error::Timeout { what, detail, .. } => {
                     let (what, detail) = (what.clone(), detail.clone());
                     Err(exception(py, &Error::Timeout { what, after: limit, detail }))

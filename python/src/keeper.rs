@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use device_ipc::{Error, Ipc, KeptExport};
+use device_ipc::{Error, Ipc, KeeperExport};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
@@ -24,7 +24,7 @@ pub(crate) fn name_of(descriptor: &Bound<'_, PyAny>) -> PyResult<Option<String>>
 }
 
 /// Asks the keeper of this name for its present export.
-pub(crate) fn find(py: Python<'_>, ipc: &Ipc, name: &str, limit: Duration) -> PyResult<KeptExport> {
+pub(crate) fn find(py: Python<'_>, ipc: &Ipc, name: &str, limit: Duration) -> PyResult<KeeperExport> {
     // One attempt: a keeper that is busy may answer after any part of the time.
     wait::interruptible(py, || ipc.find(name, limit))?.or_raise(py)
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use device_ipc::{Descriptor, DeviceIdentity, DeviceMap, DeviceName, Error, Ipc, KeptExport, OpenBuilder};
+use device_ipc::{Descriptor, DeviceIdentity, DeviceMap, DeviceName, Error, Ipc, KeeperExport, OpenBuilder};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -258,7 +258,7 @@ impl<'a> NextVersion<'a> {
 enum Source {
     Descriptor(Descriptor),
     /// The answer of a keeper, which can be opened once even if the keeper replaces its export meanwhile.
-    Kept(Box<KeptExport>),
+    Kept(Box<KeeperExport>),
 }
 
 impl Source {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use comfy_table::{Table, presets};
 use device_ipc::front_end::{KeeperName, list_keepers};
-use device_ipc::{Error, ErrorKind, Ipc, KeptExport};
+use device_ipc::{Error, ErrorKind, Ipc, KeeperExport};
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 
@@ -20,10 +20,10 @@ const ENDED: Duration = Duration::from_millis(500);
 const MAX_ASKED: usize = 16;
 
 /// The answer of a keeper.
-type Answer = Result<KeptExport, Error>;
+type Answer = Result<KeeperExport, Error>;
 
 /// Asks a keeper. A search waits for a keeper that does not run yet; one that has ended meanwhile is not waited for.
-fn ask(ipc: &Ipc, keeper: &KeeperName, timeout: Duration) -> Result<KeptExport, Error> {
+fn ask(ipc: &Ipc, keeper: &KeeperName, timeout: Duration) -> Result<KeeperExport, Error> {
     let name = keeper.to_string();
     let find = |timeout| ipc.find(&name, timeout);
     match find(timeout.min(ENDED)) {
@@ -96,7 +96,7 @@ pub(super) fn run(ipc: &Ipc, timeout: Duration, as_json: bool) -> Result<()> {
     output::line(table)
 }
 
-fn row(found: &Result<KeptExport, Error>) -> Vec<String> {
+fn row(found: &Result<KeeperExport, Error>) -> Vec<String> {
     match found {
         Ok(kept) => {
             let descriptor = kept.descriptor();
@@ -114,7 +114,7 @@ fn row(found: &Result<KeptExport, Error>) -> Vec<String> {
     }
 }
 
-fn report(keeper: &KeeperName, found: &Result<KeptExport, Error>) -> Value {
+fn report(keeper: &KeeperName, found: &Result<KeeperExport, Error>) -> Value {
     let mut report = json!({ "name": keeper.name, "user": keeper.user });
     match found {
         Ok(kept) => {

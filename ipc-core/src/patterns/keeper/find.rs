@@ -39,7 +39,7 @@ impl<'a> Search<'a> {
     }
 
     /// Waits until a keeper of the name has answered.
-    pub(crate) fn run(self) -> Result<KeptExport> {
+    pub(crate) fn run(self) -> Result<KeeperExport> {
         let channel = name::channel_name(self.name)?;
         check_may_wait("asking a keeper", self.timeout)?;
         let deadline = Deadline::after(self.timeout);
@@ -66,10 +66,10 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn ask(&self, connect: ConnectBuilder<'_>, deadline: Deadline) -> Result<KeptExport> {
+    fn ask(&self, connect: ConnectBuilder<'_>, deadline: Deadline) -> Result<KeeperExport> {
         let channel = connect.start()?;
         let answer = channel.receive(deadline.left())?;
-        KeptExport::new(&channel, answer, KeeperAddress { name: self.name.to_owned(), user: self.user })
+        KeeperExport::new(&channel, answer, KeeperAddress { name: self.name.to_owned(), user: self.user })
     }
 }
 
@@ -91,7 +91,7 @@ impl<'a> Search<'a> {
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct KeptExport {
+pub struct KeeperExport {
     export: ReceivedExport,
     announcement: Announcement,
     process: ProcessIdentity,
@@ -99,7 +99,7 @@ pub struct KeptExport {
     keeper: Arc<KeeperAddress>,
 }
 
-impl KeptExport {
+impl KeeperExport {
     fn new(channel: &Channel, answer: Received, keeper: KeeperAddress) -> Result<Self> {
         let announcement: Announcement = postcard::from_bytes(answer.bytes())
             .map_err(|_| Error::Protocol("its answer is not that of a keeper".into()))?;

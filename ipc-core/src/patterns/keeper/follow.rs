@@ -6,7 +6,7 @@ use crate::model::error::Result;
 use crate::sharing::import::Mapping;
 use crate::transport::Deadline;
 
-/// Mappings of a [`KeptExport`](crate::KeptExport) that was opened with [`OpenBuilder::reserved`](crate::OpenBuilder::reserved).
+/// Mappings of a [`KeeperExport`](crate::KeeperExport) that was opened with [`OpenBuilder::reserved`](crate::OpenBuilder::reserved).
 impl Mapping {
     /// Exchanges the memory for the keeper's present export, at the same addresses, as [`replace`](Self::replace) does. Returns the
     /// keeper's version of it, or `None` if the mapping has that export already.

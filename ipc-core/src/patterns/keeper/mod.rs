@@ -15,7 +15,7 @@ mod keep;
 mod list;
 mod name;
 
-pub use find::KeptExport;
+pub use find::KeeperExport;
 pub(crate) use find::Search;
 pub use keep::Keeper;
 pub use list::{KeeperName, list_keepers};

@@ -12,7 +12,7 @@ use crate::{uses, wait};
 const LONG: Duration = Duration::from_secs(5);
 
 /// A wait for the release of an export, in slices.
-pub(crate) struct Patience<'a> {
+pub(crate) struct ReleaseWait<'a> {
     descriptor: &'a Descriptor,
     limit: Duration,
     begun: Instant,
@@ -20,7 +20,7 @@ pub(crate) struct Patience<'a> {
     alone: Option<Instant>,
 }
 
-impl<'a> Patience<'a> {
+impl<'a> ReleaseWait<'a> {
     pub(crate) fn new(descriptor: &'a Descriptor, limit: Duration) -> Self {
         Self { descriptor, limit, begun: Instant::now(), alone: None }
     }
