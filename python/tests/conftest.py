@@ -16,6 +16,8 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -88,6 +90,18 @@ def start() -> Iterator[Start]:
     for process in processes:
         process.kill()
         process.communicate(timeout=30)
+
+
+def profiled(hook: "Callable[[FrameType, str, Any], object]", function: "Callable[[], Any]") -> Any:
+    """Calls ``function``, and ``hook`` for each call in it. The collector does not run, which calls finalizers of what others have left."""
+    gc.collect()
+    gc.disable()
+    sys.setprofile(hook)
+    try:
+        return function()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
 
 
 def used() -> "tuple[int, int]":

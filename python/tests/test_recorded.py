@@ -1,11 +1,11 @@
 """Loads that are recorded and replayed as copies, with small models whose loaders do what those of engines do."""
 
 import logging
-import sys
 import threading
 from typing import Any
 
 import pytest
+from conftest import profiled
 
 torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
 
@@ -376,11 +376,7 @@ def calls(function: Any) -> "dict[str, int]":
         if event in found:
             found[event] += 1
 
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
+    profiled(count, function)
     return found
 
 

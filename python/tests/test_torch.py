@@ -1,6 +1,5 @@
 """torch tensors on the mock, whose memory is CPU memory for torch. Skipped where torch cannot be imported."""
 
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -10,7 +9,7 @@ import pytest
 
 import device_ipc
 import device_ipc.torch as dt
-from conftest import Start
+from conftest import Start, profiled
 from test_share import finish, line, ones, tell
 
 torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
@@ -141,11 +140,7 @@ def events(call: "Callable[[], object]") -> int:
         count += 1
 
     call()
-    sys.setprofile(count_one)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
+    profiled(count_one, call)
     return count
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import profiled
 
 import device_ipc
 
@@ -188,12 +189,7 @@ def test_each_storage_takes_one_python_call_of_ours() -> None:
             calls.append(frame.f_code.co_name)
 
     payload(tensors[0])  # starts the thread that looks for unused storages
-    sys.setprofile(profile)
-    try:
-        payloads = [payload(tensor) for tensor in tensors]
-        opened = [rebuild_cuda_tensor(*arguments) for arguments in payloads]
-    finally:
-        sys.setprofile(None)
+    opened = profiled(profile, lambda: [rebuild_cuda_tensor(*arguments) for arguments in [payload(tensor) for tensor in tensors]])
     assert calls.count("share") == 20 and calls.count("open") <= 20
     # The wake-up of the thread, if it has just looked.
     assert set(calls) <= {"share", "open", "wake"} and calls.count("wake") <= 5, calls

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LIMIT, Start
+from conftest import LIMIT, Start, profiled
 from vllm_modules import add
 
 import device_ipc
@@ -245,11 +246,7 @@ def calls_of_a_request(start: Start, blocks: int, layers: int) -> "dict[str, int
         def count(_frame: Any, event: str, _argument: Any) -> None:
             counts[method] += event in ("call", "c_call")
 
-        sys.setprofile(count)
-        try:
-            return getattr(target, method)(*arguments)
-        finally:
-            sys.setprofile(None)
+        return profiled(count, functools.partial(getattr(target, method), *arguments))
 
     # Block 0 is that of vLLM for no block.
     numbers = list(range(1, blocks))
