@@ -97,3 +97,35 @@ def test_update_ends_at_once_when_a_rank_fails(engines: Engines, moment: str) ->
     now = engine.ask("digests")
     assert now != former and now[0] == now[1]
     sender.close()
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_all_ranks_follow_or_none(engines: Engines, dies: bool) -> None:
+    engine, other = engines.start("engine", 2, publish=True), engines.start("other", 2)
+    former = engine.ask("digests")
+    state = weights()
+    for tensor in state.values():
+        tensor.fill_(9)
+    sender = device_ipc.vllm.WeightSender(engine, timeout=vllm_engines.TIMEOUT)
+    sender.send(state.items())
+    broken = other.ranks[1]
+    broken.ask("break_take", dies)
+    with pytest.raises(RuntimeError, match="the rank died" if dies else "ArithmeticError"):
+        device_ipc.vllm.follow(other)
+    if dies:
+        other.ranks.remove(broken)
+        assert other.ask("digests") == former[:1]
+    else:
+        assert other.ask("digests") == former
+        device_ipc.vllm.follow(other)
+        assert other.ask("digests") != former
+    # The former version is there as long as an engine has it, and no longer.
+    assert all(part.former is not None for part in engines.keeper._parts.values())
+    device_ipc.vllm.follow(engine)
+    for rank in other.ranks if dies else []:
+        rank.kill()
+    deadline = time.monotonic() + AT_ONCE
+    while any(part.former is not None for part in engines.keeper._parts.values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    sender.close()

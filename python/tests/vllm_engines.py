@@ -21,16 +21,18 @@ TIMEOUT = 200
 
 
 def break_take(in_place: Any, dies: bool) -> None:
-    """Has the next wake of this rank fail when all ranks are there, or kill the process."""
+    """Has this rank fail the next time that it takes a version, when all ranks are there, or kill the process."""
     weights = in_place.weights
 
-    def resume(_descriptor: str) -> None:
+    def fail(_descriptor: str) -> None:
         if dies:
             os.kill(os.getpid(), signal.SIGKILL)
         object.__setattr__(in_place, "weights", weights)
         raise ArithmeticError("this rank maps nothing")
 
-    broken = types.SimpleNamespace(mapping=types.SimpleNamespace(is_suspended=True, resume=resume))
+    mapping = weights.mapping
+    facts = {"is_suspended": mapping.is_suspended, "descriptor": "", "devices": mapping.devices}
+    broken = types.SimpleNamespace(mapping=types.SimpleNamespace(**facts, resume=fail, replace=fail))
     object.__setattr__(in_place, "weights", broken)
 
 

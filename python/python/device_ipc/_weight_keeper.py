@@ -13,7 +13,8 @@ an engine                                the keeper
 ``{"rank": 0, "ranks": 2, "group"}``     ``{"joined": true}``: the process acts together with the other ranks that state the same ``group``
 ``{"update": true}``                     ``{"memory": true}`` with another block for the same tensors, or ``{"error"}``. When all ranks have filled theirs, they
                                          are the next version of each, and each rank gets ``kept``
-``{"take": true}``                       ``{"descriptor", "manifest"}`` of the present version, when all ranks have asked: the same version for each
+``{"take": true}``                       ``{"descriptor", "manifest", "former"}`` of the present version, when all ranks have asked: the same version for
+                                         each. ``former`` is the one before, ``{"descriptor", "grant"}``, or null where no engine has it
 ``{"taken": true}``                      ``{"done": true}``, when all ranks have taken it
 =======================================  =====================================================================================
 
@@ -43,6 +44,9 @@ _logger = logging.getLogger("device_ipc")
 
 ANSWER_LIMIT = 5.0
 """Seconds that an engine may take to make room for an answer; one that takes longer is given up."""
+
+TAKE_LIMIT = 60.0
+"""Seconds for which a rank can return to the former version, after all ranks have asked for the present one."""
 
 
 def channel(name: str, publishes: bool) -> str:
@@ -74,6 +78,9 @@ class WeightKeeper:
         for listener, publishes in zip(self._listeners, (False, True), strict=True):
             self._selector.register(listener.fileno(), selectors.EVENT_READ, (listener, publishes))
         self._end, self._stop = os.pipe()
+        os.set_blocking(self._stop, False)
+        self._stop_lock = threading.Lock()
+        self._is_closed = False
         self._selector.register(self._end, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="device-ipc-weights", daemon=True)
         self._thread.start()
@@ -90,12 +97,13 @@ class WeightKeeper:
 
     def close(self) -> None:
         """Ends the keeper. Engines that have the weights open keep them where mappings outlive the exporter (CUDA, the mock)."""
-        if self._thread.is_alive():
-            os.write(self._stop, b"\0")
-            self._thread.join()
-        if self._stop >= 0:
-            os.close(self._stop)
-            self._stop = -1
+        self._is_closed = True
+        self._notify()
+        self._thread.join()
+        with self._stop_lock:
+            if self._stop >= 0:
+                os.close(self._stop)
+                self._stop = -1
 
     def __enter__(self) -> Self:
         return self
@@ -103,13 +111,21 @@ class WeightKeeper:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
+    def _notify(self) -> None:
+        """Wakes the thread of the keeper, if it runs and has not been woken already."""
+        with self._stop_lock, contextlib.suppress(BlockingIOError, BrokenPipeError):
+            if self._stop >= 0:
+                os.write(self._stop, b"\0")
+
     def _serve(self) -> None:
         with self._selector as selector:
             running = True
             while running:
                 for key, _ in selector.select():
                     if key.data is None:
-                        running = False
+                        os.read(self._end, 4096)
+                        running = not self._is_closed
+                        self._free_former()
                     elif isinstance(key.data, _Engine):
                         self._receive(key.data)
                     else:
@@ -139,6 +155,8 @@ class WeightKeeper:
             except TimeoutError:
                 return
             except (Error, OSError, ValueError):
+                if engine.former is not None:
+                    engine.former.give_back()
                 self._leave(engine)
                 return
             try:
@@ -219,7 +237,7 @@ class WeightKeeper:
                 self._dissolve(group, "there are no weights of all of its ranks")
                 return
             for rank, (part, export) in enumerate(zip(parts, group.exports, strict=True)):
-                group.members[rank].tell({"descriptor": str(export.descriptor), "manifest": part.manifest})
+                group.members[rank].take(export, part)
         else:
             group.exports.clear()
             for member in group.members.values():
@@ -243,7 +261,9 @@ class WeightKeeper:
         exports = [_native.share(part.memory, access="r", allow_users=self._allow_users) for part in parts]
         for rank, export in zip(ranks, exports, strict=True):
             part = self._parts[rank]
-            part.export, part.memory = export, None
+            part.former, part.export, part.memory = part.export, export, None
+            if part.former is not None:
+                part.former.on_change(self._notify)
             if part.keeper is None:
                 name = self._name if rank == 0 else f"{self._name}.{rank}"
                 part.keeper = _native.keep(name, export, allow_users=self._allow_users)
@@ -252,8 +272,15 @@ class WeightKeeper:
             assert part.publisher is not None
             part.waiting.append(part.publisher)
             part.publisher = None
+        self._free_former()
         for rank in ranks:
             self._turn(rank)
+
+    def _free_former(self) -> None:
+        """Frees the versions before the present ones that no engine has any longer."""
+        for part in self._parts.values():
+            if part.former is not None and not part.former.holders():
+                part.former = None
 
     def _turn(self, rank: int) -> None:
         """Answers the engines that wait for this rank, or has one of them publish."""
@@ -310,6 +337,8 @@ class _Engine:
     rank: int | None = None
     group: _Group | None = None
     """The ranks with which it acts together; None for the first version."""
+    former: _native.Grant | None = None
+    """Its right to return to the former version when another rank fails. It ends with its process."""
     fileno: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -321,6 +350,14 @@ class _Engine:
             self.channel.send(json.dumps(answer).encode(), timeout=ANSWER_LIMIT)
         except (Error, OSError, ValueError) as error:
             _logger.warning("process %s does not take the keeper's answer: %s", self.channel.peer, error)
+
+    def take(self, export: _native.Export, part: _Part) -> None:
+        """Names the present version of its rank, and the former one."""
+        former = None
+        if part.former is not None:
+            self.former = part.former.grant(TAKE_LIMIT)
+            former = {"descriptor": str(part.former.descriptor), "grant": str(self.former)}
+        self.tell({"descriptor": str(export.descriptor), "manifest": part.manifest, "former": former})
 
     def close(self) -> None:
         """Ends the channel, without a wait for the engine to take the last answer."""
@@ -355,6 +392,8 @@ class _Part:
     memory: dict[str, _native.Tensor] | None = None
     """What the publisher fills."""
     export: _native.Export | None = None
+    former: _native.Export | None = None
+    """The version before that one, as long as an engine has it."""
     keeper: _native.Keeper | None = None
 
     def allocate(self) -> None:
@@ -367,6 +406,7 @@ class _Part:
     def close(self) -> None:
         if self.keeper is not None:
             self.keeper.close()
+        self.former = None
         if self.export is not None:
             # Those that use the weights are notified, and release them when they like.
             with contextlib.suppress(Error):

@@ -55,8 +55,8 @@ def follow(client: Any) -> None:
     """Has an engine whose weights are in place take the version that an update of another engine, or of itself, has published.
 
     ``client`` is as for ``WeightSender``. Pause the engine before: nothing may run while its weights are exchanged, and cached
-    results are those of the former ones. Raises the exceptions of the client. If a rank has failed, others may have the new version: call it
-    again before the engine goes on.
+    results are those of the former ones. Raises the exceptions of the client: all ranks have the former version then, unless the engine had
+    skipped one.
     """
     client.init_weight_transfer_engine({})
     with updating(client):

@@ -283,16 +283,24 @@ class InPlace:
     def take(self, ranks: Together) -> None:
         """Maps the present version of the weights at the addresses of the parameters, when all ranks are here, and the same version for all.
 
-        A rank that was suspended is so again if another one fails. Raises ``GoneError`` where one has: then ranks that were not suspended may
-        have different versions until the next call.
+        If another rank fails, this one has its former version again, or none if it was suspended, and ``GoneError`` is raised. A rank that
+        had a version before that of the other engines cannot go back, and keeps the present one.
         """
         answer = ranks.ask({"take": True})[0]
-        descriptor = answer["descriptor"]
-        self._check(answer["manifest"])
+        former = answer["former"]
+        try:
+            self._check(answer["manifest"])
+            self._take(ranks, answer["descriptor"], former)
+        finally:
+            if former is not None:
+                _native.Grant(former["grant"]).give_back()
+
+    def _take(self, ranks: Together, descriptor: str, former: dict[str, str] | None) -> None:
         mapping, was_suspended = self.weights.mapping, self.is_suspended
+        present = "" if was_suspended else str(mapping.descriptor)
         if was_suspended:
             mapping.resume(descriptor)
-        elif str(mapping.descriptor) != descriptor:
+        elif present != descriptor:
             if not _backends.is_host(mapping.devices[0]):
                 # Nothing may read what is exchanged.
                 torch.accelerator.synchronize()
@@ -302,6 +310,8 @@ class InPlace:
         except BaseException:
             if was_suspended:
                 mapping.suspend()
+            elif present != descriptor and former is not None and former["descriptor"] == present:
+                mapping.replace(present, grant=former["grant"])
             raise
 
     def _check(self, text: str) -> None:
