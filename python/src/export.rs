@@ -344,7 +344,7 @@ impl Export {
     /// and replaces an earlier one.
     ///
     /// Raises `ValueError` if the export is closed. `callback` may be a method of an object that refers to the export.
-    fn on_change(&self, callback: Py<PyAny>) -> PyResult<()> {
+    fn on_change(&self, callback: Bound<'_, PyAny>) -> PyResult<()> {
         let callback = Arc::new(Callback::new(callback));
         let export = self.get()?;
         *self.callback.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&callback));

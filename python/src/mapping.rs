@@ -45,7 +45,7 @@ impl Mapping {
     }
 
     /// Keeps a callable for the collector.
-    fn callback(&self, callback: Py<PyAny>) -> Arc<Callback> {
+    fn callback(&self, callback: Bound<'_, PyAny>) -> Arc<Callback> {
         let callback = Arc::new(Callback::new(callback));
         self.callbacks.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&callback));
         callback
@@ -363,7 +363,7 @@ impl Mapping {
     /// that calls `loop.call_soon_threadsafe`. Not for memory of this process or a copy, nor after `close`.
     ///
     /// `callback` is that function. Raises `ValueError` if the mapping is closed.
-    fn on_dropped(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
+    fn on_dropped(&self, py: Python<'_>, callback: Bound<'_, PyAny>) -> PyResult<()> {
         let inner = self.inner()?;
         let callback = self.callback(callback);
         inner.read(py, |mapping| py.detach(|| mapping.on_dropped(move || callback.call())))
@@ -372,7 +372,7 @@ impl Mapping {
     /// Calls a function without arguments once when the exporter's process has ended, now if it has; otherwise as `on_dropped`.
     ///
     /// `callback` is that function. Raises `ValueError` if the mapping is closed.
-    fn on_gone(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
+    fn on_gone(&self, py: Python<'_>, callback: Bound<'_, PyAny>) -> PyResult<()> {
         let inner = self.inner()?;
         let callback = self.callback(callback);
         inner.read(py, |mapping| py.detach(|| mapping.on_gone(move |_| callback.call())))

@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
+use pyo3::types::PyWeakrefReference;
 
 use crate::mapping_inner::NoWait;
 
@@ -38,12 +39,23 @@ impl<T> Drop for PyOwner<T> {
 }
 
 /// A Python object that a thread of the library calls, and that the garbage collector may take back.
-pub(crate) struct Callback(Mutex<Option<PyOwner>>);
+///
+/// The collector clears the objects of a cycle one by one, and what refers to this value may come after the object, or may have been
+/// freed before: a `functools.partial` that was cleared reads a null pointer when it is called. Before that, it clears the weak references
+/// to all of them.
+pub(crate) struct Callback(Mutex<Option<PyOwner<Callable>>>);
+
+struct Callable {
+    object: Py<PyAny>,
+    /// `None` for an object of a type without weak references, such as a function in C, which the collector does not clear.
+    alive: Option<Py<PyWeakrefReference>>,
+}
 
 impl Callback {
     /// Takes a reference.
-    pub(crate) fn new(object: Py<PyAny>) -> Self {
-        Self(Mutex::new(Some(PyOwner::new(object))))
+    pub(crate) fn new(object: Bound<'_, PyAny>) -> Self {
+        let alive = PyWeakrefReference::new(&object).ok().map(Bound::unbind);
+        Self(Mutex::new(Some(PyOwner::new(Callable { object: object.unbind(), alive }))))
     }
 
     /// Calls the object without arguments on this thread. An exception is printed.
@@ -56,7 +68,7 @@ impl Callback {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .as_ref()
-                .and_then(|owner| owner.get(py))
+                .and_then(|owner| owner.0.as_ref()?.get(py))
             else {
                 return;
             };
@@ -69,12 +81,20 @@ impl Callback {
     /// Shows the object to the garbage collector.
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(owner) = self.0.try_lock() else { return Ok(()) };
-        visit.call(owner.as_ref().and_then(|owner| owner.0.as_ref()))
+        visit.call(owner.as_ref().and_then(|owner| owner.0.as_ref()).map(|callable| &callable.object))
     }
 
-    /// Drops the object.
+    /// Drops the references.
     pub(crate) fn clear(&self) {
         let owner = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(owner);
+    }
+}
+
+impl Callable {
+    /// Returns another reference, unless the collector has begun to clear the object.
+    fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        let is_alive = self.alive.as_ref().is_none_or(|alive| alive.bind(py).upgrade().is_some());
+        is_alive.then(|| self.object.clone_ref(py))
     }
 }

@@ -321,3 +321,38 @@ def test_numpy_opens_memory_of_a_permitted_user() -> None:
     export = device_ipc.share({"w": ones(4)}, allow_users=[NOBODY])
     with device_ipc.numpy.open(str(export), allow_users=[NOBODY]) as arrays:
         assert arrays["w"].shape == (4,)
+
+
+def test_callback_that_the_collector_clears_before_its_export_is_not_called(start: Start) -> None:
+    exporter = start(
+        """
+        import functools, gc
+        class Ring: pass
+        ring = Ring()
+        callback = functools.partial(print, ring)
+        ring.export = d.share(d.empty((4,), "uint8", "mock:0"))
+        ring.export.on_change(callback)
+        print(ring.export, flush=True)
+        sys.stdin.readline()
+        # The first that it clears is the ring, and the export ends with it; the next is the callback. The lease stays.
+        ring.export.on_change(callback)
+        del ring, callback
+        gc.collect()
+        while not d.counters()["importers_lost_total"] or d.counters()["exported_bytes"]:
+            pass
+        # The jobs of the library's thread run in their order.
+        with d.share(d.empty((4,), "uint8", "mock:0")):
+            pass
+        print("released", flush=True)
+        sys.stdin.readline()
+        """
+    )
+    importer = start("mapping = d.open(sys.argv[1]); print('open', flush=True); sys.stdin.readline()", line(exporter))
+    assert line(importer) == "open"
+    tell(exporter, "opened")
+    importer.kill()
+    while (text := line(exporter)) != "released":
+        # The notification of the open.
+        assert "Ring" in text
+    tell(exporter, "end")
+    finish(exporter)
