@@ -133,7 +133,7 @@ def started(folder: Path, name: str, arguments: dict[str, Any], module: str = "e
 
 
 def serve(address: str, arguments: dict[str, Any]) -> None:
-    """Runs an engine until it is told to exit."""
+    """Runs an engine until its parent asks it to exit."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(**arguments)

@@ -281,7 +281,7 @@ class Served:
 
 
 def serve(address: str, arguments: dict[str, Any]) -> None:
-    """Runs an engine until it is told to exit: steps while there is something to do, and calls between the steps."""
+    """Runs an engine until its parent asks it to exit: steps while there is something to do, and calls between the steps."""
     from multiprocessing.connection import wait
 
     served = Served(arguments)

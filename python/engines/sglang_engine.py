@@ -102,7 +102,7 @@ class Calls:
 
 
 def serve(address: str, arguments: dict[str, Any]) -> None:
-    """Runs an engine until it is told to exit."""
+    """Runs an engine until its parent asks it to exit."""
     import sglang
 
     engine = sglang.Engine(**arguments)

@@ -376,7 +376,7 @@ def test_blocks_of_all_groups_are_read(start: Start) -> None:
     assert decode.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
     decode.step()
     assert prefill.ask("sent") == ["p2"]
-    # vLLM 0.33 is told which requests have failed; before, there is no way.
+    # vLLM 0.33 takes the requests that have failed; earlier versions cannot be notified of them.
     prefill.process.kill()
     for name in ("d3", "d4"):
         request = Request(name, 22, json.loads(text))
