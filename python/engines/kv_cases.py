@@ -471,7 +471,7 @@ def times(folder: Path, way: str, count: int = 1, repeats: int = 8) -> dict[str,
                     }  # fmt: skip
                 rows.append(row)
             median = {name: statistics.median(row[name] for row in rows[2:] if name in row) for name in rows[-1]}
-            one_copy = decode.call("one_copy", nbytes)
+            one_copy = decode.call("one_copy", nbytes, count - 1)
             median |= {"MB": nbytes / 1e6, "one copy ms": one_copy * 1e3}
             if "copy ms" in median:
                 median |= {"GB/s": nbytes / median["copy ms"] / 1e6, "of one copy": one_copy * 1e3 / median["copy ms"]}

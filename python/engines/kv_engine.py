@@ -245,13 +245,13 @@ class Served:
             "groups": len(self.scheduler.kv_cache_config.kv_cache_groups),
         }  # fmt: skip
 
-    def one_copy(self, nbytes: int, count: int = 12) -> float:
-        """Returns the seconds of one contiguous copy on the device."""
+    def one_copy(self, nbytes: int, source_device: int, count: int = 12) -> float:
+        """Returns the seconds of one contiguous copy to the engine's device, from a device of this process."""
         import statistics
 
         import torch
 
-        target, source = (torch.empty(nbytes, dtype=torch.uint8, device="cuda") for _ in range(2))
+        target, source = (torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{device}") for device in (0, source_device))
         times = []
         for _ in range(count):
             begin, end = event(), event()
