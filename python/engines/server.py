@@ -35,7 +35,8 @@ def started(folder: Path, name: str, model: Path, backend: str, *arguments: str,
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host=127.0.0.1", f"--port={port}"]
     command += ["--load-format=dummy", "--skip-tokenizer-init", "--enforce-eager", "--max-model-len=256", "--max-num-seqs=8"]
-    command += [f"--kv-cache-memory-bytes={256 << 20}", "--worker-extension-cls=engines.worker.Extension"]
+    # The share of the device that has to be free at the start.
+    command += ["--gpu-memory-utilization=0.1", f"--kv-cache-memory-bytes={256 << 20}", "--worker-extension-cls=engines.worker.Extension"]
     command += [f"--weight-transfer-config={json.dumps({'backend': backend})}", *arguments]
     log = folder / f"{name}.log"
     with log.open("wb") as sink:
