@@ -3,7 +3,7 @@
 //!
 //! No lock is held while Python code runs, an object is dropped or the interpreter lock is released.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -61,10 +61,8 @@ impl Drop for Shared {
     }
 }
 
-/// A storage in memory of another process.
+/// Memory of another process, in which this process has a storage as long as the mapping exists.
 struct Received {
-    /// A `StorageWeakRef`, which keeps the number of the storage from being used again, and not the storage.
-    _reference: Py<PyAny>,
     handle: Py<PyBytes>,
     /// Not the mapping, which would keep the memory open.
     mapping: Weak<MappingInner>,
@@ -75,7 +73,8 @@ struct State {
     /// By the number of the storage (`_cdata`).
     shared: HashMap<u64, Arc<Shared>>,
     by_handle: HashMap<Vec<u8>, u64>,
-    received: HashMap<u64, Arc<Received>>,
+    /// By the address of the memory and that of the mapping, several of which may have the memory open.
+    received: BTreeMap<(u64, usize), Received>,
     received_limit: usize,
     /// The storages to look at next.
     next: Vec<u64>,
@@ -124,10 +123,22 @@ impl Storages {
         None
     }
 
-    /// Returns the entry of a storage in memory of another process.
-    fn received(&self, py: Python<'_>, cdata: u64) -> PyResult<Option<Arc<Received>>> {
-        let Some(received) = self.lock().received.get(&cdata).cloned() else { return Ok(None) };
-        Ok((!is_expired(py, cdata)?).then_some(received))
+    /// Returns the payload's descriptor and the mapping of memory of another process.
+    fn received(&self, py: Python<'_>, place: &Place) -> Option<(Py<PyBytes>, Arc<MappingInner>)> {
+        let state = self.lock();
+        let at_address = state.received.range((place.ptr, 0)..=(place.ptr, usize::MAX));
+        let known: Vec<_> =
+            at_address.map(|(_, one)| (one.handle.clone_ref(py), one.mapping.clone())).collect();
+        drop(state);
+        known.into_iter().find_map(|(handle, mapping)| {
+            let mapping = mapping.upgrade()?;
+            if place.is_in(&mapping) {
+                return Some((handle, mapping));
+            }
+            // The last reference ends a lease.
+            py.detach(|| drop(mapping));
+            None
+        })
     }
 
     /// Shares the memory of a storage as one region of bytes, behind the work of the current stream. An importer of one storage
@@ -223,33 +234,22 @@ impl Storages {
         Ok(())
     }
 
-    fn note_received(&self, py: Python<'_>, cdata: u64, received: Received) -> PyResult<()> {
+    fn note_received(&self, ptr: u64, handle: &Bound<'_, PyBytes>, mapping: &Arc<MappingInner>) {
+        let mapping = Arc::downgrade(mapping);
+        let key = (ptr, mapping.as_ptr() as usize);
+        let received = Received { handle: handle.clone().unbind(), mapping };
         let mut state = self.lock();
-        let replaced = state.received.insert(cdata, Arc::new(received));
-        let is_full = state.received.len() > state.received_limit.max(128);
-        let all: Vec<_> = if is_full {
-            state.received.iter().map(|(cdata, one)| (*cdata, Arc::clone(one))).collect()
-        } else {
-            Vec::new()
-        };
-        drop(state);
-        drop(replaced);
-        let mut expired = Vec::new();
-        for (cdata, one) in all {
-            if is_expired(py, cdata)? {
-                expired.push((cdata, one));
-            }
-        }
-        if is_full {
-            let mut state = self.lock();
-            for (cdata, one) in &expired {
-                if state.received.get(cdata).is_some_and(|found| Arc::ptr_eq(found, one)) {
-                    state.received.remove(cdata);
-                }
-            }
+        let mut ended = Vec::new();
+        if state.received.len() >= state.received_limit.max(128) {
+            let is_ended = |one: &&Received| one.mapping.strong_count() == 0;
+            let keys: Vec<_> =
+                state.received.iter().filter(|(_, one)| is_ended(one)).map(|(key, _)| *key).collect();
+            ended.extend(keys.iter().map(|key| state.received.remove(key)));
             state.received_limit = 2 * state.received.len();
         }
-        Ok(())
+        ended.push(state.received.insert(key, received));
+        drop(state);
+        drop(ended);
     }
 
     /// Opens the memory that a payload names, and returns a storage in it.
@@ -300,12 +300,7 @@ impl Storages {
             }
             _ => make.call1((Tensor { data },))?,
         };
-        let received = Received {
-            _reference: weak_reference(&storage)?,
-            handle: handle.clone().unbind(),
-            mapping: Arc::downgrade(&inner),
-        };
-        self.note_received(py, number_of(&storage)?, received)?;
+        self.note_received(region.ptr.get(), handle, &inner);
         Ok(storage.unbind())
     }
 }
@@ -340,15 +335,11 @@ impl Storages {
         let cdata = number_of(storage)?;
         let place = Place::of(storage)?;
         let lifetime = self.lifetime()?;
-        let (handle, grant) = if let Some(received) = self.received(py, cdata)? {
-            let mapping = received.mapping.upgrade();
-            let grant = |inner: &Arc<MappingInner>| {
-                inner.read(py, |mapping| py.detach(|| mapping.grant(lifetime)))?.or_raise(py)
-            };
-            let granted = mapping.as_ref().map(grant).transpose()?;
+        let (handle, grant) = if let Some((handle, mapping)) = self.received(py, &place) {
+            let granted = mapping.read(py, |mapping| py.detach(|| mapping.grant(lifetime)));
             // The last reference ends a lease.
             py.detach(|| drop(mapping));
-            (received.handle.clone_ref(py), granted)
+            (handle, granted?.or_raise(py)?)
         } else {
             let shared = match self.known(py, cdata, place.ptr, place.nbytes) {
                 Some(shared) => {
@@ -362,13 +353,11 @@ impl Storages {
                 None => self.add(storage, &place, cdata)?,
             };
             let granted = shared.export().grant(lifetime).or_raise(py)?;
-            (shared.handle.clone_ref(py), Some(granted))
+            (shared.handle.clone_ref(py), granted)
         };
         self.look_at(py, LOOKS)?;
-        let grant = grant.map(|grant| grant.to_bytes());
-        let bytes = |bytes: &[u8]| PyBytes::new(py, bytes);
-        let grant = bytes(grant.as_ref().map_or(&[][..], |grant| &grant[..]));
-        Ok((place.device.get(), handle, place.nbytes, 0, grant, 0, bytes(b""), false))
+        let grant = PyBytes::new(py, &grant.to_bytes());
+        Ok((place.device.get(), handle, place.nbytes, 0, grant, 0, PyBytes::new(py, b""), false))
     }
 
     /// Returns a storage in the memory that a payload names. `make` makes one of a tensor, for frameworks without functions for it.
@@ -415,18 +404,12 @@ impl Storages {
     }
 
     /// The devices of the storages in memory of other processes.
-    fn devices(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        let received: Vec<_> =
-            self.lock().received.iter().map(|(cdata, one)| (*cdata, Arc::clone(one))).collect();
-        let mut devices = Vec::new();
-        for (cdata, one) in received {
-            if !is_expired(py, cdata)?
-                && let Some(inner) = one.mapping.upgrade()
-            {
-                devices.push(device_name(inner.backend, inner.device.get()));
-            }
-        }
-        Ok(devices)
+    fn devices(&self, py: Python<'_>) -> Vec<String> {
+        let known: Vec<_> = self.lock().received.values().map(|one| one.mapping.clone()).collect();
+        let mappings: Vec<_> = known.iter().filter_map(Weak::upgrade).collect();
+        let devices = mappings.iter().map(|one| device_name(one.backend, one.device.get())).collect();
+        py.detach(|| drop(mappings));
+        devices
     }
 
     /// The number of storages that this process has shared.
@@ -457,6 +440,12 @@ impl Place {
             nbytes: storage.call_method0(intern!(py, "nbytes"))?.extract()?,
         })
     }
+
+    /// Returns whether the storage is in memory that this mapping has open at the same address.
+    fn is_in(&self, mapping: &MappingInner) -> bool {
+        let is_there = self.device == mapping.device || backend::is_host(self.backend);
+        is_there && self.backend == mapping.backend && self.nbytes <= mapping.nbytes
+    }
 }
 
 fn is_grant(bytes: &[u8]) -> bool {
@@ -474,24 +463,6 @@ fn use_count(py: Python<'_>, cdata: u64) -> PyResult<u64> {
         Ok(py.import("torch._C")?.getattr("_storage_Use_Count")?.unbind())
     })?;
     count.call1(py, (cdata,))?.extract(py)
-}
-
-/// Returns whether the storage is gone; a weak reference keeps its number.
-fn is_expired(py: Python<'_>, cdata: u64) -> PyResult<bool> {
-    static EXPIRED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let expired = EXPIRED.get_or_try_init(py, || -> PyResult<_> {
-        Ok(py.import("torch")?.getattr("UntypedStorage")?.getattr("_expired")?.unbind())
-    })?;
-    expired.call1(py, (cdata,))?.is_truthy(py)
-}
-
-fn weak_reference(storage: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
-    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let class = CLASS.get_or_try_init(storage.py(), || -> PyResult<_> {
-        let reductions = storage.py().import("torch.multiprocessing.reductions")?;
-        Ok(reductions.getattr("StorageWeakRef")?.unbind())
-    })?;
-    Ok(class.bind(storage.py()).call1((storage,))?.unbind())
 }
 
 /// Returns the exception of a payload whose memory cannot be opened.

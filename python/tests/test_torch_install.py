@@ -280,6 +280,18 @@ def test_received_tensor_is_sent_on(receivers: Callable[[], Receiver]) -> None:
     eventually("exports", 0, exports)
 
 
+@pytest.mark.parametrize("ends", ["earlier", "later"])
+def test_received_tensor_is_sent_on_after_another_storage_of_it_ended(receivers: Callable[[], Receiver], ends: str) -> None:
+    first, second = receivers(), receivers()
+    tensor = filled(4, [4])
+    first.ask("open", payload(tensor))
+    first.ask("open_apart", payload(tensor), ends == "earlier")
+    if ends == "earlier":
+        first.ask("drop", 1)
+    assert first.ask("devices") == ["mock:0"]
+    assert second.ask("open", first.ask("forward", 0))[0] == 16
+
+
 def test_own_payload_is_the_own_storage() -> None:
     tensor = filled(4, [4])
     arguments = payload(tensor)

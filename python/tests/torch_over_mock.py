@@ -109,6 +109,11 @@ class Commands:
         storage = tensor.untyped_storage()
         return total, type(tensor).__name__, tensor.requires_grad, tuple(tensor.stride()), storage._cdata, storage.nbytes()
 
+    def open_apart(self, arguments: "tuple[Any, ...]", keep: bool) -> None:
+        """Rebuilds a tensor in a storage of its own, although this process may have one of the same memory."""
+        reductions.shared_cache.clear()
+        self.open(arguments, None, keep)
+
     def open_all(self, payloads: "list[tuple[Any, ...]]") -> float:
         """Rebuilds tensors; returns their sum."""
         tensors = [rebuild_cuda_tensor(*arguments) for arguments in payloads]
