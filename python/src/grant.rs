@@ -67,6 +67,10 @@ pub(crate) fn parse(py: Python<'_>, grant: &Bound<'_, PyAny>) -> PyResult<CoreGr
     if let Ok(parsed) = grant.cast::<Grant>() {
         return Ok(parsed.get().grant.clone());
     }
+    // Not as a sequence of numbers.
+    if let Ok(bytes) = grant.cast::<PyBytes>() {
+        return CoreGrant::from_bytes(bytes.as_bytes()).or_raise(py);
+    }
     if let Ok(text) = grant.cast::<PyString>() {
         return text.to_cow()?.parse::<CoreGrant>().or_raise(py);
     }

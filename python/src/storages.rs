@@ -325,15 +325,16 @@ impl Storages {
         *self.lifetime.lock().unwrap_or_else(PoisonError::into_inner) = seconds;
     }
 
-    /// Returns the part of a payload that names the storage: what PyTorch's own method returns.
+    /// Returns the part of a payload that names the storage, of this size in bytes: what PyTorch's own method returns.
     #[expect(clippy::type_complexity, reason = "a tuple of PyTorch")]
     fn share<'py>(
         &self,
         storage: &Bound<'py, PyAny>,
+        nbytes: u64,
     ) -> PyResult<(u32, Py<PyBytes>, u64, u64, Bound<'py, PyBytes>, u64, Bound<'py, PyBytes>, bool)> {
         let py = storage.py();
         let cdata = number_of(storage)?;
-        let place = Place::of(storage)?;
+        let place = Place::of(storage, nbytes)?;
         let lifetime = self.lifetime()?;
         let (handle, grant) = if let Some((handle, mapping)) = self.received(py, &place) {
             let granted = mapping.read(py, |mapping| py.detach(|| mapping.grant(lifetime)));
@@ -427,17 +428,16 @@ struct Place {
 }
 
 impl Place {
-    fn of(storage: &Bound<'_, PyAny>) -> PyResult<Self> {
+    fn of(storage: &Bound<'_, PyAny>, nbytes: u64) -> PyResult<Self> {
         let py = storage.py();
         let device = storage.getattr(intern!(py, "device"))?;
-        let kind = device.getattr(intern!(py, "type"))?;
-        let index: Option<u32> = device.getattr(intern!(py, "index"))?.extract()?;
-        let backend = backend::named(&kind.extract::<String>()?);
+        let (backend, index) =
+            TorchDevice::with(&device, |known| (backend::named(&known.kind), known.index))?;
         Ok(Self {
             backend: backend.expect("the methods of devices that can be shared are replaced"),
-            device: index.unwrap_or(0).into(),
+            device: index.into(),
             ptr: storage.call_method0(intern!(py, "data_ptr"))?.extract()?,
-            nbytes: storage.call_method0(intern!(py, "nbytes"))?.extract()?,
+            nbytes,
         })
     }
 
@@ -445,6 +445,34 @@ impl Place {
     fn is_in(&self, mapping: &MappingInner) -> bool {
         let is_there = self.device == mapping.device || backend::is_host(self.backend);
         is_there && self.backend == mapping.backend && self.nbytes <= mapping.nbytes
+    }
+}
+
+/// A `torch.device`, which takes less time to compare than to read: its `type` is a new string each time.
+struct TorchDevice {
+    device: Py<PyAny>,
+    kind: String,
+    index: u32,
+}
+
+impl TorchDevice {
+    /// Calls a function with the attributes of a device.
+    fn with<T>(device: &Bound<'_, PyAny>, call: impl FnOnce(&Self) -> T) -> PyResult<T> {
+        static KNOWN: Mutex<Vec<Arc<TorchDevice>>> = Mutex::new(Vec::new());
+        let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut position = 0;
+        loop {
+            let Some(next) = known().get(position).cloned() else { break };
+            if device.eq(&next.device)? {
+                return Ok(call(&next));
+            }
+            position += 1;
+        }
+        let kind = device.getattr(intern!(device.py(), "type"))?.extract()?;
+        let index: Option<u32> = device.getattr(intern!(device.py(), "index"))?.extract()?;
+        let read = Arc::new(Self { device: device.clone().unbind(), kind, index: index.unwrap_or(0) });
+        known().push(Arc::clone(&read));
+        Ok(call(&read))
     }
 }
 

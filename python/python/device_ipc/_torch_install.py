@@ -103,9 +103,8 @@ def _methods(kind: str) -> Iterator[tuple[str, Any]]:
     stock_release = getattr(torch.UntypedStorage, release_name)
 
     def share(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.nbytes() == 0:
-            return stock_share(self, *args, **kwargs)
-        return _storages.share(self)
+        nbytes = self.nbytes()
+        return _storages.share(self, nbytes) if nbytes else stock_share(self, *args, **kwargs)
 
     def open(device: Any, handle: Any, size: Any, offset: Any, counter: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(handle, bytes) and handle.startswith(_DESCRIPTOR):
