@@ -123,13 +123,13 @@ pub use device_ipc_core::{
     Access, AllowList, AsStream, BackendStatus, Bool, BorrowedStream, Buffer, Channel, ChannelBuilder,
     ChannelReceiver, ChannelSender, ConnectBuilder, Connecting, CopyPolicy, CopyProgress, Counters,
     Descriptor, DescriptorError, DeviceIdentity, DeviceInfo, DeviceMap, DeviceName, DeviceOrdinal,
-    DeviceOwner, DevicePtr, DeviceRange, Dtype, Element, Error, ErrorKind, ErrorWith, Export, ExportChanges,
-    ExportId, Exposure, ExposurePolicy, Grant, Holder, HolderPolicy, Holders, Ipc, IpcBuilder, Keeper,
-    KeeperExport, Key, LayoutError, LeaseId, LeaseState, ListenBuilder, Listener, Mapping, MemoryUse,
-    Message, OpenBuilder, OwnedRegion, ProcessIdentity, ReaderPosition, Received, ReceivedExport, Region,
-    Remote, Reservation, Result, Ring, RingBuilder, RingReadSlot, RingReader, RingReaders, RingSlots,
-    RingWriteSlot, ShareBuilder, Stream, Tensor, TensorLayout, TensorSet, TensorTable, Timeline,
-    TrySendError, View, ViewMut, backend, close_mappings_of, close_unused, counters, limits, shutdown,
+    DeviceOwner, DevicePtr, DeviceRange, Dtype, Element, Error, ErrorKind, Export, ExportChanges, ExportId,
+    Exposure, ExposurePolicy, Grant, Holder, HolderPolicy, Holders, Ipc, IpcBuilder, Keeper, KeeperExport,
+    Key, LayoutError, LeaseId, LeaseState, ListenBuilder, Listener, Mapping, MemoryUse, Message, OpenBuilder,
+    OwnedRegion, ProcessIdentity, ReaderPosition, Received, ReceivedExport, RecoverableError, Region, Remote,
+    Reservation, Result, Ring, RingBuilder, RingReadSlot, RingReader, RingReaders, RingSlots, RingWriteSlot,
+    ShareBuilder, Stream, Tensor, TensorLayout, TensorSet, TensorTable, Timeline, TrySendError, View,
+    ViewMut, backend, close_mappings_of, close_unused, counters, limits, shutdown,
 };
 
 #[cfg(feature = "ascend")]

@@ -25,7 +25,7 @@ use crate::patterns::ring::{RingBuilder, RingReader};
 use crate::sharing::export::{Export, ShareBuilder, TensorSet, check_backend, copy_and_wait};
 use crate::sharing::import::{OpenBuilder, Reservation};
 use crate::sharing::remote::Remote;
-use crate::sharing::{ErrorWith, Ipc};
+use crate::sharing::{Ipc, RecoverableError};
 use crate::transport::AllowList;
 use crate::wire::SOCKET_DIR_VARIABLE;
 use crate::wire::descriptor::Descriptor;
@@ -291,7 +291,7 @@ impl Ipc {
     ///
     /// # Errors
     ///
-    /// [`ErrorWith`], which gives the export back: [`Error::InvalidChannelName`](crate::Error::InvalidChannelName) for a name
+    /// [`RecoverableError`], which gives the export back: [`Error::InvalidChannelName`](crate::Error::InvalidChannelName) for a name
     /// that is empty, longer than 48 B, or has other characters than ASCII letters, digits, dots, hyphens and underscores;
     /// [`Error::ChannelNameInUse`](crate::Error::ChannelNameInUse), which names the process that keeps something under it;
     /// [`Error::Forked`](crate::Error::Forked).
@@ -300,7 +300,7 @@ impl Ipc {
         name: &str,
         version: u64,
         export: impl Into<Arc<Export>>,
-    ) -> Result<Keeper, ErrorWith<Arc<Export>>> {
+    ) -> Result<Keeper, RecoverableError<Arc<Export>>> {
         Keeper::start(self, name, version, export.into())
     }
 
@@ -316,7 +316,7 @@ impl Ipc {
         name: &str,
         version: u64,
         export: impl Into<Arc<Export>>,
-    ) -> Result<Keeper, ErrorWith<Arc<Export>>> {
+    ) -> Result<Keeper, RecoverableError<Arc<Export>>> {
         Keeper::take_over(self, channel, name, version, export.into())
     }
 

@@ -81,7 +81,7 @@ pub use sharing::export::{
 pub use sharing::import::{CopyPolicy, CopyProgress, Mapping, OpenBuilder, Reservation, Tensor};
 pub use sharing::remote::Remote;
 pub use sharing::timeline::Timeline;
-pub use sharing::{ErrorWith, Ipc};
+pub use sharing::{Ipc, RecoverableError};
 pub use transport::{AllowList, Counters};
 pub use wire::Grant;
 pub use wire::descriptor::{Descriptor, DescriptorError, ExportId};

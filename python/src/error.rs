@@ -1,6 +1,6 @@
 //! Exceptions. Their classes are defined in `device_ipc/_errors.py`.
 
-use device_ipc::{Error, ErrorKind, ErrorWith};
+use device_ipc::{Error, ErrorKind, RecoverableError};
 use pyo3::prelude::*;
 
 use crate::export::Holder;
@@ -21,7 +21,7 @@ impl<T> OrRaise<T> for Result<T, Error> {
     }
 }
 
-impl<T, V> OrRaise<T> for Result<T, ErrorWith<V>> {
+impl<T, V> OrRaise<T> for Result<T, RecoverableError<V>> {
     fn or_raise(self, py: Python<'_>) -> PyResult<T> {
         self.map_err(|error| exception(py, error.error()))
     }

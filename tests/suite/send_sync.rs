@@ -1,8 +1,8 @@
 //! The main types can be sent to and shared by threads; this file compiles only if they can.
 
 use device_ipc::{
-    Buffer, Channel, Descriptor, DeviceMap, Error, ErrorWith, Export, Ipc, Listener, Mapping, Received, Ring,
-    RingReader, Stream, TensorSet, TensorTable, Timeline,
+    Buffer, Channel, Descriptor, DeviceMap, Error, Export, Ipc, Listener, Mapping, Received,
+    RecoverableError, Ring, RingReader, Stream, TensorSet, TensorTable, Timeline,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -24,7 +24,7 @@ fn main_types_are_send_and_sync() {
     send_sync::<Received>();
     send_sync::<Error>();
     // Also if the value cannot be shared.
-    send_sync::<ErrorWith<std::cell::Cell<u8>>>();
+    send_sync::<RecoverableError<std::cell::Cell<u8>>>();
     send_sync::<Ring>();
     send_sync::<RingReader>();
     send::<TensorSet>();

@@ -1,7 +1,6 @@
 //! Exports, leases, the import cache, ready events, timelines and copies through the host; and the one process-wide state.
 
 pub(crate) mod broker;
-mod error_with;
 pub(crate) mod export;
 pub(crate) mod host_pages;
 pub(crate) mod import;
@@ -9,12 +8,13 @@ mod ipc;
 pub(crate) mod lease_page;
 mod polled_readiness;
 mod pull;
+mod recoverable_error;
 pub(crate) mod remote;
 mod runtime;
 pub(crate) mod staging;
 pub(crate) mod timeline;
 
-pub use error_with::ErrorWith;
 pub use ipc::Ipc;
 pub(crate) use polled_readiness::{PolledReadiness, Watch};
+pub use recoverable_error::RecoverableError;
 pub(crate) use runtime::{Home, Runtime, RuntimeRef};

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{ErrorWith, RuntimeRef};
+use super::{RecoverableError, RuntimeRef};
 use crate::backend::engine::{PullRequest, Transfer, TransferEngine};
 use crate::model::error::{Error, Result};
 use crate::os::{Backoff, clock, log};
@@ -60,7 +60,7 @@ pub(crate) struct Pull<T: PullOwner> {
 }
 
 /// The error of a pull, and the owner if the engine does not use the destinations any longer.
-pub(crate) type Failed<T> = ErrorWith<Option<T>>;
+pub(crate) type Failed<T> = RecoverableError<Option<T>>;
 
 #[derive(Debug)]
 struct Running<T> {
@@ -89,13 +89,13 @@ impl<T: PullOwner> Pull<T> {
         limit: Duration,
     ) -> Result<Self, Failed<T>> {
         if let Err(error) = process.check() {
-            return Err(ErrorWith::new(error, Some(owner)));
+            return Err(RecoverableError::new(error, Some(owner)));
         }
         let begun = clock::now();
         // SAFETY: the owner keeps the destinations allocated; it leaves this pull only when the transfer is over.
         let transfer = match unsafe { engine.pull(request) } {
             Ok(transfer) => transfer,
-            Err(error) => return Err(ErrorWith::new(owner.failed(error), Some(owner))),
+            Err(error) => return Err(RecoverableError::new(owner.failed(error), Some(owner))),
         };
         Ok(Self {
             running: Some(Running { transfer, owner }),
@@ -117,7 +117,7 @@ impl<T: PullOwner> Pull<T> {
     /// [`Error::Forked`] in a forked child.
     pub(crate) fn wait(mut self, mut report: impl FnMut(u64)) -> Result<T, Failed<T>> {
         check_may_wait("a copy from another host", self.limit)
-            .map_err(|error| ErrorWith::new(error, None))?;
+            .map_err(|error| RecoverableError::new(error, None))?;
         let mut reported = 0;
         loop {
             let finished = self.try_finish()?;
@@ -147,7 +147,7 @@ impl<T: PullOwner> Pull<T> {
     ///
     /// As for [`wait`](Self::wait). After an error this is to be dropped.
     pub(crate) fn try_finish(&mut self) -> Result<Option<T>, Failed<T>> {
-        let not_finished = |error| ErrorWith::new(error, None);
+        let not_finished = |error| RecoverableError::new(error, None);
         self.process.check().map_err(not_finished)?;
         let running = self.running.as_mut().expect("not called after the end");
         match running.transfer.is_finished() {
@@ -155,7 +155,7 @@ impl<T: PullOwner> Pull<T> {
             Ok(false) => {}
             Err(error) => {
                 let error = running.owner.failed(error);
-                return Err(ErrorWith::new(error, self.running.take().map(|running| running.owner)));
+                return Err(RecoverableError::new(error, self.running.take().map(|running| running.owner)));
             }
         }
         running.owner.keep_alive().map_err(not_finished)?;

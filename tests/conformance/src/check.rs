@@ -2,7 +2,7 @@
 
 use std::fmt::{Debug, Display};
 
-use device_ipc_core::{DescriptorError, Error, ErrorWith};
+use device_ipc_core::{DescriptorError, Error, RecoverableError};
 use serde::{Deserialize, Serialize};
 
 use crate::outcome::{Outcome, fail};
@@ -41,8 +41,8 @@ impl From<DescriptorError> for Refusal {
     }
 }
 
-impl<T> From<ErrorWith<T>> for Refusal {
-    fn from(error: ErrorWith<T>) -> Self {
+impl<T> From<RecoverableError<T>> for Refusal {
+    fn from(error: RecoverableError<T>) -> Self {
         Self::from(error.error())
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::panic::Location;
 
 use device_ipc_core::backend::Unavailable;
-use device_ipc_core::{DescriptorError, Error, ErrorWith, LayoutError};
+use device_ipc_core::{DescriptorError, Error, LayoutError, RecoverableError};
 
 use crate::process::ReceiveError;
 
@@ -68,9 +68,9 @@ failures! {
     serde_json::Error, " of a message";
 }
 
-impl<T> From<ErrorWith<T>> for Stop {
+impl<T> From<RecoverableError<T>> for Stop {
     #[track_caller]
-    fn from(error: ErrorWith<T>) -> Self {
+    fn from(error: RecoverableError<T>) -> Self {
         Self::failed(format_args!("unexpected error: {error}"))
     }
 }

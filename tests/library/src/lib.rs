@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use device_ipc::cuda::cudarc::driver::{CudaSlice, CudaStream};
 use device_ipc::cuda::interop::CudaMappedMut;
-use device_ipc::{Descriptor, Error, ErrorWith, Export, Ipc, Mapping};
+use device_ipc::{Descriptor, Error, Export, Ipc, Mapping, RecoverableError};
 
 /// Weights that engines may open.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Published {
     /// # Errors
     ///
     /// The reason, and the export, which still keeps the weights.
-    pub fn retire(self, patience: Duration) -> Result<(), ErrorWith<Export>> {
+    pub fn retire(self, patience: Duration) -> Result<(), RecoverableError<Export>> {
         self.export.close(patience)
     }
 }

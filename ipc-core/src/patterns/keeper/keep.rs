@@ -7,7 +7,7 @@ use super::name;
 use crate::model::error::Result;
 use crate::patterns::channel::{Channel, ListenBuilder, Listener};
 use crate::sharing::export::Export;
-use crate::sharing::{ErrorWith, Ipc, RuntimeRef};
+use crate::sharing::{Ipc, RecoverableError, RuntimeRef};
 
 /// A keeper: answers the processes that ask for its name with an export; see [`Ipc::keep`](crate::Ipc::keep).
 ///
@@ -81,7 +81,7 @@ impl Keeper {
         keeper: &str,
         version: u64,
         export: Arc<Export>,
-    ) -> Result<Self, ErrorWith<Arc<Export>>> {
+    ) -> Result<Self, RecoverableError<Arc<Export>>> {
         Self::listen(ipc, keeper, (version, export), |builder| builder.start())
     }
 
@@ -91,7 +91,7 @@ impl Keeper {
         keeper: &str,
         version: u64,
         export: Arc<Export>,
-    ) -> Result<Self, ErrorWith<Arc<Export>>> {
+    ) -> Result<Self, RecoverableError<Arc<Export>>> {
         Self::listen(ipc, keeper, (version, export), |builder| builder.take_over(channel))
     }
 
@@ -100,7 +100,7 @@ impl Keeper {
         keeper: &str,
         (version, export): (u64, Arc<Export>),
         listen: impl FnOnce(ListenBuilder<'_>) -> Result<Listener>,
-    ) -> Result<Self, ErrorWith<Arc<Export>>> {
+    ) -> Result<Self, RecoverableError<Arc<Export>>> {
         let (runtime, next) = (export.runtime(), Current { version, export });
         let current = Arc::new(RwLock::new(next));
         let answers = name::channel_name(keeper)
@@ -108,7 +108,7 @@ impl Keeper {
             .and_then(|listener| Answers::start(listener, Arc::downgrade(&current), runtime));
         match answers {
             Ok(answers) => Ok(Self { name: keeper.to_owned(), answers, current, changes: Changes(runtime) }),
-            Err(error) => Err(ErrorWith::new(error, read(&current).export)),
+            Err(error) => Err(RecoverableError::new(error, read(&current).export)),
         }
     }
 

@@ -12,7 +12,7 @@ use crate::backend::interop::Region;
 use crate::backend::{Access, DeviceIpc};
 use crate::model::error::{Error, Remedy, Result};
 use crate::model::layout::{TensorLayout, check_alignment};
-use crate::sharing::ErrorWith;
+use crate::sharing::RecoverableError;
 use crate::sharing::export::{ShareBuilder, check_backend};
 use crate::sharing::import::{Mapping, OpenOptions, Opened};
 use crate::sharing::timeline::OwnCounter;
@@ -104,10 +104,10 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
     ///
     /// # Errors
     ///
-    /// [`ErrorWith`], which contains the owner and the reason: [`Error::InvalidRegion`] if the number of slots is out of range
+    /// [`RecoverableError`], which contains the owner and the reason: [`Error::InvalidRegion`] if the number of slots is out of range
     /// or the memory is too small for it; [`Error::Layout`] if the tensor does not fit into a slot; otherwise as for
     /// [`ShareBuilder::start`](crate::ShareBuilder::start).
-    pub fn start(self) -> Result<Ring, ErrorWith<O>> {
+    pub fn start(self) -> Result<Ring, RecoverableError<O>> {
         let (slots, layout, own) = match self.checked() {
             Ok(checked) => checked,
             Err(error) => return Err(self.share.refuse(error)),

@@ -9,7 +9,7 @@ use crate::backend::stream::AsStream;
 use crate::model::address::DeviceRange;
 use crate::model::error::Result;
 use crate::model::tensor::{Element, TensorTable};
-use crate::sharing::ErrorWith;
+use crate::sharing::RecoverableError;
 use crate::sharing::import::{Tensor, ViewOwner};
 
 /// A guard of a slot that a reader has taken. It keeps the memory mapped.
@@ -162,11 +162,11 @@ impl RingReadSlot {
     ///
     /// # Errors
     ///
-    /// [`ErrorWith`], which contains the slot: [`Error::RingClosed`](crate::Error::RingClosed) or [`Error::ExporterGone`](crate::Error::ExporterGone) if the slot was never
+    /// [`RecoverableError`], which contains the slot: [`Error::RingClosed`](crate::Error::RingClosed) or [`Error::ExporterGone`](crate::Error::ExporterGone) if the slot was never
     /// published, so that the bytes read from it are invalid; [`Error::DismissedFromRing`](crate::Error::DismissedFromRing); [`Error::WrongBackend`](crate::Error::WrongBackend);
     /// [`Error::StreamCapturing`](crate::Error::StreamCapturing); [`Error::Unsupported`](crate::Error::Unsupported) for a stream of a device without timelines in a ring of a device with
     /// timelines; otherwise the vendor's error.
-    pub fn release<M>(self, stream: &impl AsStream<M>) -> Result<(), ErrorWith<Self>> {
+    pub fn release<M>(self, stream: &impl AsStream<M>) -> Result<(), RecoverableError<Self>> {
         self.end(|inner, sequence| inner.release_on(sequence, stream.as_stream()))
     }
 
@@ -178,16 +178,16 @@ impl RingReadSlot {
     ///
     /// # Errors
     ///
-    /// [`ErrorWith`], which contains the slot: [`Error::RingNotYet`](crate::Error::RingNotYet) if a stream has not reached the release of another
+    /// [`RecoverableError`], which contains the slot: [`Error::RingNotYet`](crate::Error::RingNotYet) if a stream has not reached the release of another
     /// slot; otherwise as for [`check`](Self::check).
-    pub fn release_now(self) -> Result<(), ErrorWith<Self>> {
+    pub fn release_now(self) -> Result<(), RecoverableError<Self>> {
         self.end(|inner, sequence| inner.release_now(sequence))
     }
 
     fn end(
         mut self,
         release: impl FnOnce(&Arc<ReaderState>, u64) -> Result<()>,
-    ) -> Result<(), ErrorWith<Self>> {
+    ) -> Result<(), RecoverableError<Self>> {
         let released = self.is_published().and_then(|published| {
             release(&self.inner, self.sequence)?;
             Ok(published)
@@ -200,7 +200,7 @@ impl RingReadSlot {
                 }
                 Ok(())
             }
-            Err(error) => Err(ErrorWith::new(error, self)),
+            Err(error) => Err(RecoverableError::new(error, self)),
         }
     }
 

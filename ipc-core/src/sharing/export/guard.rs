@@ -12,7 +12,7 @@ use crate::model::error::{Error, Remedy, Result};
 use crate::model::lease::Holders;
 use crate::model::one_or_many::OneOrMany;
 use crate::sharing::timeline::Timeline;
-use crate::sharing::{ErrorWith, Runtime, RuntimeRef};
+use crate::sharing::{RecoverableError, Runtime, RuntimeRef};
 use crate::transport::Deadline;
 use crate::transport::check_may_wait;
 use crate::wire::Grant;
@@ -360,11 +360,11 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// [`ErrorWith`], which gives the export back: [`Error::StillHeld`] after the timeout, with the holders, or
+    /// [`RecoverableError`], which gives the export back: [`Error::StillHeld`] after the timeout, with the holders, or
     /// [`Error::Timeout`] where no process holds it and only its owner's drop takes longer. The export can no longer be
     /// opened then. Look at its [`holders`](Self::holders), call `close` again to wait longer, or drop it: its owner is dropped after
     /// the last holder. [`Error::OnWorkerThread`] in a callback, where nothing has changed.
-    pub fn close(self, timeout: Duration) -> Result<(), ErrorWith<Self>> {
+    pub fn close(self, timeout: Duration) -> Result<(), RecoverableError<Self>> {
         self.close_with(timeout, HolderPolicy::Keep)
     }
 
@@ -374,8 +374,8 @@ impl Export {
     ///
     /// As [`close`](Self::close), also where the memory was freed under its holders: they are named.
     /// [`Error::Unsupported`], at once, for [`HolderPolicy::FreeAnyway`] with handles whose importers pin the memory.
-    pub fn close_with(self, timeout: Duration, policy: HolderPolicy) -> Result<(), ErrorWith<Self>> {
-        close_all(&self.parts, timeout, policy).map_err(|error| ErrorWith::new(error, self))
+    pub fn close_with(self, timeout: Duration, policy: HolderPolicy) -> Result<(), RecoverableError<Self>> {
+        close_all(&self.parts, timeout, policy).map_err(|error| RecoverableError::new(error, self))
     }
 }
 

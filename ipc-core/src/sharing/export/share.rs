@@ -14,7 +14,7 @@ use crate::model::one_or_many::OneOrMany;
 use crate::model::tensor::Dtype;
 #[cfg(doc)]
 use crate::model::tensor::LayoutError;
-use crate::sharing::{ErrorWith, Ipc};
+use crate::sharing::{Ipc, RecoverableError};
 
 /// An export in the making; see [`Ipc::share`](crate::Ipc::share).
 ///
@@ -39,7 +39,7 @@ pub struct ShareBuilder<'a, O> {
     pub(super) owner: DeviceBound<O>,
     /// The region; empty for named tensors.
     pub(super) region: Region,
-    start: fn(Self) -> Result<Export, ErrorWith<O>>,
+    start: fn(Self) -> Result<Export, RecoverableError<O>>,
     pub(super) dtype: Option<Dtype>,
     pub(super) shape: Option<Vec<u64>>,
     pub(super) strides: Option<Vec<u64>>,
@@ -60,7 +60,11 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
     }
 
     /// Creates the builder for an owner of several memories.
-    pub(super) fn unplaced(ipc: &'a Ipc, owner: O, start: fn(Self) -> Result<Export, ErrorWith<O>>) -> Self {
+    pub(super) fn unplaced(
+        ipc: &'a Ipc,
+        owner: O,
+        start: fn(Self) -> Result<Export, RecoverableError<O>>,
+    ) -> Self {
         let range = DeviceRange::new(DeviceOrdinal::new(0), DevicePtr::NULL, 0);
         let region = Region { backend: ipc.backend().info().name, range, allocation: None, dtype: None };
         Self::with(ipc, DeviceBound::unbound(owner), region, start)
@@ -70,7 +74,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         ipc: &'a Ipc,
         owner: DeviceBound<O>,
         region: Region,
-        start: fn(Self) -> Result<Export, ErrorWith<O>>,
+        start: fn(Self) -> Result<Export, RecoverableError<O>>,
     ) -> Self {
         Self {
             ipc,
@@ -183,16 +187,16 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
     ///
     /// # Errors
     ///
-    /// [`ErrorWith`], which contains the owner and the reason: memory that cannot be shared ([`Error::NotShareable`], with the
+    /// [`RecoverableError`], which contains the owner and the reason: memory that cannot be shared ([`Error::NotShareable`], with the
     /// remedy), a layout that does not fit, a region that does not begin at a multiple of the element size
     /// ([`LayoutError::Unaligned`]), memory that was opened from another process ([`Error::SharedOn`]), or the vendor's error.
-    pub fn start(self) -> Result<Export, ErrorWith<O>> {
+    pub fn start(self) -> Result<Export, RecoverableError<O>> {
         (self.start)(self)
     }
 
     /// Returns the error of an export that cannot be made.
-    pub(crate) fn refuse(self, error: Error) -> ErrorWith<O> {
-        ErrorWith::bound(error, self.owner)
+    pub(crate) fn refuse(self, error: Error) -> RecoverableError<O> {
+        RecoverableError::bound(error, self.owner)
     }
 }
 

@@ -13,11 +13,11 @@ use crate::backend::interop::{DeviceOwner as _, Region};
 use crate::backend::{Buffer, check_backend};
 use crate::model::error::{Error, Result};
 use crate::model::tensor::{LayoutError, TensorLayout, check_alignment};
-use crate::sharing::{ErrorWith, Runtime};
+use crate::sharing::{RecoverableError, Runtime};
 use crate::wire::descriptor::{DescribedExtent, DescribedRegion, MAX_EXTENTS, Memory, PartRegions};
 
 impl<O: Send + 'static> ShareBuilder<'_, O> {
-    pub(super) fn start_region(self) -> Result<Export, ErrorWith<O>> {
+    pub(super) fn start_region(self) -> Result<Export, RecoverableError<O>> {
         if self.region.range.len == 0 {
             return self.start_without_bytes();
         }
@@ -37,7 +37,7 @@ impl<O: Send + 'static> ShareBuilder<'_, O> {
         }
     }
 
-    fn start_without_bytes(mut self) -> Result<Export, ErrorWith<O>> {
+    fn start_without_bytes(mut self) -> Result<Export, RecoverableError<O>> {
         // The shared byte belongs to the library.
         self.borrowed = false;
         match self.prepare_without_bytes() {

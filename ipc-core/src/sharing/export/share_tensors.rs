@@ -19,7 +19,7 @@ use crate::backend::{Buffer, DeviceIpc};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{DescriptorError, Error, Result};
-use crate::sharing::{ErrorWith, Ipc, Runtime};
+use crate::sharing::{Ipc, RecoverableError, Runtime};
 use crate::wire::descriptor::{MAX_DESCRIPTOR_BYTES, Memory, PartRegions, encoded_bytes};
 
 impl<'a> ShareBuilder<'a, TensorSet> {
@@ -27,12 +27,12 @@ impl<'a> ShareBuilder<'a, TensorSet> {
         Self::unplaced(ipc, tensors, Self::start_tensors)
     }
 
-    fn start_tensors(mut self) -> Result<Export, ErrorWith<TensorSet>> {
+    fn start_tensors(mut self) -> Result<Export, RecoverableError<TensorSet>> {
         let Some(set) = self.owner.get_mut() else { unreachable!("taken by nothing but this") };
         let mut set = std::mem::replace(set, TensorSet::new(self.ipc.backend()));
         match self.prepare_tensors(&mut set) {
             Ok(prepared) => Ok(prepared.finish(set)),
-            Err(error) => Err(ErrorWith::new(error, set)),
+            Err(error) => Err(RecoverableError::new(error, set)),
         }
     }
 

@@ -21,7 +21,7 @@ use crate::model::error::{Error, Result};
 use crate::model::layout::{LayoutError, TensorLayout, check_alignment};
 use crate::model::tensor::{MAX_TENSORS, NamedTensor, TensorTable, check_name};
 use crate::os::Recent;
-use crate::sharing::{ErrorWith, Runtime};
+use crate::sharing::{RecoverableError, Runtime};
 use crate::wire::descriptor::{MOST_REMEMBERED_BYTES, Tensors, encoded_tensor_bytes};
 
 /// Named tensors in any number of allocations on any of the devices; shared by [`Ipc::share_all`](crate::Ipc::share_all).
@@ -273,13 +273,13 @@ impl TensorSet {
     ///
     /// As for [`tensor`](Self::tensor); [`LayoutError::NoDtype`] if neither states the element type;
     /// [`LayoutError::NotWholeElements`] if there is no layout and the memory is no whole number of elements. All are in an
-    /// [`ErrorWith`], which contains the owner.
+    /// [`RecoverableError`], which contains the owner.
     pub fn owned<M, O: DeviceOwner<M>>(
         &mut self,
         name: impl AsRef<str>,
         owner: O,
         layout: Option<TensorLayout>,
-    ) -> Result<MemoryId, ErrorWith<O>> {
+    ) -> Result<MemoryId, RecoverableError<O>> {
         let region = owner.region();
         let layout = layout.map_or_else(|| layout_of(&region), Ok);
         let added = layout.and_then(|layout| {
@@ -290,7 +290,7 @@ impl TensorSet {
             Ok(()) => Ok(self.memory(owner)),
             Err(error) => {
                 let owner = DeviceBound::of_region(self.backend(), &region, owner);
-                Err(ErrorWith::bound(error, owner))
+                Err(RecoverableError::bound(error, owner))
             }
         }
     }

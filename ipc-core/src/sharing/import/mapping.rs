@@ -16,7 +16,7 @@ use crate::model::device::{DeviceIdentity, DeviceOrdinal};
 use crate::model::error::{Error, Remedy, Result};
 use crate::model::one_or_many::OneOrMany;
 use crate::model::tensor::{Element, LayoutError, TensorLayout, TensorTable};
-use crate::sharing::ErrorWith;
+use crate::sharing::RecoverableError;
 use crate::sharing::timeline::Timeline;
 use crate::wire::Grant;
 use crate::wire::descriptor::{DescribedRegion, Descriptor};
@@ -452,13 +452,13 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// [`ErrorWith`], which contains the mapping: [`Error::WrongStream`]; [`Error::StreamCapturing`], and the capture is intact
+    /// [`RecoverableError`], which contains the mapping: [`Error::WrongStream`]; [`Error::StreamCapturing`], and the capture is intact
     /// as long as the mapping is kept (a plain drop waits for the device, which CUDA does not permit during a capture); the
     /// vendor's error.
-    pub fn release<M>(self, stream: &impl AsStream<M>) -> Result<(), ErrorWith<Self>> {
+    pub fn release<M>(self, stream: &impl AsStream<M>) -> Result<(), RecoverableError<Self>> {
         match self.released_events(stream.as_stream()) {
             Ok(events) => self.end_at(events),
-            Err(error) => return Err(ErrorWith::new(error, self)),
+            Err(error) => return Err(RecoverableError::new(error, self)),
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::layout::{LayoutError, TensorLayout};
 use crate::model::tensor::NamedTensor;
-use crate::sharing::ErrorWith;
+use crate::sharing::RecoverableError;
 use crate::sharing::export::{TensorSet, check_backend};
 use crate::sharing::remote::pull_into;
 use crate::wire::descriptor::{DescribedRegion, Memory};
@@ -42,7 +42,7 @@ impl OpenBuilder<'_> {
     ///
     /// [`Error::NoSuchTensor`]; [`Error::Layout`] in an [`Error::InBundle`] for another element type or shape, or elements with
     /// gaps; [`Error::InvalidRegion`] for destinations that overlap; otherwise as for [`copy`](Self::copy). All are in
-    /// an [`ErrorWith`], which contains the set, or `None` if the engine has not finished: the library then keeps the
+    /// an [`RecoverableError`], which contains the set, or `None` if the engine has not finished: the library then keeps the
     /// memory until it has. After an error of the copy, the contents are unspecified.
     ///
     /// # Examples
@@ -58,16 +58,16 @@ impl OpenBuilder<'_> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn pull_into(self, destination: TensorSet) -> Result<TensorSet, ErrorWith<Option<TensorSet>>> {
+    pub fn pull_into(self, destination: TensorSet) -> Result<TensorSet, RecoverableError<Option<TensorSet>>> {
         self.options.pull_into(destination)
     }
 }
 
 impl OpenOptions<'_> {
-    fn pull_into(&self, destination: TensorSet) -> Result<TensorSet, ErrorWith<Option<TensorSet>>> {
+    fn pull_into(&self, destination: TensorSet) -> Result<TensorSet, RecoverableError<Option<TensorSet>>> {
         let transfers = match self.check_destination(&destination) {
             Ok(transfers) => transfers,
-            Err(error) => return Err(ErrorWith::new(error, Some(destination))),
+            Err(error) => return Err(RecoverableError::new(error, Some(destination))),
         };
         let all_pieces = transfers.values().flat_map(|transfer| &transfer.pieces);
         let total = all_pieces.map(|piece| piece.len).fold(0, u64::saturating_add);
@@ -88,11 +88,11 @@ impl OpenOptions<'_> {
         transfer: &Transfer,
         set: TensorSet,
         report: &dyn Fn(u64),
-    ) -> Result<TensorSet, ErrorWith<Option<TensorSet>>> {
+    ) -> Result<TensorSet, RecoverableError<Option<TensorSet>>> {
         let time_limit = LazyDeadline::new(self.timeout);
         let opening = match self.opening(part, |_, _| Ok(device), None, &time_limit) {
             Ok(opening) => opening,
-            Err(error) => return Err(ErrorWith::new(error, Some(set))),
+            Err(error) => return Err(RecoverableError::new(error, Some(set))),
         };
         let prepared = opening.incoming("a copy from another host", report).and_then(|incoming| {
             if let Some(delivery) = self.delivery {
@@ -103,7 +103,7 @@ impl OpenOptions<'_> {
         });
         match prepared {
             Ok(incoming) => pull_into(&incoming, &transfer.destinations, &transfer.pieces, set),
-            Err(error) => Err(ErrorWith::new(error, Some(set))),
+            Err(error) => Err(RecoverableError::new(error, Some(set))),
         }
     }
 

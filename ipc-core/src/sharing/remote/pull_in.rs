@@ -17,7 +17,7 @@ use crate::os::clock;
 use crate::os::kill::kill_point;
 use crate::sharing::pull::{Failed, Pull, PullOwner};
 use crate::sharing::staging::CopyLayout;
-use crate::sharing::{ErrorWith, Runtime};
+use crate::sharing::{RecoverableError, Runtime};
 use crate::transport::Deadline;
 use crate::wire::Span;
 use crate::wire::descriptor::NamedExport;
@@ -70,11 +70,11 @@ pub(crate) fn pull_into<O: fmt::Debug + Send + 'static>(
 ) -> Result<O, Failed<O>> {
     let granted = match incoming.request(pieces) {
         Ok(granted) => granted,
-        Err(error) => return Err(ErrorWith::new(error, Some(owner))),
+        Err(error) => return Err(RecoverableError::new(error, Some(owner))),
     };
     granted.pull(destinations, pieces, owner).map_err(|failed| {
         let (error, unused) = failed.into_parts();
-        ErrorWith::new(error, unused.map(PullDestination::into_owner))
+        RecoverableError::new(error, unused.map(PullDestination::into_owner))
     })
 }
 
@@ -126,7 +126,7 @@ impl GrantedPull<'_> {
         let Self { incoming: IncomingPull { runtime, remote, backend, device, report, .. }, lease, metadata } =
             self;
         if let Err(error) = lease.check() {
-            return Err(ErrorWith::new(error, Some(PullDestination::new(owner, lease))));
+            return Err(RecoverableError::new(error, Some(PullDestination::new(owner, lease))));
         }
         let limit = lease.limit();
         let memory = |range: &DeviceRange| TransferMemory {
@@ -144,7 +144,7 @@ impl GrantedPull<'_> {
         kill_point!("importer:remote-pulling");
         let mut finished = pull.wait(report)?;
         if let Err(error) = finished.lease.check() {
-            return Err(ErrorWith::new(error, Some(finished)));
+            return Err(RecoverableError::new(error, Some(finished)));
         }
         kill_point!("importer:remote-pulled");
         finished.lease.finish();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use device_ipc_core::backend::HandleKindInfo;
-use device_ipc_core::{Buffer, DeviceOwner, DeviceRange, ExposurePolicy, Exposure, Region, ErrorWith, counters};
+use device_ipc_core::{Buffer, DeviceOwner, DeviceRange, ExposurePolicy, Exposure, Region, RecoverableError, counters};
 
 use crate::agent::{Agent, Command, Place};
 use crate::check::{equal, refused, same, that};
@@ -20,7 +20,7 @@ fn isolated(kind: &HandleKindInfo) -> bool {
 /// The reason of a refused share, after the owner was returned unchanged.
 #[track_caller]
 fn owner_comes_back<O: DeviceOwner, T>(
-    result: Result<T, ErrorWith<O>>,
+    result: Result<T, RecoverableError<O>>,
     region: DeviceRange,
     kind: &str,
     phrases: &[&str],

@@ -25,13 +25,13 @@ use crate::model::error::{Error, ErrorKind};
 /// # Ok(())
 /// # }
 /// ```
-pub struct ErrorWith<T> {
+pub struct RecoverableError<T> {
     error: Error,
     /// In a mutex, so that the error is `Send` and `Sync` for any value that is `Send`.
     value: Box<Mutex<DeviceBound<T>>>,
 }
 
-impl<T> ErrorWith<T> {
+impl<T> RecoverableError<T> {
     /// Creates an error with a value that is dropped in its device's context.
     pub(crate) fn bound(error: Error, value: DeviceBound<T>) -> Self {
         Self { error, value: Box::new(Mutex::new(value)) }
@@ -61,26 +61,26 @@ impl<T> ErrorWith<T> {
     }
 }
 
-impl<T> fmt::Debug for ErrorWith<T> {
+impl<T> fmt::Debug for RecoverableError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl<T> fmt::Display for ErrorWith<T> {
+impl<T> fmt::Display for RecoverableError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl<T> std::error::Error for ErrorWith<T> {
+impl<T> std::error::Error for RecoverableError<T> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.error.source()
     }
 }
 
-impl<T> From<ErrorWith<T>> for Error {
-    fn from(failed: ErrorWith<T>) -> Self {
+impl<T> From<RecoverableError<T>> for Error {
+    fn from(failed: RecoverableError<T>) -> Self {
         failed.error
     }
 }
