@@ -291,7 +291,7 @@ impl Ipc {
     ///
     /// # Errors
     ///
-    /// [`RecoverableError`], which gives the export back: [`Error::InvalidChannelName`](crate::Error::InvalidChannelName) for a name
+    /// [`RecoverableError`], which gives the export back: [`Error::InvalidInput`](crate::Error::InvalidInput) for a name
     /// that is empty, longer than 48 B, or has other characters than ASCII letters, digits, dots, hyphens and underscores;
     /// [`Error::ChannelNameInUse`](crate::Error::ChannelNameInUse), which names the process that keeps something under it;
     /// [`Error::Forked`](crate::Error::Forked).
@@ -328,7 +328,7 @@ impl Ipc {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidChannelName`](crate::Error::InvalidChannelName); [`Error::NoListener`](crate::Error::NoListener) if there is no
+    /// [`Error::InvalidInput`](crate::Error::InvalidInput); [`Error::NoListener`](crate::Error::NoListener) if there is no
     /// keeper of this name and user within the timeout; [`Error::Timeout`](crate::Error::Timeout) if it does not answer;
     /// [`Error::NotPermitted`](crate::Error::NotPermitted) if one of the two processes does not allow the other's user;
     /// [`Error::WrongBackend`](crate::Error::WrongBackend); [`Error::Protocol`](crate::Error::Protocol) for another version of the

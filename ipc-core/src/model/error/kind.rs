@@ -59,9 +59,7 @@ impl Error {
             | Self::NotShareable { .. }
             | Self::SharedOn { .. }
             | Self::Exposes { .. } => ErrorKind::Unsupported,
-            Self::TimelineValue { .. } | Self::InvalidChannelName { .. } | Self::MessageTooLarge { .. } => {
-                ErrorKind::InvalidInput
-            }
+            Self::InvalidInput { .. } | Self::MessageTooLarge { .. } => ErrorKind::InvalidInput,
             Self::StreamCapturing { .. }
             | Self::Suspended
             | Self::RingSlotsHeld { .. }

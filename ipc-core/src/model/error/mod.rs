@@ -1,7 +1,13 @@
 //! Errors: a kind for each reaction of a caller, and a variant with the facts of each condition.
+//!
+//! The variants are flat, in the order of their kinds, and as many as there are conditions that a caller, a front end or a test
+//! distinguishes: the pid that has terminated, the holders of an export, the device that cannot reach the memory. One variant for
+//! each kind, with a text, would lose these facts; one with an enum of its own would name each kind twice, as there and in
+//! [`ErrorKind`]. Conditions that differ only in their text share a variant, such as [`Error::InvalidInput`].
 
 #[cfg(test)]
 mod chains;
+mod construct;
 mod descriptor;
 mod kind;
 mod text;
@@ -36,6 +42,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    // Backend.
     /// No backend has a device.
     #[error("no backend has a device:{}", list(.0))]
     NoBackend(Vec<BackendStatus>),
@@ -62,24 +69,7 @@ pub enum Error {
         known: Vec<String>,
     },
 
-    /// A descriptor, a stream or an owner of memory belongs to another backend.
-    #[error(
-        "{what} belongs to the backend {found:?}, but this one is {expected:?}; {}",
-        Remedy::UseItsBackend
-    )]
-    WrongBackend {
-        /// The object of the other backend.
-        what: &'static str,
-        /// The backend of the object.
-        found: String,
-        /// The backend that was called.
-        expected: String,
-    },
-
-    /// A call of the vendor's library failed.
-    #[error(transparent)]
-    Vendor(Box<VendorError>),
-
+    // Unsupported.
     /// The backend does not support the operation.
     #[error("{backend} cannot {what}: {why}")]
     Unsupported {
@@ -90,23 +80,6 @@ pub enum Error {
         /// The reason, and what to do instead.
         why: String,
     },
-
-    /// The bytes or the text are not a descriptor that this version can read.
-    #[error(transparent)]
-    Descriptor(#[from] DescriptorError),
-
-    /// The address is not device memory.
-    #[error("{ptr} is not device memory: {why}")]
-    NotDeviceMemory {
-        /// The address.
-        ptr: DevicePtr,
-        /// The reason.
-        why: String,
-    },
-
-    /// The region is invalid, or exceeds its allocation.
-    #[error("invalid region: {0}")]
-    InvalidRegion(String),
 
     /// The kind of memory cannot be shared.
     #[error("the memory at {ptr} is {kind} and cannot be shared: {remedy}")]
@@ -127,6 +100,152 @@ pub enum Error {
     SharedOn {
         /// The address.
         ptr: DevicePtr,
+    },
+
+    /// Importers could access more than the shared bytes, and the exposure policy refuses that.
+    #[error(
+        "importers could access {reachable} in addition to the {region} B that are shared: {why}; {}, or memory of an \
+         isolated kind",
+        Remedy::ShareCopy
+    )]
+    Exposes {
+        /// The size of the region in bytes.
+        region: u64,
+        /// The description of the other reachable bytes.
+        reachable: String,
+        /// The reason.
+        why: String,
+    },
+
+    // InvalidInput.
+    /// An argument is out of range or malformed.
+    #[error("invalid {what}: {why}")]
+    InvalidInput {
+        /// The argument, with its value.
+        what: String,
+        /// The reason, and what to do.
+        why: String,
+    },
+
+    /// The message exceeds a limit of the channel. Nothing of it has been sent.
+    #[error(
+        "the message has {size} {of}, the limit is {limit}; send less at a time, or large data as tensors{}",
+        if *.of == "bytes" { ", or raise the limit on both sides (message_limit)" } else { "" }
+    )]
+    MessageTooLarge {
+        /// The kind of limit: `bytes` or `tensors`.
+        of: &'static str,
+        /// The size of the message.
+        size: u64,
+        /// The limit.
+        limit: u64,
+    },
+
+    // InvalidState.
+    /// The stream is being captured into a graph, where the operation is not possible. The capture is intact.
+    #[error(
+        "the stream is being captured into a graph, and {what} would be done once instead of at each launch; do it \
+         before the capture begins (take the mapping on the stream, or wait for the timeline, first)"
+    )]
+    StreamCapturing {
+        /// The operation.
+        what: &'static str,
+    },
+
+    /// The mapping is suspended: its addresses hold no memory.
+    #[error("the mapping is suspended, so that its addresses hold no memory; resume it first")]
+    Suspended,
+
+    /// The reader holds the slot that the next publication takes.
+    #[error(
+        "this reader holds all {slots} slots of the ring, and nothing can be published before it has released one; {}",
+        Remedy::ReleaseOldestSlot
+    )]
+    RingSlotsHeld {
+        /// The number of slots of the ring.
+        slots: u32,
+    },
+
+    /// The host would hand over a slot of a ring before a stream has completed the preceding ones.
+    #[error("sequence {sequence} of the ring cannot be {what} by the host yet: {why}")]
+    RingNotYet {
+        /// The sequence.
+        sequence: u64,
+        /// `published` or `released`.
+        what: &'static str,
+        /// The missing condition, and what to do.
+        why: String,
+    },
+
+    /// A call that waits was made on the worker thread: in a callback, or in the drop of an owner.
+    #[error(
+        "{call} cannot wait on the library's worker thread, which runs callbacks and drops owners: it would wait for itself; \
+         call it on another thread (which the callback can notify), or with a timeout of zero"
+    )]
+    OnWorkerThread {
+        /// The call.
+        call: &'static str,
+    },
+
+    // InUse.
+    /// Another mapping of this process, which is still in use, is in the way: a stale one overlaps the addresses of this memory, or the
+    /// vendor maps this memory once for a device.
+    #[error(
+        "another mapping of the exporter's memory is still in use and in the way: {detail}; drop the mappings of this export and of \
+         those that have ended, or close all mappings of the exporter (close_mappings_of)"
+    )]
+    OverlapsInUse {
+        /// The vendor's message.
+        detail: String,
+    },
+
+    /// A process listens under this name already.
+    #[error("process {pid} ({program}) already listens as {name:?}; drop its listener, or use another name")]
+    ChannelNameInUse {
+        /// The name.
+        name: String,
+        /// The process id of the listener, as reported by the kernel; 0 for a process of another pid namespace.
+        pid: u32,
+        /// The program's name, as reported by the kernel; empty if it is unknown.
+        program: String,
+    },
+
+    // Descriptor.
+    /// The bytes or the text are not a descriptor that this version can read.
+    #[error(transparent)]
+    Descriptor(#[from] DescriptorError),
+
+    // Layout.
+    /// The tensor's layout does not fit the region, or the view does not fit the layout.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+
+    /// The region is invalid, or exceeds its allocation.
+    #[error("invalid region: {0}")]
+    InvalidRegion(String),
+
+    /// The address is not device memory.
+    #[error("{ptr} is not device memory: {why}")]
+    NotDeviceMemory {
+        /// The address.
+        ptr: DevicePtr,
+        /// The reason.
+        why: String,
+    },
+
+    // Placement.
+    /// A descriptor, a stream or an owner of memory belongs to another backend.
+    #[error(
+        "{what} belongs to the backend {found:?}, but this one is {expected:?}; {}",
+        Remedy::UseItsBackend
+    )]
+    WrongBackend {
+        /// The object of the other backend.
+        what: &'static str,
+        /// The backend of the object.
+        found: String,
+        /// The backend that was called.
+        expected: String,
     },
 
     /// The ordinal is out of range.
@@ -188,40 +307,47 @@ pub enum Error {
         expected: DeviceOrdinal,
     },
 
-    /// The stream is being captured into a graph, where the operation is not possible. The capture is intact.
+    /// Addresses of this process cannot be reserved, or mapped in a reservation, as they are in use.
+    #[error("the {} B at {} of device {} are in use: {detail}", .range.len, .range.ptr, .range.device)]
+    AddressesInUse {
+        /// The addresses.
+        range: DeviceRange,
+        /// The use, and what to do.
+        detail: String,
+    },
+
+    /// The descriptor was made on another host.
     #[error(
-        "the stream is being captured into a graph, and {what} would be done once instead of at each launch; do it \
-         before the capture begins (take the mapping on the stream, or wait for the timeline, first)"
+        "the descriptor was made on another host ({exporter}, this is {local}); device memory is shared within one host{}",
+        other_host_remedy(*.listens)
     )]
-    StreamCapturing {
-        /// The operation.
-        what: &'static str,
+    OtherHost {
+        /// The exporter's host.
+        exporter: String,
+        /// This host.
+        local: String,
+        /// Whether the descriptor has a network address.
+        listens: bool,
     },
 
-    /// Importers could access more than the shared bytes, and the exposure policy refuses that.
+    /// The exporter's socket cannot be reached from this network namespace.
     #[error(
-        "importers could access {reachable} in addition to the {region} B that are shared: {why}; {}, or memory of an \
-         isolated kind",
-        Remedy::ShareCopy
+        "the exporter listens on an abstract socket of another network namespace; set DEVICE_IPC_SOCKET_DIR to a \
+         directory that both containers mount, in both"
     )]
-    Exposes {
-        /// The size of the region in bytes.
-        region: u64,
-        /// The description of the other reachable bytes.
-        reachable: String,
-        /// The reason.
-        why: String,
+    OtherNetworkNamespace,
+
+    // NotFound.
+    /// There is no tensor of this name.
+    #[error("tensor {name:?} not found: {known}")]
+    NoSuchTensor {
+        /// The requested name.
+        name: String,
+        /// The known names.
+        known: String,
     },
 
-    /// The value is not valid for a timeline.
-    #[error("a timeline cannot be signalled or awaited at {value}: {why}")]
-    TimelineValue {
-        /// The value.
-        value: u64,
-        /// The reason.
-        why: String,
-    },
-
+    // OutOfMemory.
     /// The device has not enough free memory.
     #[error("out of memory: device {device} cannot allocate {bytes} B: {detail}")]
     OutOfMemory {
@@ -233,10 +359,12 @@ pub enum Error {
         detail: String,
     },
 
-    /// The tensor's layout does not fit the region, or the view does not fit the layout.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
+    // QuotaExceeded.
+    /// A process, a user or an export has its share of a resource.
+    #[error("quota exceeded: {0}")]
+    QuotaExceeded(String),
 
+    // NotPermitted.
     /// The mapping or the export does not permit this access.
     #[error("{wanted} access denied: the memory is {granted}; {}", Remedy::PermitAccess)]
     AccessDenied {
@@ -246,51 +374,11 @@ pub enum Error {
         granted: Access,
     },
 
-    /// Another mapping of this process, which is still in use, is in the way: a stale one overlaps the addresses of this memory, or the
-    /// vendor maps this memory once for a device.
-    #[error(
-        "another mapping of the exporter's memory is still in use and in the way: {detail}; drop the mappings of this export and of \
-         those that have ended, or close all mappings of the exporter (close_mappings_of)"
-    )]
-    OverlapsInUse {
-        /// The vendor's message.
-        detail: String,
-    },
+    /// The exporter or the importer does not permit the connection or the access.
+    #[error("not permitted: {0}")]
+    NotPermitted(String),
 
-    /// Addresses of this process cannot be reserved, or mapped in a reservation, as they are in use.
-    #[error("the {} B at {} of device {} are in use: {detail}", .range.len, .range.ptr, .range.device)]
-    AddressesInUse {
-        /// The addresses.
-        range: DeviceRange,
-        /// The use, and what to do.
-        detail: String,
-    },
-
-    /// The mapping is suspended: its addresses hold no memory.
-    #[error("the mapping is suspended, so that its addresses hold no memory; resume it first")]
-    Suspended,
-
-    /// The exporting process has terminated, or another process has its process id now.
-    #[error("the exporting process {pid} has terminated; its exports have ended")]
-    ExporterGone {
-        /// The process id in the exporter's pid namespace.
-        pid: u32,
-    },
-
-    /// The importing process has terminated without signalling this value.
-    #[error("the importing process {pid} has terminated; it signals no further values")]
-    ImporterGone {
-        /// The process id, as reported by the kernel; 0 for a process of another pid namespace.
-        pid: u32,
-    },
-
-    /// The importer has released its lease, and signals no further values.
-    #[error("process {pid} has released its lease; it signals no further values")]
-    LeaseEnded {
-        /// The importer's process id, as reported by the kernel.
-        pid: u32,
-    },
-
+    // Stale.
     /// The exporter has dropped the export, and still runs.
     #[error("process {pid} has dropped this export; request a new descriptor from it")]
     ExportDropped {
@@ -318,59 +406,74 @@ pub enum Error {
     #[error("the descriptor was made before the last boot of this host; request a new one from the exporter")]
     Rebooted,
 
-    /// The descriptor was made on another host.
+    /// The writer has dismissed this reader.
     #[error(
-        "the descriptor was made on another host ({exporter}, this is {local}); device memory is shared within one host{}",
-        other_host_remedy(*.listens)
+        "process {pid} has dismissed this reader from the ring, and may have overwritten the slots that it was reading; {}",
+        Remedy::JoinRing
     )]
-    OtherHost {
-        /// The exporter's host.
-        exporter: String,
-        /// This host.
-        local: String,
-        /// Whether the descriptor has a network address.
-        listens: bool,
+    DismissedFromRing {
+        /// The writer's process id, in its own pid namespace.
+        pid: u32,
     },
 
-    /// The exporter's socket cannot be reached from this network namespace.
-    #[error(
-        "the exporter listens on an abstract socket of another network namespace; set DEVICE_IPC_SOCKET_DIR to a \
-         directory that both containers mount, in both"
-    )]
-    OtherNetworkNamespace,
-
-    /// The exporter or the importer does not permit the connection or the access.
-    #[error("not permitted: {0}")]
-    NotPermitted(String),
-
-    /// A process, a user or an export has its share of a resource.
-    #[error("quota exceeded: {0}")]
-    QuotaExceeded(String),
-
-    /// The exporting process could not carry the request out.
-    #[error("process {pid} refused the request: {detail}")]
-    Refused {
+    // Gone.
+    /// The exporting process has terminated, or another process has its process id now.
+    #[error("the exporting process {pid} has terminated; its exports have ended")]
+    ExporterGone {
         /// The process id in the exporter's pid namespace.
         pid: u32,
-        /// The kind of the error in that process; [`ErrorKind::System`] if this version does not know it.
-        kind: ErrorKind,
-        /// The text of the error in that process.
-        detail: String,
     },
 
-    /// The peer violates the protocol, or uses another version.
-    #[error("protocol violation by the peer: {0}")]
-    Protocol(String),
-
-    /// A system call, or the connection to the exporter, failed.
-    #[error("{what} failed: {cause}{}", open_files_remedy(.cause))]
-    Io {
-        /// The failed operation.
-        what: String,
-        /// The system's error.
-        cause: Arc<std::io::Error>,
+    /// The importing process has terminated without signalling this value.
+    #[error("the importing process {pid} has terminated; it signals no further values")]
+    ImporterGone {
+        /// The process id, as reported by the kernel; 0 for a process of another pid namespace.
+        pid: u32,
     },
 
+    /// The export is released, but importers died while they used the memory.
+    #[error("{}", holders_died(.holders))]
+    HolderDied {
+        /// The processes that died ([`Holders::died`]).
+        holders: Holders,
+    },
+
+    /// The peer terminated without closing the channel.
+    #[error("process {pid} ({program}) terminated without closing the channel")]
+    PeerGone {
+        /// The process id of the peer.
+        pid: u32,
+        /// The program's name, as the peer states it.
+        program: String,
+    },
+
+    // Closed.
+    /// The importer has released its lease, and signals no further values.
+    #[error("process {pid} has released its lease; it signals no further values")]
+    LeaseEnded {
+        /// The importer's process id, as reported by the kernel.
+        pid: u32,
+    },
+
+    /// The writer closed the ring without publishing a slot that the reader took, or was to take, ahead of its publication.
+    #[error(
+        "process {pid} closed the ring without publishing this slot; discard the results of work that has read the slot"
+    )]
+    RingClosed {
+        /// The writer's process id, in its own pid namespace.
+        pid: u32,
+    },
+
+    /// One end has closed the channel.
+    #[error("the channel with process {pid} ({program}) is closed")]
+    ChannelClosed {
+        /// The process id of the peer.
+        pid: u32,
+        /// The program's name, as the peer states it.
+        program: String,
+    },
+
+    // Timeout.
     /// The timeout expired.
     #[error("timed out after {} ms: waiting for {what}{detail}", .after.as_millis())]
     Timeout {
@@ -382,17 +485,6 @@ pub enum Error {
         detail: String,
     },
 
-    /// The export was not opened as often as expected.
-    #[error("{}", not_opened(*.after, *.opened, *.expected))]
-    NotOpened {
-        /// The duration of the wait.
-        after: Duration,
-        /// The number of times that the export was opened.
-        opened: u64,
-        /// The expected number.
-        expected: u64,
-    },
-
     /// The export was not released within the timeout.
     #[error("{}", not_released(*.after, .holders))]
     StillHeld {
@@ -402,93 +494,15 @@ pub enum Error {
         holders: Holders,
     },
 
-    /// The export is released, but importers died while they used the memory.
-    #[error("{}", holders_died(.holders))]
-    HolderDied {
-        /// The processes that died ([`Holders::died`]).
-        holders: Holders,
-    },
-
-    /// A call that waits was made on the worker thread: in a callback, or in the drop of an owner.
-    #[error(
-        "{call} cannot wait on the library's worker thread, which runs callbacks and drops owners: it would wait for itself; \
-         call it on another thread (which the callback can notify), or with a timeout of zero"
-    )]
-    OnWorkerThread {
-        /// The call.
-        call: &'static str,
-    },
-
-    /// The process was forked after the library was used.
-    #[error(
-        "device memory does not survive fork: this process was forked from one that used it; {}",
-        Remedy::SpawnChild
-    )]
-    Forked,
-
-    /// The writer closed the ring without publishing a slot that the reader took, or was to take, ahead of its publication.
-    #[error(
-        "process {pid} closed the ring without publishing this slot; discard the results of work that has read the slot"
-    )]
-    RingClosed {
-        /// The writer's process id, in its own pid namespace.
-        pid: u32,
-    },
-
-    /// A slot of a ring was accessed and released ahead of its publication, and the ring has ended without publishing it.
-    #[error(
-        "the ring ended before sequence {first} was published, and this reader had accessed and released its slots up to \
-         sequence {last} by then; discard the results from sequence {first} on, and release slots after the work that reads \
-         them, or {}",
-        Remedy::TakePublishedSlots
-    )]
-    RingUnpublished {
-        /// The first sequence that was never published.
-        first: u64,
-        /// The last sequence that was accessed and released.
-        last: u64,
-        /// The end of the ring.
-        source: Box<Error>,
-    },
-
-    /// The reader holds the slot that the next publication takes.
-    #[error(
-        "this reader holds all {slots} slots of the ring, and nothing can be published before it has released one; {}",
-        Remedy::ReleaseOldestSlot
-    )]
-    RingSlotsHeld {
-        /// The number of slots of the ring.
-        slots: u32,
-    },
-
-    /// The writer has dismissed this reader.
-    #[error(
-        "process {pid} has dismissed this reader from the ring, and may have overwritten the slots that it was reading; {}",
-        Remedy::JoinRing
-    )]
-    DismissedFromRing {
-        /// The writer's process id, in its own pid namespace.
-        pid: u32,
-    },
-
-    /// The name is not a valid channel name.
-    #[error("invalid channel name {name:?}: {why}")]
-    InvalidChannelName {
-        /// The name.
-        name: String,
-        /// The reason.
-        why: &'static str,
-    },
-
-    /// A process listens under this name already.
-    #[error("process {pid} ({program}) already listens as {name:?}; drop its listener, or use another name")]
-    ChannelNameInUse {
-        /// The name.
-        name: String,
-        /// The process id of the listener, as reported by the kernel; 0 for a process of another pid namespace.
-        pid: u32,
-        /// The program's name, as reported by the kernel; empty if it is unknown.
-        program: String,
+    /// The export was not opened as often as expected.
+    #[error("{}", not_opened(*.after, *.opened, *.expected))]
+    NotOpened {
+        /// The duration of the wait.
+        after: Duration,
+        /// The number of times that the export was opened.
+        opened: u64,
+        /// The expected number.
+        expected: u64,
     },
 
     /// No process listens under this name.
@@ -505,36 +519,43 @@ pub enum Error {
         detail: String,
     },
 
-    /// The message exceeds a limit of the channel. Nothing of it has been sent.
+    // Forked.
+    /// The process was forked after the library was used.
     #[error(
-        "the message has {size} {of}, the limit is {limit}; send less at a time, or large data as tensors{}",
-        if *.of == "bytes" { ", or raise the limit on both sides (message_limit)" } else { "" }
+        "device memory does not survive fork: this process was forked from one that used it; {}",
+        Remedy::SpawnChild
     )]
-    MessageTooLarge {
-        /// The kind of limit: `bytes` or `tensors`.
-        of: &'static str,
-        /// The size of the message.
-        size: u64,
-        /// The limit.
-        limit: u64,
+    Forked,
+
+    // Protocol.
+    /// The peer violates the protocol, or uses another version.
+    #[error("protocol violation by the peer: {0}")]
+    Protocol(String),
+
+    // System.
+    /// A call of the vendor's library failed.
+    #[error(transparent)]
+    Vendor(Box<VendorError>),
+
+    /// A system call, or the connection to the exporter, failed.
+    #[error("{what} failed: {cause}{}", open_files_remedy(.cause))]
+    Io {
+        /// The failed operation.
+        what: String,
+        /// The system's error.
+        cause: Arc<std::io::Error>,
     },
 
-    /// One end has closed the channel.
-    #[error("the channel with process {pid} ({program}) is closed")]
-    ChannelClosed {
-        /// The process id of the peer.
+    // The kind of another error.
+    /// The exporting process could not carry the request out.
+    #[error("process {pid} refused the request: {detail}")]
+    Refused {
+        /// The process id in the exporter's pid namespace.
         pid: u32,
-        /// The program's name, as the peer states it.
-        program: String,
-    },
-
-    /// The peer terminated without closing the channel.
-    #[error("process {pid} ({program}) terminated without closing the channel")]
-    PeerGone {
-        /// The process id of the peer.
-        pid: u32,
-        /// The program's name, as the peer states it.
-        program: String,
+        /// The kind of the error in that process; [`ErrorKind::System`] if this version does not know it.
+        kind: ErrorKind,
+        /// The text of the error in that process.
+        detail: String,
     },
 
     /// An error about a named tensor. No tensor of the export has been shared or opened.
@@ -559,72 +580,19 @@ pub enum Error {
         cause: Box<Error>,
     },
 
-    /// There is no tensor of this name.
-    #[error("tensor {name:?} not found: {known}")]
-    NoSuchTensor {
-        /// The requested name.
-        name: String,
-        /// The known names.
-        known: String,
+    /// A slot of a ring was accessed and released ahead of its publication, and the ring has ended without publishing it.
+    #[error(
+        "the ring ended before sequence {first} was published, and this reader had accessed and released its slots up to \
+         sequence {last} by then; discard the results from sequence {first} on, and release slots after the work that reads \
+         them, or {}",
+        Remedy::TakePublishedSlots
+    )]
+    RingUnpublished {
+        /// The first sequence that was never published.
+        first: u64,
+        /// The last sequence that was accessed and released.
+        last: u64,
+        /// The end of the ring.
+        source: Box<Error>,
     },
-
-    /// The host would hand over a slot of a ring before a stream has completed the preceding ones.
-    #[error("sequence {sequence} of the ring cannot be {what} by the host yet: {why}")]
-    RingNotYet {
-        /// The sequence.
-        sequence: u64,
-        /// `published` or `released`.
-        what: &'static str,
-        /// The missing condition, and what to do.
-        why: String,
-    },
-}
-
-impl Error {
-    /// Creates an error of a system call or of input and output.
-    pub fn io(what: impl Into<String>, cause: impl Into<std::io::Error>) -> Self {
-        Self::Io { what: what.into(), cause: Arc::new(cause.into()) }
-    }
-
-    /// Returns the innermost error of an [`InBundle`](Self::InBundle) or an [`InPull`](Self::InPull), or the error itself.
-    pub fn innermost(&self) -> &Self {
-        match self {
-            Self::InBundle { cause, .. } | Self::InPull { cause, .. } => cause.innermost(),
-            other => other,
-        }
-    }
-
-    /// Wraps the error with the name of a tensor, unless it contains that name, or concerns the exporting process, the connection
-    /// or the timeout.
-    pub(crate) fn of_tensor(self, tensor: &str) -> Self {
-        match self {
-            Self::InBundle { .. }
-            | Self::InPull { .. }
-            | Self::NoSuchTensor { .. }
-            | Self::ExporterGone { .. }
-            | Self::Timeout { .. }
-            | Self::Protocol(_)
-            | Self::Io { .. }
-            | Self::Forked => self,
-            other => Self::InBundle { tensor: tensor.to_owned(), cause: Box::new(other) },
-        }
-    }
-
-    pub(crate) fn wrong_token(pid: u32) -> Self {
-        Self::NotPermitted(format!(
-            "process {pid} does not know the descriptor's token; the descriptor was altered"
-        ))
-    }
-}
-
-impl From<Unavailable> for Error {
-    fn from(reason: Unavailable) -> Self {
-        Self::BackendUnavailable { backend: None, reason }
-    }
-}
-
-impl From<VendorError> for Error {
-    fn from(error: VendorError) -> Self {
-        Self::Vendor(Box::new(error))
-    }
 }

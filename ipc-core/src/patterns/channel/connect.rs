@@ -83,7 +83,7 @@ impl<'a> ConnectBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidChannelName`]; [`Error::NoListener`]; [`Error::Timeout`] if a listener exists but does not
+    /// [`Error::InvalidInput`]; [`Error::NoListener`]; [`Error::Timeout`] if a listener exists but does not
     /// accept; [`Error::NotPermitted`] if the listener belongs to another user, or does not allow this user;
     /// [`Error::InvalidDeviceMap`]; [`Error::WrongBackend`]; [`Error::Protocol`] for another protocol version;
     /// [`Error::Forked`]. Of [`Ipc::connect_tcp`](crate::Ipc::connect_tcp) also [`Error::NotPermitted`] if the two processes

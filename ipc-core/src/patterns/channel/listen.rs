@@ -44,7 +44,7 @@ impl<'a> ListenBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidChannelName`]; [`Error::ChannelNameInUse`], which names the process that listens;
+    /// [`Error::InvalidInput`]; [`Error::ChannelNameInUse`], which names the process that listens;
     /// [`Error::InvalidDeviceMap`] for a map from a device that this process does not see; [`Error::Forked`]. Of
     /// [`Ipc::listen_tcp`](crate::Ipc::listen_tcp) also [`Error::Io`] for an address that is not one of this host, or is in use.
     pub fn start(self) -> Result<Listener> {
@@ -60,7 +60,7 @@ impl<'a> ListenBuilder<'a> {
     /// # Errors
     ///
     /// [`Error::Timeout`]; [`Error::ChannelClosed`], [`Error::PeerGone`]; [`Error::Io`] if the socket is that of another name or
-    /// directory; [`Error::Protocol`] if the process sends a message instead; [`Error::InvalidChannelName`]; [`Error::Forked`].
+    /// directory; [`Error::Protocol`] if the process sends a message instead; [`Error::InvalidInput`]; [`Error::Forked`].
     pub fn take_over(self, channel: &Channel) -> Result<Listener> {
         check_may_wait("taking a listener over", self.ipc.timeout())?;
         self.begin(Some(channel))

@@ -34,7 +34,7 @@ const LOCK_RETRY: Duration = Duration::from_millis(5);
 
 /// Returns the socket address of the listener with this user and name.
 pub(super) fn address(name: &str, uid: u32, directory: Option<&Path>) -> Result<BrokerAddress> {
-    let invalid = |why| Error::InvalidChannelName { name: name.to_owned(), why };
+    let invalid = |why: &str| Error::invalid_input(format!("channel name {name:?}"), why);
     if name.is_empty() {
         return Err(invalid("it is empty"));
     }

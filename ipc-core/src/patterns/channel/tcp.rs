@@ -251,6 +251,7 @@ fn try_connect(
             "the listener at {address} has another key; {}",
             Remedy::UseOneKey
         ))),
+        TcpError::Random { cause } => Err(Error::io(step, cause)),
         error => Err(Error::Protocol(format!("the listener at {address}: {error}"))),
     };
     let mut connection = match device_ipc_tcp::connect(stream, KEY_ID, key, clock::to_system(deadline.at)) {

@@ -15,7 +15,7 @@ const MAX_NAME_BYTES: usize = 48;
 
 /// Returns the channel name of the keeper of this name.
 pub(super) fn channel_name(name: &str) -> Result<String> {
-    let invalid = |why| Error::InvalidChannelName { name: name.to_owned(), why };
+    let invalid = |why: &str| Error::invalid_input(format!("channel name {name:?}"), why);
     if name.is_empty() {
         return Err(invalid("the name of a keeper is empty"));
     }

@@ -275,8 +275,8 @@ impl Ring {
         self.runtime.check()?;
         check_backend("the stream", stream.backend(), self.backend.info().name)?;
         if self.next + 1 >= TIMELINE_END {
-            let why = "the ring has used up its sequence numbers; create a new ring".into();
-            return Err(Error::TimelineValue { value: self.next + 1, why });
+            let why = "the ring has used up its sequence numbers; create a new ring";
+            return Err(Error::invalid_input(format!("sequence {}", self.next + 1), why));
         }
         self.publisher.update();
         Ok(())

@@ -81,6 +81,7 @@ impl RemoteExporter {
             // The exporter does not say whether it has no such export, or the token is wrong.
             TcpError::Refused => Error::ExportDropped { pid },
             TcpError::ServerWithoutKey => Error::wrong_token(pid),
+            TcpError::Unusable { .. } => Error::io(what, ErrorKind::NotConnected),
             other => Error::Protocol(other.to_string()),
         })
     }

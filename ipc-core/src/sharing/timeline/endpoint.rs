@@ -246,9 +246,9 @@ impl Endpoint {
         check_range(value)?;
         let grown = |last| (value > last).then_some(value);
         let taken = self.last_signalled.fetch_update(Ordering::AcqRel, Ordering::Acquire, grown);
-        taken.map_err(|last| Error::TimelineValue {
-            value,
-            why: format!("{last} was signalled before, and waiters rely on values that grow"),
+        taken.map_err(|last| {
+            let why = format!("{last} was signalled before, and waiters rely on values that grow");
+            Error::invalid_input(format!("timeline value {value}"), why)
         })
     }
 

@@ -97,7 +97,7 @@ impl Timeline {
     ///
     /// # Errors
     ///
-    /// [`Error::TimelineValue`] for a value that is not above all earlier ones, or not below [`END`](Self::END);
+    /// [`Error::InvalidInput`] for a value that is not above all earlier ones, or not below [`END`](Self::END);
     /// [`Error::ExporterGone`], [`Error::ImporterGone`] or [`Error::LeaseEnded`] where the peer has terminated or the lease has ended;
     /// [`Error::StreamCapturing`]; [`Error::Unsupported`] where the stream's device has no timelines.
     pub fn signal<M>(&self, value: u64, stream: &impl AsStream<M>) -> Result<()> {
@@ -294,5 +294,5 @@ fn check_range(value: u64) -> Result<()> {
     if value < TIMELINE_END {
         return Ok(());
     }
-    Err(Error::TimelineValue { value, why: "values are below 2^62, which marks the end".into() })
+    Err(Error::invalid_input(format!("timeline value {value}"), "values are below 2^62, which marks the end"))
 }

@@ -55,7 +55,7 @@ fn errors() -> Vec<Error> {
         Error::from(VendorError::new(backend, "export", VendorStatus(7), "MOCK_BROKEN")),
         Error::QuotaExceeded(text("the driver has no further handles")),
         Error::StreamCapturing { what: "an export" },
-        Error::TimelineValue { value: 1, why: text("it is too small") },
+        Error::InvalidInput { what: text("timeline value 1"), why: text("it is too small") },
         Error::AddressesInUse { range: DeviceRange::new(device, ptr, 4096), detail: text("by a copy") },
         Error::OverlapsInUse { detail: text("of another export") },
         Error::Timeout { what: text("the driver"), after: Duration::from_secs(1), detail: String::new() },

@@ -277,11 +277,11 @@ pub fn values_grow_and_stay_below_the_end(context: &Context) -> Outcome {
     timeline.signal(7, stream)?;
     for value in [7, 6, BEGUN, 0] {
         let phrases = [&*value.to_string(), "7 was signalled before"];
-        refused(timeline.signal(value, stream), "a value that has not grown", "TimelineValue", &phrases)?;
-        refused(timeline.signal_now(value), "the same on the host", "TimelineValue", &phrases)?;
+        refused(timeline.signal(value, stream), "a value that has not grown", "InvalidInput", &phrases)?;
+        refused(timeline.signal_now(value), "the same on the host", "InvalidInput", &phrases)?;
     }
     for value in [Timeline::END, Timeline::END + 1, u64::MAX] {
-        let (kind, phrases) = ("TimelineValue", [&*value.to_string(), "2^62"]);
+        let (kind, phrases) = ("InvalidInput", [&*value.to_string(), "2^62"]);
         refused(timeline.signal(value, stream), "signalling a value beyond the end", kind, &phrases)?;
         refused(timeline.signal_now(value), "the same on the host", kind, &phrases)?;
         refused(timeline.wait(value, stream), "waiting for a value beyond the end", kind, &phrases)?;
@@ -310,7 +310,7 @@ pub fn second_mapping_has_the_same(context: &Context) -> Outcome {
     one.signal(3, &stream)?;
     exporter.must(&wait_now(3))?;
     equal(other.last_signalled(), 3, "what the other mapping's timeline has signalled")?;
-    refused(other.signal(3, &stream), "the same value by the other one", "TimelineValue", &["3"])?;
+    refused(other.signal(3, &stream), "the same value by the other one", "InvalidInput", &["3"])?;
     first.release(&stream)?;
     stream.synchronize()?;
     other.signal(4, &stream)?;

@@ -124,8 +124,8 @@ pub fn both_ends_in_one_process(context: &Context) -> Outcome {
 pub fn names(context: &Context) -> Outcome {
     let ipc = context.ipc();
     for bad in ["", "a/b", "a b", "ä", &"x".repeat(65)] {
-        refused(ipc.listen(bad).start(), "listening under no name", "InvalidChannelName", &[])?;
-        refused(ipc.connect(bad).start(), "connecting to no name", "InvalidChannelName", &[])?;
+        refused(ipc.listen(bad).start(), "listening under no name", "InvalidInput", &[])?;
+        refused(ipc.connect(bad).start(), "connecting to no name", "InvalidInput", &[])?;
     }
     let under = name("names");
     let begun = Instant::now();
