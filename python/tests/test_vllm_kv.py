@@ -9,7 +9,7 @@ import sys
 import time
 import types
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -235,18 +235,25 @@ def test_decode_reads_what_prefill_has_computed(start: Start) -> None:
     decode.worker.shutdown()
 
 
+def with_calls(function: "Callable[[], Any]") -> "tuple[Any, int]":
+    """Returns the result of a function, and the calls of functions in it, Python's and C's."""
+    calls = 0
+
+    def count(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    return profiled(count, function), calls
+
+
 def calls_of_a_request(start: Start, blocks: int, layers: int) -> "dict[str, int]":
     """Returns the calls of functions, Python's and C's, in each method of a connector that reads a prompt."""
     prefill, decode = Prefill(start, blocks=blocks, layers=layers), Engine("decode", blocks=blocks, layers=layers)
     counts: "dict[str, int]" = {}
 
     def counted(target: Any, method: str, *arguments: Any) -> Any:
-        counts[method] = 0
-
-        def count(_frame: Any, event: str, _argument: Any) -> None:
-            counts[method] += event in ("call", "c_call")
-
-        return profiled(count, functools.partial(getattr(target, method), *arguments))
+        result, counts[method] = with_calls(functools.partial(getattr(target, method), *arguments))
+        return result
 
     # Block 0 is that of vLLM for no block.
     numbers = list(range(1, blocks))
@@ -274,6 +281,50 @@ def calls_of_a_request(start: Start, blocks: int, layers: int) -> "dict[str, int
 def test_calls_do_not_depend_on_blocks_and_layers(start: Start) -> None:
     few, many = calls_of_a_request(start, 4, 1), calls_of_a_request(start, 600, 9)
     assert few == many and sum(few.values()) < 130, (few, many)
+
+
+class Unfinished:
+    """The event of a copy that has not ended."""
+
+    def query(self) -> bool:
+        return False
+
+
+def test_polls_without_news_look_at_no_connection(start: Start) -> None:
+    prefill, decode = Prefill(start), Engine("decode")
+
+    def poll(engine: Engine) -> int:
+        found, calls = with_calls(lambda: engine.worker.get_finished(set()))
+        assert found == (None, None)
+        return calls
+
+    idle = poll(decode)
+    arrive(decode, "d1", 8, prefill.ask("prefill", "p1", 8, [3, 7]), [4, 5])
+    assert decode.until(1) == {"d1"}
+    assert poll(decode) == idle < 10
+    # A request that waits has claimed its blocks.
+    waiting = Request("d2", 8, prefill.ask("prefill", "p2", 8, [1, 2]))
+    decode.scheduler.on_new_request(waiting)
+    decode.step()
+    assert poll(decode) == idle
+    # A copy runs.
+    importer = decode.worker._part._importer
+    importer.end_copies = Unfinished
+    arrive(decode, "d3", 8, prefill.ask("prefill", "p3", 8, [6, 8]), [6, 7])
+    decode.step()
+    # Its event is queried, and nothing else.
+    assert poll(decode) == idle + 2
+    (peer,) = importer._peers.values()
+    peer._running[0].event = None
+    assert decode.until(1) == {"d3"}
+    # The prefill engine has nothing to do before the first time limit.
+    lender = Engine("prefill")
+    idle = poll(lender)
+    lender.prefill("p4", 8, [3, 7])
+    lender.step()
+    assert poll(lender) == idle < 10
+    decode.worker.shutdown()
+    lender.worker.shutdown()
 
 
 def test_aborted_requests_give_their_blocks_back(start: Start) -> None:

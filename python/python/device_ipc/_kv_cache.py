@@ -19,12 +19,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import select
 import selectors
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,6 +92,8 @@ class CacheExporter:
         self._known: dict[int, str] = {}
         self._deadlines: dict[int, float] = {}
         """The latest times of claims, in their order."""
+        self._due = math.inf
+        """The time from which ``returned`` has something to do: the first deadline, or 0."""
         self._returned: set[str] = set()
         self._claims: list[_Claims] = []
         self._export = _native.share(dict(caches))
@@ -109,7 +113,8 @@ class CacheExporter:
         """Keeps the blocks of a request that was offered, until ``returned`` names it."""
         with self._lock:
             if ticket in self._known:
-                self._deadlines[ticket] = time.monotonic() + self._limit
+                deadline = self._deadlines[ticket] = time.monotonic() + self._limit
+                self._due = min(self._due, deadline)
 
     def withdraw(self, ticket: int) -> None:
         """Takes an offer back: the request has ended without blocks to read."""
@@ -118,9 +123,9 @@ class CacheExporter:
 
     def returned(self) -> set[str]:
         """Returns the requests whose blocks may be freed, each once."""
-        if not self._deadlines and not self._returned:
-            return set()
         now = time.monotonic()
+        if now < self._due:
+            return set()
         with self._lock:
             late = []
             for ticket, deadline in self._deadlines.items():
@@ -133,6 +138,7 @@ class CacheExporter:
                 self._give_back(ticket)
                 if request in self._returned:
                     _logger.warning("no engine has claimed the KV blocks of request %s within %.0f s", request, self._limit)
+            self._due = next(iter(self._deadlines.values()), math.inf)
             returned, self._returned = self._returned, set()
             return returned
 
@@ -153,6 +159,7 @@ class CacheExporter:
         if ticket in self._known and not any(ticket in claims.tickets for claims in self._claims):
             self._returned.add(self._known.pop(ticket))
             self._deadlines.pop(ticket, None)
+            self._due = 0.0
 
     def _serve(self) -> None:
         with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
@@ -187,10 +194,10 @@ class CacheExporter:
 
     def _receive(self, selector: selectors.BaseSelector, claims: _Claims) -> None:
         try:
-            while True:
-                answer = self._answer(claims, _words(claims.channel.receive(timeout=0).data))
-                if answer:
-                    claims.channel.send(answer.tobytes(), timeout=_SEND_SECONDS)
+            # The descriptor stays readable while there are further messages.
+            answer = self._answer(claims, _words(claims.channel.receive(timeout=0).data))
+            if answer:
+                claims.channel.send(answer.tobytes(), timeout=_SEND_SECONDS)
         except TimeoutError:
             return
         except Exception as error:
@@ -231,12 +238,21 @@ class Load:
     failure: str | None = None
 
 
+@dataclass(eq=False)
+class _Copies:
+    """Copies that were submitted together."""
+
+    event: Any
+    """Behind the copies; None once they have ended."""
+    loads: list[Load]
+
+
 class _Peer:
     """An exporter's worker. A thread of its own connects, as that takes milliseconds."""
 
     def __init__(self, importer: CacheImporter, name: str) -> None:
         self._importer = importer
-        self._name = name
+        self.name = name
         self.failure: str | None = None
         self.channel: _native.Channel | None = None
         """Set when everything is ready."""
@@ -247,12 +263,11 @@ class _Peer:
         self._tensors: dt.Tensors | None = None
         self._asked: dict[int, bool | None] = {}
         """The claimed tickets, with the answers."""
-        self._unanswered = 0
-        self.to_send = array("Q")
+        self._to_send = array("Q")
         self.loads: list[Load] = []
         """Those that wait for the connection."""
-        self._running: list[tuple[Any, list[Load]]] = []
-        """Copies in their order, with the events behind them."""
+        self._running: deque[_Copies] = deque()
+        """Copies in their order."""
         self._thread = threading.Thread(target=self._connect, name="device-ipc-kv", daemon=True)
         self._thread.start()
 
@@ -260,7 +275,7 @@ class _Peer:
         try:
             importer = self._importer
             backend = _backends.of(importer.kind)
-            channel = _native.connect(self._name, backend=backend, timeout=importer.timeout, existing=True)
+            channel = _native.connect(self.name, backend=backend, timeout=importer.timeout, existing=True)
             hello = json.loads(channel.receive(timeout=importer.timeout).data)
             importer.check(hello["facts"])
             self._tensors = tensors = dt.open(hello["caches"], device=importer.device, allow_read_only=True, timeout=importer.timeout)
@@ -287,6 +302,7 @@ class _Peer:
             self.failure = self.failure or "the other engine has ended"
             if not self._running:
                 self._unmap()
+        self._importer.look_at(self)
 
     def _unmap(self) -> None:
         self._copies.clear()
@@ -298,45 +314,55 @@ class _Peer:
     def claim(self, ticket: int) -> None:
         if ticket not in self._asked:
             self._asked[ticket] = None
-            self._unanswered += 1
-            self.to_send.append(ticket << 1)
+            self._to_send.append(ticket << 1)
 
     def read(self, ticket: int) -> None:
         """Tells the exporter that nothing reads the blocks of a ticket any more."""
-        if self._asked.pop(ticket, True) is None:
-            self._unanswered -= 1
-        self.to_send.append(ticket << 1 | 1)
+        self._asked.pop(ticket, None)
+        self._to_send.append(ticket << 1 | 1)
 
     def is_busy(self) -> bool:
-        return bool(self._unanswered or self._running or self.loads or self.to_send)
+        return bool(self._running or self.loads or (self.channel is None and self.failure is None))
+
+    def has_news(self) -> bool:
+        """Returns whether ``advance`` has something to do: the first copies have ended, or the connection is ready or has failed."""
+        if not self._running:
+            return self.channel is not None or self.failure is not None
+        copies = self._running[0]
+        if copies.event is not None:
+            if not copies.event.query():
+                return False
+            self._importer.events.append(copies.event)
+            copies.event = None
+        return True
 
     def receive(self) -> None:
         """Takes answers, and notices the exporter's end."""
-        if self.channel is None or self.failure is not None or not self._readable.poll(0):
+        if self.channel is None or self.failure is not None:
             return
         try:
-            while True:
+            while self._readable.poll(0):
                 for word in _words(self.channel.receive(timeout=0).data):
                     ticket = word >> 1
                     if ticket in self._asked:
-                        self._unanswered -= self._asked[ticket] is None
                         self._asked[ticket] = bool(word & 1)
         except TimeoutError:
             pass
         except Error as error:
             self.failure = f"{type(error).__name__}: {error}"
 
-    def send(self) -> None:
-        if self.channel is None or self.failure is not None or not self.to_send:
+    def _send(self) -> None:
+        if not self._to_send or self.failure is not None or self.channel is None:
             return
-        words, self.to_send = self.to_send, array("Q")
+        words, self._to_send = self._to_send, array("Q")
         try:
             self.channel.send(words.tobytes(), timeout=_SEND_SECONDS)
         except Error as error:
             self.failure = f"{type(error).__name__}: {error}"
 
     def begin(self) -> None:
-        """Submits the copies of all loads that wait for it."""
+        """Sends what was asked for, and submits the copies of all loads, if the connection is ready."""
+        self._send()
         if not self.loads or self.channel is None:
             return
         with self._lock:
@@ -350,13 +376,15 @@ class _Peer:
                         copy.copy(sources, destinations, stream)
                 except (IndexError, ValueError) as error:
                     load.failure = str(error)
-            self._running.append((self._importer.end_copies(), loads))
+            self._running.append(_Copies(self._importer.end_copies(), loads))
 
-    def finish(self, done: set[str], failed: list[tuple[Load, str]]) -> None:
+    def advance(self, done: set[str], failed: list[tuple[Load, str]]) -> None:
         """Reports the loads whose copies have ended and were answered. Before the end of a copy nothing else may write its blocks."""
-        while self._running and ((event := self._running[0][0]) is None or event.query()):
+        self.begin()
+        self.receive()
+        while self._running and self.has_news():
             left = []
-            for load in self._running[0][1]:
+            for load in self._running[0].loads:
                 failure = load.failure or self.failure
                 answer = self._asked.get(load.ticket)
                 if failure is None and answer is None:
@@ -370,12 +398,13 @@ class _Peer:
                     failed.append((load, failure))
                 self.read(load.ticket)
             if left:
-                self._running[0] = (None, left)
-                return
-            del self._running[0]
+                self._running[0].loads = left
+                break
+            self._running.popleft()
         if self.failure is not None:
             failed += [(load, self.failure) for load in self.loads]
             self.loads.clear()
+        self._send()
 
     @property
     def has_ended(self) -> bool:
@@ -408,6 +437,10 @@ class CacheImporter:
         self.timeout = timeout
         self._facts = dict(facts)
         self._peers: dict[str, _Peer] = {}
+        self._watched: set[_Peer] = set()
+        """Those that ``submit`` and ``poll`` look at."""
+        self.events: list[Any] = []
+        """Events of copies that have ended, for others."""
         self._stream: Any = None
         self._handle: int | None = None
         self._written: Any = None
@@ -435,27 +468,28 @@ class CacheImporter:
 
     def submit(self) -> None:
         """Sends what was asked for, and begins the copies from the peers that are connected."""
-        for peer in self._peers.values():
-            peer.send()
+        for peer in tuple(self._watched):
             peer.begin()
 
     def poll(self) -> tuple[set[str], list[tuple[Load, str]]]:
         """Returns the requests whose blocks have come, and the loads that have failed with the reasons, each once."""
         done: set[str] = set()
         failed: list[tuple[Load, str]] = []
-        for name, peer in list(self._peers.items()):
-            if not peer.is_busy() and not peer.has_ended:
+        for peer in tuple(self._watched):
+            if not peer.has_news():
                 continue
-            peer.send()
-            peer.begin()
-            peer.receive()
-            peer.finish(done, failed)
-            peer.send()
+            # Before the look at its end, which another thread may report from here on.
+            self._watched.discard(peer)
+            peer.advance(done, failed)
             if peer.has_ended:
-                _logger.info("the KV caches of %s are no longer used: %s", name, peer.failure)
-                del self._peers[name]
-                peer.close()
+                self._forget(peer)
+            elif peer.is_busy():
+                self._watched.add(peer)
         return done, failed
+
+    def look_at(self, peer: _Peer) -> None:
+        """Makes ``poll`` look at a peer. Any thread may call it."""
+        self._watched.add(peer)
 
     def begin_copies(self) -> int | None:
         """Makes the stream of the copies wait for the work on the current stream, which may still use the destinations. Returns its handle."""
@@ -473,7 +507,7 @@ class CacheImporter:
 
     def end_copies(self) -> Any:
         """Returns an event behind the copies."""
-        return None if self._stream is None else self._stream.record_event()
+        return None if self._stream is None else self._stream.record_event(self.events.pop() if self.events else None)
 
     def close(self) -> None:
         """Ends all connections."""
@@ -489,8 +523,16 @@ class CacheImporter:
         if peer is not None and not peer.is_busy():
             peer.receive()
             if peer.has_ended:
-                peer.close()
+                self._forget(peer)
                 peer = None
         if peer is None:
             peer = self._peers[name] = _Peer(self, name)
+        self._watched.add(peer)
         return peer
+
+    def _forget(self, peer: _Peer) -> None:
+        """Closes the connection to a peer that has ended."""
+        if self._peers.get(peer.name) is peer:
+            _logger.info("the KV caches of %s are no longer used: %s", peer.name, peer.failure)
+            del self._peers[peer.name]
+            peer.close()

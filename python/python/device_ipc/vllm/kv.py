@@ -11,7 +11,7 @@ import secrets
 import socket
 from array import array
 from base64 import b64decode, b64encode
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -36,16 +36,10 @@ _TransferResults: Any = getattr(base, "KVConnectorTransferResults", None)
 
 @dataclass
 class Metadata(KVConnectorMetadata):  # type: ignore[misc]
-    """What the scheduler tells the workers for one step. Requests of other engines are pairs of the engine and the ticket there."""
+    """What the scheduler tells the workers for one step."""
 
-    offered: dict[int, str] = field(default_factory=dict)
-    lent: list[int] = field(default_factory=list)
-    withdrawn: list[int] = field(default_factory=list)
-    claimed: list[tuple[str, int]] = field(default_factory=list)
-    loads: list[tuple[str, Load]] = field(default_factory=list)
-    refused: list[Load] = field(default_factory=list)
-    """Loads that have failed before they began."""
-    released: list[tuple[str, int]] = field(default_factory=list)
+    orders: list[tuple[Any, ...]]
+    """Names of methods of the worker with their arguments, in their order."""
 
 
 def _null_blocks(numbers: array[int]) -> int:
@@ -134,8 +128,8 @@ class DeviceIpcConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: Any) -> Metadata:
         """Returns what the workers are to do in this step."""
-        metadata, self._part.metadata = self._part.metadata, Metadata()
-        return metadata  # type: ignore[no-any-return]
+        orders, self._part.orders = self._part.orders, []
+        return Metadata(orders)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Keeps the blocks of a request for the decode engine, and names them in the reply."""
@@ -165,7 +159,9 @@ class DeviceIpcConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         """Begins the loads of this step. Nothing waits for them."""
-        self._part.step(self._get_connector_metadata())
+        orders = self._get_connector_metadata().orders
+        if orders:
+            self._part.step(orders)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Does nothing: requests run after their blocks have come."""
@@ -205,7 +201,8 @@ class DeviceIpcConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
 class _Scheduler:
     def __init__(self, vllm_config: Any, groups: list[_Group]) -> None:
-        self.metadata = Metadata()
+        self.orders: list[tuple[Any, ...]] = []
+        """Those for the next step."""
         self._groups = groups
         transfer = vllm_config.kv_transfer_config
         self._reads = transfer.is_kv_consumer
@@ -226,7 +223,7 @@ class _Scheduler:
     def new(self, request: Any) -> None:
         remote = self._remote(request)
         if remote is not None and self._is_here(remote):
-            self.metadata.claimed.append((remote["engine"], remote["ticket"]))
+            self.orders.append(("claim", remote["engine"], remote["ticket"]))
 
     def matched(self, request: Any, computed: int) -> tuple[int, bool]:
         remote = self._remote(request)
@@ -243,7 +240,7 @@ class _Scheduler:
         if params.get("do_remote_decode") and name not in self._tickets:
             self._next += 1
             self._tickets[name] = self._next
-            self.metadata.offered[self._next] = name
+            self.orders.append(("offer", self._next, name))
         remote = self._remote(request)
         if remote is None:
             return
@@ -262,13 +259,13 @@ class _Scheduler:
             first, destinations = first + null - skipped, destinations[null:]
             load.parts.append((sources[first : first + len(destinations)], destinations))
         if self._is_here(remote):
-            self.metadata.loads.append((remote["engine"], load))
+            self.orders.append(("load", remote["engine"], load))
         else:
             load.failure = (
                 f"they are on the host {remote['host'][1]}, and this engine is on {self._host[1]}; set other_hosts to 'pass', with NIXL's "
                 "connector behind this one in a MultiConnector"
             )
-            self.metadata.refused.append(load)
+            self.orders.append(("refuse", load))
 
     def finished(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         params = request.kv_transfer_params
@@ -287,9 +284,9 @@ class _Scheduler:
 
         ended = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
         if not ended or not any(block_ids):
-            self.metadata.withdrawn.append(ticket)
+            self.orders.append(("withdraw", ticket))
             return False, None
-        self.metadata.lent.append(ticket)
+        self.orders.append(("lend", ticket))
         blocks = []
         for group in self._groups:
             numbers = array("I", block_ids[group.position])
@@ -304,7 +301,7 @@ class _Scheduler:
 
     def _release(self, remote: dict[str, Any]) -> None:
         if self._is_here(remote):
-            self.metadata.released.append((remote["engine"], remote["ticket"]))
+            self.orders.append(("release", remote["engine"], remote["ticket"]))
 
     def _remote(self, request: Any) -> dict[str, Any] | None:
         """Returns the prefill engine's parameters of a request whose blocks are still to be read."""
@@ -380,25 +377,41 @@ class _Worker:
         if self._imports and self._importer is None:
             self._importer = CacheImporter(caches, self._groups, self._blocks, self._facts)
 
-    def step(self, metadata: Metadata) -> None:
+    def step(self, orders: list[tuple[Any, ...]]) -> None:
+        for order, *arguments in orders:
+            getattr(self, order)(*arguments)
+        if self._importer is not None:
+            self._importer.submit()
+
+    # Orders of the scheduler.
+
+    def offer(self, ticket: int, request: str) -> None:
         if self._exporter is not None:
-            for ticket, request in metadata.offered.items():
-                self._exporter.offer(ticket, request)
-            for ticket in metadata.withdrawn:
-                self._exporter.withdraw(ticket)
-            for ticket in metadata.lent:
-                self._exporter.lend(ticket)
-        self._refused += metadata.refused
-        importer = self._importer
-        if importer is None or not (metadata.claimed or metadata.loads or metadata.released):
-            return
-        for engine, ticket in metadata.claimed:
-            importer.claim(_channel(engine, self._rank), ticket)
-        for engine, load in metadata.loads:
-            importer.load(_channel(engine, self._rank), load)
-        for engine, ticket in metadata.released:
-            importer.release(_channel(engine, self._rank), ticket)
-        importer.submit()
+            self._exporter.offer(ticket, request)
+
+    def withdraw(self, ticket: int) -> None:
+        if self._exporter is not None:
+            self._exporter.withdraw(ticket)
+
+    def lend(self, ticket: int) -> None:
+        if self._exporter is not None:
+            self._exporter.lend(ticket)
+
+    def claim(self, engine: str, ticket: int) -> None:
+        if self._importer is not None:
+            self._importer.claim(_channel(engine, self._rank), ticket)
+
+    def load(self, engine: str, load: Load) -> None:
+        if self._importer is not None:
+            self._importer.load(_channel(engine, self._rank), load)
+
+    def release(self, engine: str, ticket: int) -> None:
+        if self._importer is not None:
+            self._importer.release(_channel(engine, self._rank), ticket)
+
+    def refuse(self, load: Load) -> None:
+        """Reports a load that has failed before it began."""
+        self._refused.append(load)
 
     def poll(self) -> tuple[set[str], set[str], list[Load]]:
         """Returns requests that were read, requests whose loads have ended, and the loads among them that have failed."""
@@ -406,8 +419,9 @@ class _Worker:
         if self._importer is None:
             return sent, set(), []
         come, failures = self._importer.poll()
-        failures += [(load, load.failure or "") for load in self._refused]
-        self._refused.clear()
+        if self._refused:
+            failures += [(load, load.failure or "") for load in self._refused]
+            self._refused.clear()
         for load, reason in failures:
             _logger.error("the KV blocks of request %s have not come: %s", load.request, reason)
             come.add(load.request)
