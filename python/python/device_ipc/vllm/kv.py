@@ -10,9 +10,7 @@ import logging
 import secrets
 import socket
 from array import array
-from base64 import b64decode, b64encode
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
@@ -27,8 +25,6 @@ _logger = logging.getLogger(__name__)
 
 _OURS = "device_ipc"
 """The key of this connector's part of ``kv_transfer_params``."""
-
-_block_id = attrgetter("block_id")
 
 # Since vLLM 0.33: until then a failed load is reported by the blocks of the only group.
 _TransferResults: Any = getattr(base, "KVConnectorTransferResults", None)
@@ -252,9 +248,11 @@ class _Scheduler:
         known = len(request.prompt_token_ids or ()) - self._recomputed - external
         load = Load(name, remote["ticket"], [])
         for group, (skipped, text) in zip(self._groups, remote["blocks"], strict=True):
-            sources = array("I", b64decode(text))
+            sources = array("I", bytes.fromhex(text))
             first = max(skipped, known // group.tokens)
-            destinations = array("I", map(_block_id, blocks.blocks[group.position][first : skipped + len(sources)]))
+            # Of vLLM's objects, by the fastest way: the interpreter reads attributes of one class without a call, and an array takes a
+            # list whole.
+            destinations = array("I", [block.block_id for block in blocks.blocks[group.position][first : skipped + len(sources)]])
             null = _null_blocks(destinations)
             first, destinations = first + null - skipped, destinations[null:]
             load.parts.append((sources[first : first + len(destinations)], destinations))
@@ -291,7 +289,8 @@ class _Scheduler:
         for group in self._groups:
             numbers = array("I", block_ids[group.position])
             null = _null_blocks(numbers)
-            blocks.append([null, b64encode(numbers[null:]).decode()])
+            # Python reads this text ten times as fast as Base64.
+            blocks.append([null, numbers[null:].tobytes().hex()])
         ours = {"engine": self._engine, "host": self._host, "ranks": self._ranks, "ticket": ticket, "blocks": blocks}
         # vLLM knows such requests by the first two, which NIXL's connector adds itself.
         return True, {_OURS: ours} if self._passes else {"do_remote_prefill": True, "do_remote_decode": False, _OURS: ours}
