@@ -1,7 +1,9 @@
 """Loads that are recorded and replayed as copies, with small models whose loaders do what those of engines do."""
 
+import gc
 import logging
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from conftest import profiled
 
 torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
 
-from device_ipc._recorded import NotCopiesError, RecordedLoad, Recording, layout, load_key
+from device_ipc._recorded import NotCopiesError, RecordedLoad, Recording, layout, load_key, loads
 
 HIDDEN, HEADS, INNER, VOCABULARY = 8, 2, 12, 20
 
@@ -94,7 +96,7 @@ class Other(torch.nn.Module):  # type: ignore[misc]
 
 def replayed(recorded: RecordedLoad, load: Any, named: "list[tuple[str, Any]]") -> bool:
     """Loads the weights, and returns whether the load was replayed."""
-    found = recorded.plan((load_key(load), layout(named))) is not None
+    found = recorded.plan(load_key(load, layout(named))) is not None
     recorded(load, named)
     return found
 
@@ -286,14 +288,54 @@ def test_other_layouts_and_functions_are_recorded_again() -> None:
     strided = [(name, torch.stack([tensor, tensor], -1)[..., 0]) for name, tensor in weights(names, 5)]
     check(load, strided, False)
     check(load, strided, True)
-    # Views of one block.
+    # Views of one block, whose layout is that of separate tensors.
     tensors = dict(weights(names, 6))
     block = torch.cat([tensor.reshape(-1) for tensor in tensors.values()]).split([tensor.numel() for tensor in tensors.values()])
     views = {name: one.view(tensor.shape) for one, (name, tensor) in zip(block, tensors.items())}
-    check(load, list(views.items()), False)
+    check(load, list(views.items()), True)
     views["head"] = views["embed"]
     check(load, list(views.items()), False)
     check(load, list(views.items()), True)
+    # Those that were recorded before are known.
+    check(load, strided, True)
+    check(load, weights(names, 7)[::-1], True)
+    check(model.load, weights(names, 8), True)
+
+
+def test_loads_of_a_module_end_with_it_and_with_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Decoder()
+    names = model.names()
+    for step in range(2):
+        loads(model)(model.load, weights(names, step))
+        loads(model)(model.load, weights(names, step)[::-1])
+    assert model.calls == 2 * len(names)
+    former = weakref.ref(model.layers[0].down.untyped_storage())
+    model.layers[0].down.data = torch.zeros_like(model.layers[0].down)
+    loads(model)(model.load, weights(names, 2))
+    gc.collect()
+    assert former() is None, "the plans of former parameters keep them"
+    monkeypatch.setenv("DEVICE_IPC_REPLAY_LOADS", "0")
+    before = model.calls
+    for step in range(2):
+        loads(model)(model.load, weights(names, step))
+    assert model.calls == before + 2 * len(names)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_reason_is_logged_once_for_all_layouts(caplog: pytest.LogCaptureFixture) -> None:
+    """As an update in many parts has, each of which writes some of the parameters."""
+    model = Decoder()
+    named = weights(model.names())
+    with caplog.at_level(logging.WARNING, "device_ipc"):
+        for _ in range(3):
+            for pair in named[-3:]:
+                loads(model)(model.load, [pair])
+                assert loads(model).record(load_key(model.load, layout([pair]))) is None
+    assert len({one.getMessage() for one in caplog.records}) == len(caplog.records)
+    assert model.calls == 9
 
 
 def test_replaced_parameters_and_modules_are_seen() -> None:
@@ -314,6 +356,20 @@ def test_replaced_parameters_and_modules_are_seen() -> None:
         reference.load(named)
         found = state(model)
         assert {name: found[name] for name in state(reference)} == state(reference)
+
+
+def test_parameters_that_are_replaced_before_each_load_end_the_recording(caplog: pytest.LogCaptureFixture) -> None:
+    """As SGLang's begin_weight_update does for some quantised layers."""
+    model = Decoder()
+    recorded = RecordedLoad(model)
+    key = load_key(model.load, layout(weights(model.names())))
+    with caplog.at_level(logging.WARNING, "device_ipc"):
+        for step in range(6):
+            model.layers[0].norm = parameter(HIDDEN)
+            assert not replayed(recorded, model.load, weights(model.names(), step))
+    assert recorded.record(key) is None
+    (record,) = caplog.records
+    assert "replaced before each of 3 loads" in record.getMessage()
 
 
 def test_failed_load_leaves_no_plan() -> None:
@@ -387,7 +443,7 @@ def test_replay_calls_no_python_function_for_a_tensor() -> None:
         recorded = RecordedLoad(model)
         named = weights(model.names())
         recorded(model.load, named)
-        plan = recorded.plan((load_key(model.load), layout(named)))
+        plan = recorded.plan(load_key(model.load, layout(named)))
         assert plan is not None and plan.count() == 7 * layers + 1
         tensors = [tensor for _, tensor in named]
         found.append((calls(lambda: plan.copy(0, tensors)), plan.count()))

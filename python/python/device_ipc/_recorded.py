@@ -17,6 +17,7 @@ import contextlib
 import copy
 import gc
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 MAX_RUNS = 1 << 22
 """The number of separate runs of bytes in one storage above which a load is not recorded."""
+
+MAX_PLANS = 256
+"""The number of layouts of loads of one module that are remembered: an update may be many loads, of some of the tensors each."""
+
+MAX_UNUSED = 3
+"""The number of plans in a row that no load has used after which a load is no longer recorded, which takes longer than the load."""
+
+LOADS = "device_ipc_loads"
+"""The name of a module's attribute that has its recorded loads."""
+
+REPLAY = "DEVICE_IPC_REPLAY_LOADS"
+"""The environment variable that is ``0`` in a process that loads all weights in the normal way."""
 
 _logger = logging.getLogger(__name__)
 _aten: Any = torch.ops.aten
@@ -491,26 +504,42 @@ class Plan:
 
 
 class RecordedLoad:
-    """The loads of a module, and the plan of the last one that was recorded. The key of a load is what has to be equal for that plan."""
+    """The loads of a module, and their plans by key: what has to be equal of two loads so that one plan repeats both."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
+        self._plans: list[tuple[Any, Plan | None]] = []
+        """Of the loads that were recorded, the last one at the end; None for one that is not only copies."""
         self._key: Any = None
         self._plan: Plan | None = None
+        """That of the last load."""
         self._recording: Recording | None = None
         self._reasons: set[str] = set()
+        self._unused = 0
+        """The number of plans in a row that no load has had before the module changed."""
 
     def plan(self, key: Any) -> Plan | None:
         """Returns the plan of a load with this key, if the module is as it was when it was recorded."""
-        if key is None or self._plan is None or key != self._key or not self._plan.fits(self.module):
-            return None
+        self._key, self._plan = key, next((plan for other, plan in self._plans if other == key), None)
+        if self._plan is not None:
+            if self._plan.fits(self.module):
+                self._unused = 0
+            else:
+                self._unused += 1
+                self._drop()
         return self._plan
 
     def record(self, key: Any) -> Recording | None:
         """Returns a new recording; None if it is known that a load with this key is not only copies."""
-        if key is None or self._plan is None and key == self._key:
+        if key is None or (key, None) in self._plans:
             return None
+        last = next((plan for _, plan in reversed(self._plans) if plan is not None), None)
+        if last is not None and not last.fits(self.module):
+            self._drop()
         self._key, self._plan, self._recording = key, None, None
+        if self._unused >= MAX_UNUSED:
+            self._refuse(f"its parameters were replaced before each of {MAX_UNUSED} loads in a row")
+            return None
         try:
             self._recording = Recording(self.module)
         except Exception as error:
@@ -522,28 +551,33 @@ class RecordedLoad:
         recording, self._recording = self._recording, None
         if recording is not None:
             try:
-                self._plan = recording.end()
+                self._remember(recording.end())
             except NotCopiesError as error:
                 self._refuse(str(error))
 
     def move(self, address: int, block: Any) -> bool:
-        """Moves the plan from the block of bytes at an address to another one, which is the module's now. Returns whether there is a plan."""
+        """Moves the plan of the last load from the block of bytes at an address to another one, which is the module's now. Returns whether
+        there is a plan.
+        """
         try:
             if self._plan is not None:
-                self._plan = self._plan.onto(address, block)
-                self._plan.bind()
+                plan = self._plan.onto(address, block)
+                plan.bind()
+                # The others write the former block.
+                self._drop()
+                self._remember(plan)
         except NotCopiesError as error:
             self._refuse(str(error))
-            self._plan = None
         return self._plan is not None
 
     def forget(self) -> None:
-        """Drops the plan, or the recording of a load that has failed."""
+        """Drops the plans, and the recording of a load that has failed."""
         self._key, self._plan, self._recording = None, None, None
+        self._plans.clear()
 
     def __call__(self, load: Any, weights: Sequence[tuple[str, Any]]) -> None:
         """Loads named tensors by ``load(weights)``, or by the plan of an equal load."""
-        key, tensors = (load_key(load), layout(weights)), [tensor for _, tensor in weights]
+        key, tensors = load_key(load, layout(weights)), [tensor for _, tensor in weights]
         plan = self.plan(key)
         if plan is not None:
             plan.copy(0, tensors)
@@ -557,7 +591,17 @@ class RecordedLoad:
             raise
         self.finish()
 
+    def _drop(self) -> None:
+        """Drops the plans, which keep the memory that they write."""
+        self._plan, self._plans = None, [one for one in self._plans if one[1] is None]
+
+    def _remember(self, plan: Plan | None) -> None:
+        self._plan = plan
+        self._plans = [one for one in self._plans if one[0] != self._key][1 - MAX_PLANS :]
+        self._plans.append((self._key, plan))
+
     def _refuse(self, reason: str) -> None:
+        self._remember(None)
         if reason not in self._reasons:
             self._reasons.add(reason)
             _logger.warning("device_ipc loads weights into %s without replay: %s", type(self.module).__name__, reason)
@@ -572,9 +616,19 @@ def recorded(recording: Recording | None, tensors: Sequence[Any] | None = None) 
     return recording
 
 
-def load_key(load: Any) -> Any:
-    """Returns the function of a method, which is equal for all accesses to it."""
-    return getattr(load, "__func__", load)
+def loads(module: Any) -> RecordedLoad:
+    """Returns the loads of a module, which end with it."""
+    found: RecordedLoad | None = vars(module).get(LOADS)
+    if found is None or found.module is not module:
+        found = RecordedLoad(module)
+        setattr(module, LOADS, found)
+    return found
+
+
+def load_key(load: Any, *values: Any) -> Any:
+    """Returns the key of a load, of its function and of what else has to be equal; None if no load is replayed."""
+    # The function of a method is equal for all accesses to it.
+    return None if os.environ.get(REPLAY) == "0" else (getattr(load, "__func__", load), *values)
 
 
 def layout(weights: Sequence[tuple[str, Any]]) -> list[Any]:

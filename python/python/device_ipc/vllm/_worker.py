@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import logging
 import math
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +16,6 @@ from .._recorded import Plan, RecordedLoad, Recording, layout, load_key, recorde
 from ._manifest import IN_PLACE
 
 _logger = logging.getLogger(__name__)
-
-REPLAY = "DEVICE_IPC_REPLAY_LOADS"
-"""The environment variable that is ``0`` in a worker that loads each update in the normal way."""
 
 
 @dataclass
@@ -242,7 +238,7 @@ class Worker:
             self._loads.forget()
             self._recording = None
             return None
-        key = None if os.environ.get(REPLAY) == "0" else (load_key(self.model.load_weights), self.device, payload)
+        key = load_key(self.model.load_weights, self.device, payload)
         plan = self._loads.plan(key)
         if hasattr(self.model, IN_PLACE):
             from ._in_place import Update
