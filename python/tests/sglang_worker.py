@@ -114,6 +114,32 @@ class Model(torch.nn.Module):
                 raise ValueError("the model refuses the weight")
 
 
+class Fused(torch.nn.Module):
+    """A model of which each rank has a part of the weights, in fused parameters."""
+
+    SIZE = 16
+
+    def __init__(self, rank: int, ranks: int = 2) -> None:
+        super().__init__()
+        self.calls = 0
+        self.rank, self.rows = rank, self.SIZE // ranks
+        self.fused = torch.nn.Parameter(torch.zeros(2 * self.rows, self.SIZE, dtype=torch.bfloat16), requires_grad=False)
+        self.out = torch.nn.Parameter(torch.zeros(self.SIZE, self.rows, dtype=torch.bfloat16), requires_grad=False)
+
+    def load_weights(self, weights: Any) -> None:
+        self.calls += 1
+        for name, weight in weights:
+            if name == "out":
+                self.out.data.copy_(weight.narrow(1, self.rank * self.rows, self.rows))
+            else:
+                part = self.fused.data.narrow(0, self.rows if name == "up" else 0, self.rows)
+                part.copy_(weight.narrow(0, self.rank * self.rows, self.rows))
+
+    def answer(self) -> "list[Any]":
+        """Returns the digests of the parameters, and the number of calls of load_weights."""
+        return [{name: digest(tensor) for name, tensor in self.named_parameters()}, self.calls]
+
+
 def digest(tensor: Any) -> "list[Any]":
     """Returns type, shape and a hash of the bytes of a tensor."""
     data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
@@ -129,8 +155,10 @@ def main(version: "str | None", rank: int) -> None:
     sys.modules["sglang.srt.distributed"] = distributed
 
     model = Model()
+    fused = Fused(rank)
+    request: "dict[str, Any]" = {}
     updater = types.SimpleNamespace(
-        get_model=lambda: model,
+        get_model=lambda: fused if request.get("fused") else model,
         device="cpu",
         tp_rank=rank,
         custom_weight_loaders=[device_ipc.sglang.LOAD_FORMAT],
@@ -147,6 +175,8 @@ def main(version: "str | None", rank: int) -> None:
             tensors = deserialize(request["payloads"][rank])
             update(updater, named_tensors=tensors, load_format=device_ipc.sglang.LOAD_FORMAT)
             answer: Any = {name: digest(tensor) for name, tensor in model.loaded.items()}
+            if request.get("fused"):
+                answer = fused.answer()
         except Exception as error:
             answer = f"{type(error).__name__}: {error}"
         print(json.dumps(answer), flush=True)

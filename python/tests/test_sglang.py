@@ -127,6 +127,27 @@ def test_each_rank_loads_its_own_state_dict(workers: Group, version: str) -> Non
         assert [answer(worker) for worker in group] == [digests(state) for state in states]
 
 
+def test_second_update_is_replayed_on_each_rank(workers: Group, version: str) -> None:
+    group = workers(2)
+    references = [sglang_worker.Fused(rank) for rank in range(2)]
+    started = None
+    for seed in range(4):
+        torch.manual_seed(seed)
+        # Three tensors, at other addresses in each update.
+        state = {name: dt.empty([16, 16], torch.bfloat16, "mock:0").copy_(torch.rand(16, 16)) for name in ("gate", "up", "out")}
+        with ds.share(state) as update:
+            sent = payloads(version, update.named_tensors)
+            for worker in group:
+                ask(worker, sent, fused=True)
+            answers = [answer(worker) for worker in group]
+        for reference, (found, _) in zip(references, answers):
+            reference.load_weights(state.items())
+            assert found == reference.answer()[0]
+        calls = [count for _, count in answers]
+        started = started or calls
+        assert calls == started, "load_weights is called in the first update alone"
+
+
 def test_state_dicts_for_fewer_ranks_than_workers_are_refused(workers: Group, version: str) -> None:
     third = workers(3)[2]
     with ds.share(weights(1), weights(2)) as update:

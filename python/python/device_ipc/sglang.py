@@ -107,8 +107,11 @@ def load_weights(model: Any, named_tensors: Iterable[tuple[str, Any]]) -> None:
     """Opens the tensors that an update names, and loads them: the function that ``--custom-weight-loader`` names.
 
     The tensors are opened on this worker's device, by a copy through the host where the devices have no peer access. They are
-    released when the work that ``model.load_weights`` has submitted to the current stream has finished.
+    released when the work that ``model.load_weights`` has submitted to the current stream has finished. A load that is only copies is recorded, and
+    later ones of equal tensors are copied by that record, without ``model.load_weights``; the log says why a load is none.
     """
+    from ._recorded import loads
+
     pairs = list(named_tensors)
     if not pairs:
         raise DescriptorError("the update has no tensor with a descriptor; make it by device_ipc.sglang.named_tensors")
@@ -116,7 +119,7 @@ def load_weights(model: Any, named_tensors: Iterable[tuple[str, Any]]) -> None:
     # SGLang has moved the tensor to the worker's device. Memory of the mock arrives as memory of the CPU, which names no device.
     device = None if tensor.device.type == "cpu" else tensor.device
     with _tensors.open(_text(tensor), device=device, copy="staged-if-needed", allow_read_only=True) as weights:
-        model.load_weights(list(weights.items()))
+        loads(model)(model.load_weights, list(weights.items()))
 
 
 def _text(tensor: Any) -> str:
