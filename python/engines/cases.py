@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import carry, engine, models, server, trainer
-from .common import SLACK, check, devices, filled, gigabytes
+from .common import SLACK, check, devices, filled, gigabytes, pooled
 from .suite import Skipped, case
 
 WAYS: dict[str, dict[str, Any]] = {"export": {}, "kept": {"keep_export": True}, "buckets": {"bucket_bytes": 8 << 20}}
@@ -268,17 +268,6 @@ def median_ms(function: Any, count: int) -> float:
         function()
         times.append((time.perf_counter() - begin) * 1000)
     return statistics.median(times)
-
-
-@contextlib.contextmanager
-def pooled(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A checkpoint in memory that one open shares."""
-    import device_ipc.torch
-
-    with device_ipc.torch.pool():
-        state = models.checkpoint(config, "cuda")
-    models.fill(state, 0)
-    yield state
 
 
 @contextlib.contextmanager

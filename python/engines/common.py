@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from . import models
@@ -41,3 +43,14 @@ def gigabytes() -> float:
 
     free, total = torch.cuda.mem_get_info()
     return float(total - free) / 1e9
+
+
+@contextlib.contextmanager
+def pooled(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A checkpoint in memory that one open shares."""
+    import device_ipc.torch
+
+    with device_ipc.torch.pool():
+        state = models.checkpoint(config, "cuda")
+    models.fill(state, 0)
+    yield state

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from . import engine, models, sglang_engine
-from .common import SLACK, check, filled, gigabytes
-from .suite import case
+from .common import SLACK, check, filled, gigabytes, pooled
+from .suite import Skipped, case
 
 GRAPHS = {"disable_cuda_graph": False, "disable_prefill_cuda_graph": True, "cuda_graph_max_bs_decode": 4}
 
 
 @contextlib.contextmanager
-def started(folder: Path, name: str, model: Path, further: dict[str, Any] | None = None) -> Iterator[engine.Engine]:
+def started(folder: Path, name: str, model: Path, further: dict[str, Any] | None = None, **variables: str) -> Iterator[engine.Engine]:
     arguments = sglang_engine.options(model, **(further or {}))
-    with engine.started(folder, name, arguments, "engines.sglang_engine") as one:
+    with engine.started(folder, name, arguments, "engines.sglang_engine", **variables) as one:
         yield one
 
 
@@ -62,6 +63,65 @@ def update(folder: Path, config: Any = models.SMALL, parts: int = 1, further: An
         check(found, expected, "checksums of the tensors")
     check(tokens, expected_tokens, "tokens and log-probabilities")
     return {"tensors": len(digests[0]), "tokens": sum(len(one[0]) for one in tokens)}
+
+
+@case("sglang-replay", 900.0)
+def replay(folder: Path) -> dict[str, Any]:
+    """After each of eight updates in two orders, an engine that replays loads has the checksums of one that does not"""
+    state = filled(models.SMALL)
+    model = models.write(models.SMALL, folder / "model")
+    with contextlib.ExitStack() as stack:
+        engines = [stack.enter_context(started(folder, name, model, DEVICE_IPC_REPLAY_LOADS=name)) for name in ("1", "0")]
+        copies = []
+        for step in range(8):
+            models.fill(state, step)
+            # Two orders, each twice in a row, and then again.
+            pairs = list(state.items())[:: 1 if step % 4 < 2 else -1]
+            for one in engines:
+                send(one, dict(pairs))
+            found = [one.call("digests") for one in engines]
+            check(found[0][0], found[1][0], f"checksums after update {step}")
+            copies.append(min(engines[0].call("replayed")))
+        assert all(copies), f"copies of the last load's plan after each update: {copies}"
+        assert not any(engines[1].call("replayed"))
+        return {"copies": copies[-1], "tensors": len(found[0][0])}
+
+
+@case("sglang-times", 1500.0, config=models.LARGE, memory=60)
+@case("sglang-times-small", 900.0, config=models.SMALL, memory=8)
+def times(folder: Path, config: dict[str, Any], memory: int) -> dict[str, Any]:
+    """Times of updates, replayed and not: of one export, of an export for each, and of SGLang's own from tensors"""
+    import torch
+
+    import device_ipc.sglang
+
+    if torch.cuda.mem_get_info()[0] < memory << 30:
+        raise Skipped(f"it needs {memory} GiB of free device memory")
+    model, found = models.write(config, folder / "model"), {}
+    further = {"mem_fraction_static": 0.6}
+    with pooled(config) as state:
+        found["GB"] = sum(tensor.nbytes for tensor in state.values()) / 1e9
+        for switch, name in (("1", "replayed"), ("0", "normal")):
+            with started(folder, name, model, further, DEVICE_IPC_REPLAY_LOADS=switch) as one:
+                for _ in range(2):
+                    send(one, state)
+                fresh = sglang_engine._timed(lambda: send(one, state), 10)
+                with device_ipc.sglang.share(state) as update:
+                    (export,) = update.exports
+                    kept = one.call("timed", 12, str(export.descriptor))[2:]
+                copies, digests = one.call("replayed"), one.call("digests")
+                assert all(copies) == (switch == "1"), f"copies of the last load's plan: {copies}"
+                check(digests, found.setdefault("digests", digests), "checksums of the engine that replays and of the one that does not")
+                for what, values in (("an export for each", fresh), ("one export", kept)):
+                    found[f"{what}, {name} ms"] = statistics.median(values)
+                    found[f"{what}, {name}, lowest and highest"] = [round(min(values), 1), round(max(values), 1)]
+    del found["digests"], state
+    torch.cuda.empty_cache()
+    with started(folder, "stock", model, further) as one:
+        stock = one.call("timed_stock", 12, config)[2:]
+    found["SGLang's own ms"] = statistics.median(stock)
+    found["SGLang's own, lowest and highest"] = [round(min(stock), 1), round(max(stock), 1)]
+    return found
 
 
 @case("sglang-flat", 600.0)

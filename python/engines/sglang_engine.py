@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
+import time
 from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 from .engine import PROMPTS
 
 LOADER = "device_ipc.sglang.load_weights"
+REPORTER = "engines.sglang_engine.report"
 
 
 def options(model: Path, **further: Any) -> dict[str, Any]:
@@ -30,7 +33,7 @@ def options(model: Path, **further: Any) -> dict[str, Any]:
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
         "random_seed": 0,
-        "custom_weight_loader": [LOADER],
+        "custom_weight_loader": [LOADER, REPORTER],
         **further,
     }
 
@@ -43,6 +46,15 @@ def versions() -> dict[str, str]:
     import device_ipc
 
     return {"sglang": str(sglang.__version__), "torch": str(torch.__version__), "device_ipc": str(device_ipc.__version__)}
+
+
+def report(model: Any, named_tensors: Any) -> None:
+    """Writes what a worker knows of its model to a file in a folder, whose name is the payload: a loader for ``--custom-weight-loader``."""
+    ((_, folder),) = named_tensors
+    loads = vars(model).get("device_ipc_loads")
+    plan = None if loads is None else loads._plan
+    with open(f"{bytes(folder.tolist()).decode()}/{os.getpid()}", "w") as file:
+        json.dump({"copies": 0 if plan is None else plan.count()}, file)
 
 
 class Calls:
@@ -64,6 +76,39 @@ class Calls:
         done, reason = self._engine.update_weights_from_tensor(device_ipc.sglang.named_tensors(*texts), load_format=LOADER)[:2]
         if not done:
             raise RuntimeError(reason)
+
+    def timed(self, count: int, text: str) -> list[float]:
+        """Returns the milliseconds of updates from a descriptor."""
+        return _timed(lambda: self.update(text), count)
+
+    def timed_stock(self, count: int, config: dict[str, Any]) -> list[float]:
+        """Returns the milliseconds of SGLang's own updates from tensors of this process."""
+        import torch
+
+        from . import models
+
+        state = models.checkpoint(config, "cuda")
+        models.fill(state, 0)
+        torch.cuda.synchronize()
+
+        def update() -> None:
+            done, reason = self._engine.update_weights_from_tensor(list(state.items()))[:2]
+            if not done:
+                raise RuntimeError(reason)
+
+        try:
+            return _timed(update, count)
+        finally:
+            state.clear()
+            torch.cuda.empty_cache()
+
+    def replayed(self) -> list[int]:
+        """Returns the number of copies of the last load's plan in each worker, or 0 if it has none."""
+        import device_ipc.sglang
+
+        with tempfile.TemporaryDirectory() as folder:
+            self._engine.update_weights_from_tensor(device_ipc.sglang.named_tensors(folder), load_format=REPORTER)
+            return [json.loads(path.read_text())["copies"] for path in sorted(Path(folder).iterdir())]
 
     def digests(self) -> list[dict[str, str]]:
         """Returns SGLang's own checksums of all tensors, for each rank."""
@@ -99,6 +144,15 @@ class Calls:
 
     def resume(self, tags: list[str] | None) -> None:
         self._engine.resume_memory_occupation(tags)
+
+
+def _timed(function: Any, count: int) -> list[float]:
+    times = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        function()
+        times.append((time.perf_counter() - begin) * 1000)
+    return times
 
 
 def serve(address: str, arguments: dict[str, Any]) -> None:
