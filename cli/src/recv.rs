@@ -42,7 +42,7 @@ const EXAMPLES: &str = "\
 Examples:
   device-ipc recv --file w.ipc --device 1 --add 1
   device-ipc recv --file w.ipc --out weights.bin
-  ssh other-host device-ipc send --print --remote 10.0.0.1 | device-ipc recv --descriptor - --pull
+  ssh other-host device-ipc send --print --remote 10.0.0.1 | device-ipc recv --descriptor - --copy if-needed
   DEVICE_IPC_DESCRIPTOR=dipc1:… device-ipc recv
   device-ipc recv --file w.ipc --out - | sha256sum";
 

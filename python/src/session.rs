@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-use device_ipc::{AllowList, CopyPolicy, DeviceOrdinal, Ipc, IpcBuilder, Result, nixl};
+use device_ipc::{AllowList, CopyPolicy, DeviceOrdinal, Error, Ipc, IpcBuilder, Result, nixl};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -152,21 +152,7 @@ pub(crate) fn access(text: Option<&str>) -> PyResult<Option<device_ipc::Access>>
 
 /// Parses the argument `copy`.
 pub(crate) fn copy_policy(text: &str) -> PyResult<CopyPolicy> {
-    Ok(match text {
-        "never" => CopyPolicy::Never,
-        "if-needed" => CopyPolicy::IfNeeded,
-        "staged-if-needed" => CopyPolicy::StagedIfNeeded,
-        "pulled-if-needed" => CopyPolicy::PulledIfNeeded,
-        "always" => CopyPolicy::Always,
-        "staged" => CopyPolicy::Staged,
-        "pulled" => CopyPolicy::Pulled,
-        other => {
-            return Err(PyValueError::new_err(format!(
-                "copy is {other:?}; expected \"never\", \"if-needed\", \"staged-if-needed\", \"pulled-if-needed\", \"always\", \
-                 \"staged\" or \"pulled\""
-            )));
-        }
-    })
+    text.parse().map_err(|error: Error| PyValueError::new_err(error.to_string()))
 }
 
 /// Returns the error of an attempt to pickle a guard.

@@ -72,7 +72,7 @@ def test_staged_memory_is_a_copy(start: Start) -> None:
     )
     finish(other)
     assert (np.from_dlpack(tensor) == 2).all(), "a write to the copy stays there"
-    with pytest.raises(ValueError, match='copy is "maybe"; expected "never"'):
+    with pytest.raises(ValueError, match='copy policy "maybe": expected one of never, if-needed'):
         device_ipc.open(str(export), copy="maybe")  # type: ignore[arg-type]
 
 

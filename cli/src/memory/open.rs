@@ -32,56 +32,21 @@ pub(crate) struct OpenArguments {
     pub(crate) timeout: Duration,
     #[command(flatten)]
     pub(crate) allow: AllowArguments,
-    /// Open a copy, and report it, if the device cannot access the tensor's memory; on device 0 if the tensor's home device
-    /// is not visible to this process and --device is not given
-    #[arg(long, global = true)]
-    or_staged: bool,
-    /// Always open a copy
-    #[arg(long, global = true)]
-    staged: bool,
-    /// Open a copy, made over the network by NIXL, if the sender is on another host ('send --remote') or the memory cannot be
-    /// opened otherwise; on device 0 as with --or-staged. On trusted networks only: UCX, which NIXL uses, listens on every
-    /// interface without authentication, and every process that reaches its port can read and write the memory of this one
-    #[cfg(feature = "nixl")]
-    #[arg(long, global = true, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true)]
-    #[arg(default_missing_value = "if-needed")]
-    pull: Option<Pull>,
-}
-
-/// The condition under which memory is copied over the network.
-#[cfg(feature = "nixl")]
-#[derive(clap::ValueEnum, Clone, Copy, Debug)]
-enum Pull {
-    IfNeeded,
-    Always,
+    /// When to open a copy: never; staged-if-needed, through the host, if the device cannot access the tensor's memory;
+    /// pulled-if-needed, over the network by NIXL, if the sender is on another host ('send --remote') or the memory cannot be opened
+    /// otherwise; if-needed, either of them; or in any case: staged, pulled, always (staged, or else pulled). The copy is on device
+    /// 0 if the tensor's home device is not visible to this process and --device is not given. On trusted networks only: UCX, which
+    /// NIXL uses, listens on every interface without authentication, and every process that reaches its port can read and write
+    /// the memory of this one
+    #[arg(long, value_name = "WHEN", default_value_t, global = true)]
+    copy: CopyPolicy,
 }
 
 impl OpenArguments {
     /// Returns the entry point of the library on the backend of an option or of the descriptor.
     fn ipc(&self, descriptor: &Descriptor) -> Result<Ipc> {
-        // clap does not see a conflict between an option before an action and one after it.
-        if self.staged && self.or_staged {
-            bail!(UsageError("--staged cannot be used with --or-staged; choose one".into()));
-        }
         let name = self.backend.as_deref().unwrap_or(descriptor.backend());
         Ok(builder(self.allow.list())?.named(name)?)
-    }
-
-    /// Returns the policy that the options state. A policy that copies can place the memory on any device.
-    const fn copy_policy(&self) -> CopyPolicy {
-        #[cfg(feature = "nixl")]
-        match (self.pull, self.staged, self.or_staged) {
-            (None, ..) => {}
-            (Some(Pull::Always), ..) => return CopyPolicy::Pulled,
-            (Some(Pull::IfNeeded), true, _) => return CopyPolicy::Always,
-            (Some(Pull::IfNeeded), false, true) => return CopyPolicy::IfNeeded,
-            (Some(Pull::IfNeeded), false, false) => return CopyPolicy::PulledIfNeeded,
-        }
-        match (self.staged, self.or_staged) {
-            (true, _) => CopyPolicy::Staged,
-            (false, true) => CopyPolicy::StagedIfNeeded,
-            (false, false) => CopyPolicy::Never,
-        }
     }
 
     /// Asks the keeper of this name for its present export.
@@ -97,7 +62,7 @@ impl OpenArguments {
         descriptor: &'a Descriptor,
         report: &'a dyn Fn(CopyProgress),
     ) -> OpenBuilder<'a> {
-        ipc.open(descriptor).timeout(self.timeout).copy(self.copy_policy()).on_progress(report)
+        ipc.open(descriptor).timeout(self.timeout).copy(self.copy).on_progress(report)
     }
 }
 
@@ -131,7 +96,7 @@ impl OpenTensor {
             None => match home()? {
                 Some(home) => home.ordinal,
                 // A copy can be placed on any device.
-                None if arguments.copy_policy() != CopyPolicy::Never => DeviceOrdinal::new(0),
+                None if arguments.copy != CopyPolicy::Never => DeviceOrdinal::new(0),
                 // The error of the library names the device and the variable to set.
                 None => open().at_home().map_err(suggest_option)?.device(),
             },
@@ -306,10 +271,10 @@ impl OpenTensor {
 fn suggest_option(error: Error) -> anyhow::Error {
     match error {
         Error::NoPeerAccess { .. } | Error::HomeNotVisible { .. } => {
-            anyhow!("{error} (--or-staged opens a copy)")
+            anyhow!("{error} (--copy staged-if-needed opens a copy)")
         }
         #[cfg(feature = "nixl")]
-        Error::OtherHost { listens: true, .. } => anyhow!("{error} (--pull takes a copy)"),
+        Error::OtherHost { listens: true, .. } => anyhow!("{error} (--copy pulled-if-needed opens a copy)"),
         #[cfg(feature = "nixl")]
         error if error.to_string().contains("Remote::listen") => {
             anyhow!("{error} (device-ipc send --remote)")

@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
     receivers: u64,
     #[command(flatten)]
     allow: AllowArguments,
-    /// Let receivers on other hosts copy the tensor with 'recv --pull', by NIXL; the address is one of this host's network
+    /// Let receivers on other hosts copy the tensor with 'recv --copy if-needed', by NIXL; the address is one of this host's network
     /// interfaces. On trusted networks only: UCX, which NIXL uses, listens on every interface without authentication, and every
     /// process that reaches its port can read and write the memory of this one. Default: the variable DEVICE_IPC_REMOTE
     #[cfg(feature = "nixl")]
@@ -69,7 +69,7 @@ Examples:
     DEVICE_IPC_DESCRIPTOR=$(cat descriptor) device-ipc recv
 
   to another host, by a copy (on trusted networks only; needs 'pip install nixl-cu13' on both hosts):
-    device-ipc send --print --remote 10.0.0.1 | ssh other-host device-ipc recv --descriptor - --pull
+    device-ipc send --print --remote 10.0.0.1 | ssh other-host device-ipc recv --descriptor - --copy if-needed
 
   raw bytes from a file, as float16:
     device-ipc send --file w.ipc --in weights.bin --dtype float16 --shape 1024,1024

@@ -42,7 +42,7 @@ fn tensor_is_copied_by_two_hosts() {
     let mut sender = start(&["send", "--file", &file, "--remote", "127.0.0.1", "--value", "1.5"], &[]);
     assert!(sender.until("receivers on other hosts copy from").contains("127.0.0.1:"));
     sender.until("wrote");
-    let receive = ["recv", "--file", &file, "--pull=always", "--add", "1"];
+    let receive = ["recv", "--file", &file, "--copy", "pulled", "--add", "1"];
     let received = start(&receive, &[]).wait().good();
     assert!(received.contains("(a copy: what is written to it stays here)"), "{received}");
     assert!(received.contains("mean=1.500000") && received.contains("mean=2.500000"), "{received}");
@@ -51,7 +51,7 @@ fn tensor_is_copied_by_two_hosts() {
 }
 
 #[test]
-fn memory_of_another_host_is_copied_by_pull_alone() {
+fn memory_of_another_host_is_copied_by_policy_alone() {
     if !has_nixl() {
         return;
     }
@@ -63,26 +63,32 @@ fn memory_of_another_host_is_copied_by_pull_alone() {
     sender.until("wrote");
     let there = format!("@{}", directory.file("there.ipc", altered(&here, host).as_bytes()));
 
-    let opened = start(&["recv", "--file", &here, "--pull"], &[]).wait().good();
+    let opened = start(&["recv", "--file", &here, "--copy", "pulled-if-needed"], &[]).wait().good();
     assert!(opened.contains("(its home)"), "{opened}");
     let out = directory.text("bytes");
-    let copied = start(&["recv", "--descriptor", &there, "--pull", "--out", &out], &[]).wait().good();
+    let copied = start(&["recv", "--descriptor", &there, "--copy", "pulled-if-needed", "--out", &out], &[])
+        .wait()
+        .good();
     assert!(copied.contains("(a copy"), "{copied}");
     let bytes = std::fs::read(&out).unwrap();
     assert!(bytes.len() == 4_000_000 && bytes.chunks(4).all(|value| value == 3.0_f32.to_ne_bytes()));
-    let read = start(&["attach", &there, "read", "--pull"], &[]).wait().good();
+    let read = start(&["attach", &there, "read", "--copy", "pulled-if-needed"], &[]).wait().good();
     assert!(read.contains("mean=3.000000"), "{read}");
 
     let error = start(&["recv", "--descriptor", &there], &[]).wait().bad();
-    assert!(error.contains("made on another host") && error.contains("(--pull takes a copy)"), "{error}");
+    assert!(
+        error.contains("made on another host") && error.contains("(--copy pulled-if-needed opens a copy)"),
+        "{error}"
+    );
     let no_library = [(LIBRARY, "/nowhere/libnixl_capi.so")];
-    let error = start(&["recv", "--descriptor", &there, "--pull"], &no_library).wait().bad();
+    let error =
+        start(&["recv", "--descriptor", &there, "--copy", "pulled-if-needed"], &no_library).wait().bad();
     for text in ["copy memory of another host", "/nowhere/libnixl_capi.so", "pip install nixl-cu13"] {
         assert!(error.contains(text), "{text:?} is missing: {error}");
     }
     sender.signal(Signal::KILL);
     sender.wait();
-    let error = start(&["recv", "--descriptor", &there, "--pull"], &[]).wait().bad();
+    let error = start(&["recv", "--descriptor", &there, "--copy", "pulled-if-needed"], &[]).wait().bad();
     assert!(error.contains("127.0.0.1:") && error.contains("refused"), "{error}");
 }
 
@@ -105,8 +111,13 @@ fn sender_without_a_network_address_is_reported() {
     let (sender, file) = send_by_file(&directory, &["--receivers", "0"]);
     // Memory of this host needs no NIXL.
     let no_library = [(LIBRARY, "/nowhere/libnixl_capi.so")];
-    assert!(start(&["recv", "--file", &file, "--pull"], &no_library).wait().good().contains("(its home)"));
-    let error = run(["recv", "--file", &file, "--pull=always"]).bad();
+    assert!(
+        start(&["recv", "--file", &file, "--copy", "pulled-if-needed"], &no_library)
+            .wait()
+            .good()
+            .contains("(its home)")
+    );
+    let error = run(["recv", "--file", &file, "--copy", "pulled"]).bad();
     assert!(error.contains("no network address") && error.contains("--remote"), "{error}");
     sender.signal(Signal::TERM);
     sender.wait().good();

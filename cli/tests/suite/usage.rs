@@ -208,9 +208,10 @@ fn options_of_attach_precede_or_follow_the_action() {
         assert_eq!((&read["device"], &read["mean"]), (&1.into(), &3.0.into()), "{arguments:?}: {read}");
         assert_eq!((&read["event"], &read["dtype"]), (&"read".into(), &"float32".into()));
     }
-    assert!(run(["attach", &at, "read", "--staged"]).good().contains("a copy"));
-    let both = run(["attach", &at, "--staged", "read", "--or-staged"]);
-    assert!(both.usage().contains("--staged cannot be used with --or-staged"));
+    assert!(run(["attach", &at, "read", "--copy", "staged"]).good().contains("a copy"));
+    assert!(
+        run(["attach", &at, "read", "--copy", "maybe"]).usage().contains("expected one of never, if-needed")
+    );
     fails(&run(["attach", &at, "info", "--tensor", "w"]), 2, &["remove --tensor"]);
     sender.signal(Signal::TERM);
     sender.wait().good();
@@ -327,7 +328,7 @@ fn commands_of_child_processes_are_never_named() {
 fn completion_scripts_and_manual_pages_name_every_command() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = run(["completions", shell]).good();
-        for text in COMMANDS.iter().chain(&["or-staged", "allow-user"]) {
+        for text in COMMANDS.iter().chain(&["allow-user"]) {
             assert!(script.contains(text), "{shell}: {text}");
         }
         assert!(!script.contains("demo-receiver"), "{shell}");

@@ -251,11 +251,11 @@ pub fn progress_is_reported(mut pair: Pair) {
 pub fn memory_of_another_host_is_pulled(mut pair: Pair) {
     let here = pair.exporter.ask("share x 5000 3");
     let there = elsewhere(&here);
-    assert_eq!(pair.open("or-pulled", 3, LONG_MS, &here), "5000 B right, opened");
-    for mode in ["or-pulled", "staged-or-pulled", "pulled"] {
+    assert_eq!(pair.open("pulled-if-needed", 3, LONG_MS, &here), "5000 B right, opened");
+    for mode in ["pulled-if-needed", "if-needed", "pulled"] {
         assert_eq!(pair.open(mode, 3, LONG_MS, &there), "5000 B right, copied", "{mode}");
     }
-    let error = pair.open("plain", 3, LONG_MS, &there);
+    let error = pair.open("never", 3, LONG_MS, &there);
     assert!(error.starts_with("OtherHost") && error.contains("CopyPolicy::PulledIfNeeded"), "{error}");
     pair.finish();
 }
@@ -263,10 +263,10 @@ pub fn memory_of_another_host_is_pulled(mut pair: Pair) {
 /// An unaltered descriptor of another host opens as a copy, on request.
 pub fn descriptor_of_another_host_opens_as_a_copy(mut pair: Pair) {
     let descriptor = pair.exporter.ask("share x 5000 3");
-    for mode in ["or-pulled", "staged-or-pulled", "pulled"] {
+    for mode in ["pulled-if-needed", "if-needed", "pulled"] {
         assert_eq!(pair.open(mode, 3, LONG_MS, &descriptor), "5000 B right, copied", "{mode}");
     }
-    let error = pair.open("plain", 3, LONG_MS, &descriptor);
+    let error = pair.open("never", 3, LONG_MS, &descriptor);
     assert!(error.starts_with("OtherHost") && error.contains("CopyPolicy::PulledIfNeeded"), "{error}");
     pair.finish();
 }
@@ -287,11 +287,11 @@ pub fn missing_settings_are_named(start: Start) {
             assert!(error.contains(phrase), "{phrase:?} is missing in {error}");
         }
     };
-    refused(&mut importer, "plain", &elsewhere(&unreachable), &["OtherHost", "Remote::listen"]);
-    refused(&mut importer, "or-pulled", &elsewhere(&unreachable), &["OtherHost", "Remote::listen"]);
+    refused(&mut importer, "never", &elsewhere(&unreachable), &["OtherHost", "Remote::listen"]);
+    refused(&mut importer, "pulled-if-needed", &elsewhere(&unreachable), &["OtherHost", "Remote::listen"]);
     refused(&mut importer, "pulled", &unreachable, &["Unsupported", "no network address", "Remote::listen"]);
     let reachable = exporter.ask("share x 64 1");
-    refused(&mut without, "or-pulled", &elsewhere(&reachable), &["Unsupported", "IpcBuilder::remote"]);
+    refused(&mut without, "pulled-if-needed", &elsewhere(&reachable), &["Unsupported", "IpcBuilder::remote"]);
 }
 
 /// A descriptor of a dropped export, or with another token, is refused.

@@ -191,17 +191,11 @@ impl ChannelEnd {
                     None => format!("no message, {polled} readable"),
                 }
             }
-            // open MODE SEED: opens the export of the message.
+            // open POLICY SEED: opens the export of the message.
             "open" => {
                 let received = self.received.lock().unwrap();
                 let export = &received.as_ref().expect("receive comes first").exports()[0];
-                let open = export.open().timeout(LONG);
-                let open = match words[0] {
-                    "plain" => open,
-                    "or-pulled" => open.copy(CopyPolicy::PulledIfNeeded),
-                    "pulled" => open.copy(CopyPolicy::Pulled),
-                    other => unreachable!("{other}"),
-                };
+                let open = export.open().timeout(LONG).copy(argument(words, 0));
                 let mapping = open.on(&self.stream)?;
                 let found = mapping.to_host_bytes(&self.stream)?;
                 let kind = if mapping.is_copy() { "copied" } else { "opened" };

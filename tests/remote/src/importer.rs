@@ -89,9 +89,9 @@ impl Importer {
     fn answer(&self, request: &str, words: &[String]) -> String {
         let words: Vec<_> = words.iter().map(String::as_str).collect();
         let answer = match request {
-            // open MODE SEED TIMEOUT_MS DESCRIPTOR: checks the bytes of a region.
+            // open POLICY SEED TIMEOUT_MS DESCRIPTOR: checks the bytes of a region.
             "open" => self.open(&words).and_then(|mapping| self.check(&mapping, argument(&words, 1))),
-            // dict MODE TENSORS TIMEOUT_MS DESCRIPTOR: checks the bytes of named tensors.
+            // dict POLICY TENSORS TIMEOUT_MS DESCRIPTOR: checks the bytes of named tensors.
             "dict" => self.open(&words).and_then(|mapping| self.check_tensors(&mapping, argument(&words, 1))),
             // many COUNT SEED TIMEOUT_MS DESCRIPTOR: pulls repeatedly.
             "many" => (0..argument::<usize>(&words, 0)).try_fold(String::new(), |_, _| {
@@ -108,7 +108,7 @@ impl Importer {
             "kept" => Ok(self.last.lock().expect("no panic").upgrade().is_some().to_string()),
             // progress TIMEOUT_MS DESCRIPTOR: the number of reports, whether they rise, and the last one.
             "progress" => self.progress(&words),
-            // join NAME MODE TIMEOUT_MS DESCRIPTOR: opens a ring.
+            // join NAME POLICY TIMEOUT_MS DESCRIPTOR: opens a ring.
             "join" => self.join(&words),
             // read NAME COUNT TIMEOUT_MS: checks publications, and states the first one and the last error.
             "read" => Ok(self.read(&words)),
@@ -129,26 +129,13 @@ impl Importer {
     fn open(&self, words: &[&str]) -> Result<Mapping> {
         let descriptor: Descriptor = argument(words, 3);
         let open = self.ipc.open(&descriptor).timeout(Duration::from_millis(argument(words, 2)));
-        match words[0] {
-            "plain" => open,
-            "staged-or-pulled" => open.copy(CopyPolicy::IfNeeded),
-            "or-pulled" => open.copy(CopyPolicy::PulledIfNeeded),
-            "pulled" => open.copy(CopyPolicy::Pulled),
-            other => unreachable!("{other}"),
-        }
-        .on_device(0)
+        open.copy(argument(words, 0)).on_device(0)
     }
 
     fn join(&self, words: &[&str]) -> Result<String> {
         let descriptor: Descriptor = argument(words, 3);
         let open = self.ipc.open_ring(&descriptor).timeout(Duration::from_millis(argument(words, 2)));
-        let reader = match words[1] {
-            "plain" => open,
-            "or-pulled" => open.copy(CopyPolicy::PulledIfNeeded),
-            "pulled" => open.copy(CopyPolicy::Pulled),
-            other => unreachable!("{other}"),
-        }
-        .on_device(0)?;
+        let reader = open.copy(argument(words, 1)).on_device(0)?;
         let kind = if reader.is_copy() { "copied" } else { "opened" };
         let joined = format!("{kind} from {}", reader.sequence());
         let is_writer_gone = Arc::clone(&self.is_writer_gone);

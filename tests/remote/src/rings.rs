@@ -68,14 +68,14 @@ pub fn ring_of_another_host_is_pulled(mut pair: Pair) {
         pair.importer.ask(&format!("join {mode} {mode} {LONG_MS} {descriptor}"))
     };
     if is_here {
-        assert_eq!(join("or-pulled", &here), "opened from 0");
+        assert_eq!(join("pulled-if-needed", &here), "opened from 0");
     }
-    assert_eq!(join("or-pulled", &there), "copied from 0");
-    let error = join("plain", &there);
+    assert_eq!(join("pulled-if-needed", &there), "copied from 0");
+    let error = join("never", &there);
     assert!(error.starts_with("OtherHost"), "{error}");
     pair.publish(2);
-    assert_eq!(pair.importer.ask(&format!("read or-pulled 2 {LONG_MS}")), "2 right");
-    assert_eq!(pair.importer.ask("leave or-pulled"), "left");
+    assert_eq!(pair.importer.ask(&format!("read pulled-if-needed 2 {LONG_MS}")), "2 right");
+    assert_eq!(pair.importer.ask("leave pulled-if-needed"), "left");
     eventually(&mut pair.exporter, "readers x", "0");
     pair.finish();
 }
@@ -198,7 +198,7 @@ pub fn ring_has_readers_of_several_hosts(start: Start) {
     let descriptor = pair.joined(3, 4096, LONG_MS);
     let [mut second, mut local] = more;
     assert_eq!(second.ask(&format!("join r pulled {LONG_MS} {descriptor}")), "copied from 0");
-    assert_eq!(local.ask(&format!("join r or-pulled {LONG_MS} {descriptor}")), "opened from 0");
+    assert_eq!(local.ask(&format!("join r pulled-if-needed {LONG_MS} {descriptor}")), "opened from 0");
     assert_eq!(pair.exporter.ask("readers x"), "3");
     let count = 200;
     let mut readers = [&mut pair.importer, &mut second, &mut local];

@@ -196,7 +196,7 @@ if [[ -f $here/nixl.zip ]]; then
             "$DEVICE_IPC_BIN" send --backend "$0" --remote 127.0.0.1 --file w.ipc --receivers 1 --value 3 > sent 2>&1 &
             sender=$!
             until [[ -s w.ipc ]]; do kill -0 $sender || { cat sent; exit 1; }; sleep 0.1; done
-            "$DEVICE_IPC_BIN" recv --backend "$0" --file w.ipc --pull=always > received 2>&1
+            "$DEVICE_IPC_BIN" recv --backend "$0" --file w.ipc --copy pulled > received 2>&1
             code=$?
             [[ $code -eq 0 ]] || kill $sender
             wait $sender

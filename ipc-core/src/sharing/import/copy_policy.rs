@@ -1,6 +1,9 @@
 //! The policy of copies in place of opened memory, and their progress.
 
 use std::fmt;
+use std::str::FromStr;
+
+use crate::model::error::Error;
 
 /// The condition under which [`OpenBuilder::copy`](crate::OpenBuilder::copy) copies memory instead of opening it, and the way.
 ///
@@ -12,6 +15,8 @@ use std::fmt;
 /// Memory cannot be opened on a device that has no peer access to its home device, or where the vendor cannot open it, if its home
 /// device is hidden from this process, or if its exporter is on another host or in another network namespace. Other errors are
 /// returned under each policy: an export that was dropped, a process that has exited, a user who is not permitted.
+///
+/// A policy is written and parsed as its name in lower case with hyphens, as in the program and in Python: `staged-if-needed`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CopyPolicy {
@@ -30,6 +35,35 @@ pub enum CopyPolicy {
     Staged,
     /// Copies over the network in any case, also on one host.
     Pulled,
+}
+
+/// The policies by their names.
+const NAMES: [(&str, CopyPolicy); 7] = [
+    ("never", CopyPolicy::Never),
+    ("if-needed", CopyPolicy::IfNeeded),
+    ("staged-if-needed", CopyPolicy::StagedIfNeeded),
+    ("pulled-if-needed", CopyPolicy::PulledIfNeeded),
+    ("always", CopyPolicy::Always),
+    ("staged", CopyPolicy::Staged),
+    ("pulled", CopyPolicy::Pulled),
+];
+
+impl fmt::Display for CopyPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(NAMES.iter().find(|(_, policy)| policy == self).map_or("", |(name, _)| name))
+    }
+}
+
+impl FromStr for CopyPolicy {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let found = NAMES.iter().find(|(name, _)| *name == text).map(|(_, policy)| *policy);
+        found.ok_or_else(|| {
+            let names = NAMES.map(|(name, _)| name).join(", ");
+            Error::invalid_input(format!("copy policy {text:?}"), format!("expected one of {names}"))
+        })
+    }
 }
 
 impl CopyPolicy {
@@ -82,5 +116,22 @@ impl ProgressReport<'_> {
 impl fmt::Debug for ProgressReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() { "Some" } else { "None" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CopyPolicy, NAMES};
+
+    #[test]
+    fn policy_is_parsed_from_its_text() {
+        for (name, policy) in NAMES {
+            assert_eq!((policy.to_string().as_str(), name.parse().ok()), (name, Some(policy)));
+        }
+        let error = "maybe".parse::<CopyPolicy>().unwrap_err().to_string();
+        assert!(
+            error.starts_with("invalid copy policy \"maybe\": expected one of never, if-needed"),
+            "{error}"
+        );
     }
 }

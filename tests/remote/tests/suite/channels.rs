@@ -108,11 +108,11 @@ fn export_of_another_host_is_pulled_after_its_sender_dropped_it() {
     let mut ends = Ends::connect(near, far);
     assert_eq!(ends.near.ask("export 64 1"), "sent");
     assert_eq!(ends.far.ask("receive 60000"), "export");
-    let error = ends.far.ask("open plain 1");
+    let error = ends.far.ask("open never 1");
     assert!(error.starts_with("OtherHost"), "{error}");
-    assert_eq!(ends.far.ask("open or-pulled 1"), "64 B right, copied");
+    assert_eq!(ends.far.ask("open pulled-if-needed 1"), "64 B right, copied");
     eventually(&mut ends.near, "exports", "0");
-    dropped_export_of_a_message_is_pulled(ends, "or-pulled");
+    dropped_export_of_a_message_is_pulled(ends, "pulled-if-needed");
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn export_of_the_same_host_is_opened_or_pulled() {
     let (mut near, mut far) = connected();
     assert_eq!(near.ask("export 5000 3"), "sent");
     assert_eq!(far.ask("receive 60000"), "export");
-    assert_eq!(far.ask("open or-pulled 3"), "5000 B right, opened");
+    assert_eq!(far.ask("open pulled-if-needed 3"), "5000 B right, opened");
     assert_eq!(far.ask("discard"), "discarded");
     eventually(&mut near, "exports", "0");
     dropped_export_of_a_message_is_pulled(Ends { near, far }, "pulled");

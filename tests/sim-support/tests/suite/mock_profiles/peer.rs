@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use device_ipc::backend::HandleKind;
-use device_ipc::{Access, CopyPolicy, Descriptor, Error, Export, Ipc, Mapping, Stream};
+use device_ipc::{Access, Descriptor, Error, Export, Ipc, Mapping, Stream};
 use device_ipc_test_process::{Process, answer, request};
 
 /// A process that obeys commands of one line and answers each with one line.
@@ -81,11 +81,7 @@ fn obey(ipc: &Ipc, streams: &[Stream], state: &mut State, fields: &[&str]) -> Re
                 "rw" => builder.access(Access::ReadWrite),
                 _ => builder,
             };
-            let builder = match *copy {
-                "staged" => builder.copy(CopyPolicy::Staged),
-                "or-staged" => builder.copy(CopyPolicy::StagedIfNeeded),
-                _ => builder,
-            };
+            let builder = builder.copy(copy.parse()?);
             let mapping = match *place {
                 "home" => builder.at_home(),
                 "device 0" => builder.on_device(0),

@@ -144,7 +144,7 @@ impl Programs<'_> {
                 }
             };
             for access in ["-", "ro", "rw"] {
-                for copy in ["never", "or-staged", "staged"] {
+                for copy in ["never", "staged-if-needed", "staged"] {
                     let text = export.descriptor().to_string();
                     let opened = self.peer.ask(&["open", "m", "home", access, copy, &text]);
                     let written = self.peer.ask(&["write", "m"]);
@@ -194,7 +194,7 @@ impl Programs<'_> {
             }
         };
         let mut hidden = Peer::start(Some((variable, &value)));
-        for (place, copy) in [("home", "never"), ("device 0", "never"), ("device 0", "or-staged")] {
+        for (place, copy) in [("home", "never"), ("device 0", "never"), ("device 0", "staged-if-needed")] {
             let opened = hidden.ask(&["open", "m", place, "-", copy, &text]);
             self.record(&format!("home hidden, opened on {place}, copied {copy}"), opened);
         }
