@@ -1,6 +1,5 @@
 //! Messages between the two processes of a row, one line of JSON each.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use device_ipc::Descriptor;
@@ -26,7 +25,7 @@ pub(crate) enum Command {
     /// Submits rounds of waits and signals on the timeline of the export's first importer.
     TimelineRounds { first: u64, rounds: u64 },
     /// Submits the same rounds by raw calls on the two words of a page of this process.
-    RawRounds { page: PathBuf, on: WordLocation, first: u64, rounds: u64 },
+    RawRounds { page: PathBuf, first: u64, rounds: u64 },
     /// Synchronizes the stream.
     Synchronize,
     /// Opens the first `count` descriptors of a file, one per line.
@@ -49,8 +48,7 @@ pub(crate) enum Command {
     HostWaits,
     /// Leaves the ring.
     LeaveRing,
-    /// Shares a block of this size for importers of other hosts; registers other memory of this size with the transfer engine, and
-    /// sends it by a plain TCP socket.
+    /// Shares a block of this size for importers of other hosts, and registers other memory of this size with the transfer engine.
     ShareRemotely { bytes: u64 },
     /// Opens each tensor that arrives over a channel, and acknowledges it.
     ReceiveByChannel { spins: bool },
@@ -61,13 +59,6 @@ pub(crate) enum Command {
     /// Copies each tensor that arrives over a channel to memory of its device and sends that back; opens the tensor, or a staged
     /// copy of it.
     Transport { staged: bool, bytes: u64 },
-}
-
-/// The memory that contains the words of [`Command::RawRounds`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum WordLocation {
-    Host,
-    Device,
 }
 
 /// The user of the ring in [`Command::RingRounds`].
@@ -86,6 +77,4 @@ pub(crate) struct SharedRemotely {
     pub(crate) descriptor: Descriptor,
     /// The engine's metadata of the other memory.
     pub(crate) metadata: Vec<u8>,
-    /// The address of the socket.
-    pub(crate) socket: SocketAddr,
 }

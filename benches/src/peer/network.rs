@@ -2,8 +2,6 @@
 
 #![allow(unsafe_code, reason = "registers memory with a transfer engine")]
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Result, anyhow};
@@ -66,22 +64,10 @@ impl Served {
         let memory = BareMemory::new(&ipc, device, bytes)?;
         // SAFETY: the memory is kept longer than the registration, and the importer finishes its reads before it ends this row.
         let registered = unsafe { engine.register(memory.range()) }?;
-        let sent = vec![1; usize::try_from(bytes)?];
-        let listener = TcpListener::bind("127.0.0.1:0")?;
         let reply = SharedRemotely {
             descriptor: export.descriptor().clone(),
             metadata: registered.metadata().to_vec(),
-            socket: listener.local_addr()?,
         };
-        // Ends with the connection. A failure is an error of the importer.
-        std::thread::spawn(move || -> std::io::Result<()> {
-            let mut socket = listener.accept()?.0;
-            socket.set_nodelay(true)?;
-            while socket.read(&mut [0])? == 1 {
-                socket.write_all(&sent)?;
-            }
-            Ok(())
-        });
         Ok((Self { _export: export, _registered: registered, _memory: memory }, reply))
     }
 }

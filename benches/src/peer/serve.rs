@@ -14,7 +14,7 @@ use device_ipc::{AsStream, Buffer, Channel, Descriptor, Export, Ipc, Mapping, Me
 use super::bundles;
 use super::channels;
 use super::echo::{self, Socket};
-use super::message::{Command, Reply, WordLocation};
+use super::message::{Command, Reply};
 use super::network::Served;
 use super::rings::{self, RingMember};
 use super::tcp;
@@ -150,7 +150,7 @@ impl Server {
                     timeline.signal(value, &self.stream)?;
                 }
             }
-            Command::RawRounds { page, on, first, rounds } => self.raw_rounds(&page, on, first, rounds)?,
+            Command::RawRounds { page, first, rounds } => self.raw_rounds(&page, first, rounds)?,
             Command::Synchronize => self.stream.synchronize()?,
             Command::OpenAll { file, count } => self.open_all(&file, count)?,
             Command::CloseMappings => self.mappings.clear(),
@@ -226,16 +226,10 @@ impl Server {
         Ok(handles)
     }
 
-    fn raw_rounds(&mut self, path: &Path, on: WordLocation, first: u64, rounds: u64) -> Result<()> {
-        let base = match on {
-            WordLocation::Host => self.registered(path)?,
-            WordLocation::Device => {
-                let (block, _) = self.raw_blocks.last().context("no raw block is exported")?;
-                block.range().ptr.get()
-            }
-        };
+    fn raw_rounds(&mut self, path: &Path, first: u64, rounds: u64) -> Result<()> {
+        let base = self.registered(path)?;
         for value in first..first + rounds {
-            // SAFETY: the page stays registered, and the block allocated, until the process exits.
+            // SAFETY: the page stays registered until the process exits.
             unsafe {
                 self.raw.wait_value(self.stream.as_stream(), base + REQUEST, value)?;
                 self.raw.write_value(self.stream.as_stream(), base + RESPONSE, value)?;

@@ -98,10 +98,6 @@ impl RawSide for BackendCalls {
         Ok(unsafe { timelines.wait_value(DevicePtr::new(word), value, stream) }?)
     }
 
-    fn has_device_words(&self) -> bool {
-        false
-    }
-
     unsafe fn copy_peer(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()> {
         // SAFETY: the caller upholds the contract of this method.
         Ok(unsafe { self.backend.memory().copy(dst, src, stream) }?)

@@ -138,10 +138,6 @@ impl RawSide for CudaDriver {
         check("cuStreamWaitValue64", status)
     }
 
-    fn has_device_words(&self) -> bool {
-        true
-    }
-
     unsafe fn copy_peer(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()> {
         let [to, from] = [dst.device, src.device].map(|device| self.context(device.get()));
         let (to, from) = (ptr::with_exposed_provenance_mut(to?), ptr::with_exposed_provenance_mut(from?));

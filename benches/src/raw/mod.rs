@@ -89,9 +89,6 @@ pub(super) trait RawSide: Send + Sync {
     /// As for [`write_value`](Self::write_value).
     unsafe fn wait_value(&self, stream: BorrowedStream<'_>, word: u64, value: u64) -> Result<()>;
 
-    /// Returns whether words can be in device memory.
-    fn has_device_words(&self) -> bool;
-
     /// Submits a copy between two devices of this process to a stream of the destination device.
     ///
     /// # Safety

@@ -1,10 +1,8 @@
 //! A copy from another process as if it were on another host, beside the transfer engine's own read of as many bytes of the same kind
-//! of memory, and beside a plain TCP socket between host memory.
+//! of memory.
 
 #![allow(unsafe_code, reason = "the bare read writes to memory by its address")]
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -42,9 +40,6 @@ struct State {
     metadata: Vec<u8>,
     /// The destination of the bare read.
     memory: BareMemory,
-    /// The destination of the socket.
-    received: Vec<u8>,
-    socket: TcpStream,
     bytes: u64,
 }
 
@@ -63,21 +58,16 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
 fn measure(bench: &Bench, engine: &Arc<dyn TransferEngine>, bytes: u64, size: &str) -> Result<Vec<Line>> {
     bench.raw.enter(bench.device)?;
     let mut exporter = bench.remote(bench.device)?;
-    let SharedRemotely { descriptor, metadata, socket } =
-        exporter.request(&Command::ShareRemotely { bytes })?;
+    let SharedRemotely { descriptor, metadata } = exporter.request(&Command::ShareRemotely { bytes })?;
     let ipc = Ipc::builder().remote(Remote::new(Arc::clone(engine))).named(bench.backend())?;
-    let socket = TcpStream::connect(socket)?;
-    socket.set_nodelay(true)?;
     let mut state = State {
         descriptor,
         destination: None,
         memory: BareMemory::new(&ipc, bench.device, bytes)?,
-        received: vec![1; usize::try_from(bytes)?],
         engine: Arc::clone(engine),
         device: bench.device,
         ipc,
         metadata,
-        socket,
         bytes,
     };
     let (unit, target) = match bytes {
@@ -85,23 +75,19 @@ fn measure(bench: &Bench, engine: &Arc<dyn TransferEngine>, bytes: u64, size: &s
         LARGE => (Unit::BytesPerSecond, Target::None),
         _ => (Unit::BytesPerSecond, Target::Speed { least: 0.95 }),
     };
-    let subject = |how: &str, against: &str, target| {
-        Subject::new(format!("{size}{how}"), against).unit(unit).target(target)
+    let subject = |how: &str| {
+        Subject::new(format!("{size}{how}"), "NIXL: a read with known metadata").unit(unit).target(target)
     };
-    let bare = "NIXL: a read with known metadata";
-    let line = subject(" to new memory", bare, target);
-    let new = bench.compare(line, &mut state, pulled, |state| read(state).map(Some))?;
+    let new = bench.compare(subject(" to new memory"), &mut state, pulled, |state| read(state).map(Some))?;
     // The memory of a mock's device is for one of them.
     settle()?;
     state.destination = Some(destination(&state.ipc, bench.device, bytes)?);
-    let line = subject(" to existing memory", bare, target);
-    let existing = bench.compare(line, &mut state, pulled_into, |state| read(state).map(Some))?;
-    let line = subject(" to existing memory, socket", "a plain TCP socket", Target::None);
-    let socket = bench.compare(line, &mut state, pulled_into, |state| by_socket(state).map(Some))?;
+    let existing = bench
+        .compare(subject(" to existing memory"), &mut state, pulled_into, |state| read(state).map(Some))?;
     drop(state);
     settle()?;
     exporter.finish()?;
-    Ok(vec![new, existing, socket])
+    Ok(vec![new, existing])
 }
 
 fn destination(ipc: &Ipc, device: u32, bytes: u64) -> Result<TensorSet> {
@@ -165,12 +151,5 @@ fn read(state: &mut State) -> Result<f64> {
             std::thread::yield_now();
         }
         Ok(())
-    })
-}
-
-fn by_socket(state: &mut State) -> Result<f64> {
-    sample(state, |state| {
-        state.socket.write_all(&[1])?;
-        Ok(state.socket.read_exact(&mut state.received)?)
     })
 }

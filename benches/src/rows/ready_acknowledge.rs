@@ -1,8 +1,7 @@
 //! Ready and acknowledge between the streams of two processes, without either host.
 //!
 //! The words of a timeline are in host memory that is registered with both devices, because a plain store can then release
-//! a stream that waits for a terminated peer. The raw calls are measured with words in host memory, which is the equal
-//! comparison, and with words in device memory that the other process opened.
+//! a stream that waits for a terminated peer. Those of the raw calls are too.
 
 #![allow(unsafe_code, reason = "raw writes and waits on words that stay mapped until the process exits")]
 
@@ -14,9 +13,8 @@ use std::time::Instant;
 
 use crate::frame::{Bench, Row};
 use crate::line::{Line, Subject, Target};
-use crate::peer::message::{Command, WordLocation};
+use crate::peer::message::Command;
 use crate::peer::{Page, REQUEST, RESPONSE, Remote};
-use crate::raw::RawMapping;
 
 pub(super) const ROW: Row =
     Row { name: "ready-acknowledge", title: "ready and acknowledge between two streams", run };
@@ -31,7 +29,6 @@ struct State {
     stream: Stream,
     timeline: Timeline,
     next: u64,
-    words: WordLocation,
     page: PathBuf,
     /// Device address of the raw words.
     base: u64,
@@ -48,7 +45,6 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
     let mut remote = bench.remote(peer_device)?;
     let descriptors = remote.share(1, BYTES, 1)?;
     let mapping = bench.ipc.open(&descriptors[0]).on_device(bench.device)?;
-    let mut lines = Vec::new();
     let page = Page::create()?;
     // SAFETY: the page stays mapped until the process exits.
     let base = unsafe { bench.raw.register(page.address(), page.bytes(), bench.device) }?;
@@ -56,44 +52,19 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
         stream: bench.ipc.create_stream(bench.device)?,
         timeline: mapping.timeline()?,
         next: 1,
-        words: WordLocation::Host,
         page: page.path(),
         base,
         raw_next: 1,
         remote,
     };
-    let subject = |case: &str, target| {
-        Subject::new(format!("{place}, {case}"), format!("write and wait on words, by {}", bench.raw.name()))
-            .target(target)
-            .needs_hardware(true)
-            .note("a whole round: ready and acknowledge; our words are in host memory")
-    };
-    let host = subject("bare words in host memory", Target::times(1.1));
-    lines.push(bench.compare(host, &mut state, ours_rounds, |state| raw_rounds(bench, state))?);
-    if bench.raw.has_device_words() {
-        lines.push(device_words(
-            bench,
-            &mut state,
-            subject("bare words in device memory", Target::times(1.1)),
-        )?);
-    } else {
-        lines.push(bench.skipped(
-            format!("{place}, bare words in device memory"),
-            "the raw backend does not support them",
-        ));
-    }
+    let against = format!("write and wait on words in host memory, by {}", bench.raw.name());
+    let subject = Subject::new(place, against)
+        .target(Target::times(1.1))
+        .needs_hardware(true)
+        .note("a whole round: ready and acknowledge");
+    let line = bench.compare(subject, &mut state, ours_rounds, |state| raw_rounds(bench, state))?;
     finish(state, mapping)?;
-    Ok(lines)
-}
-
-fn device_words(bench: &Bench, state: &mut State, subject: Subject) -> Result<Line> {
-    let handles = bench.raw_handles(&mut state.remote, 1, BYTES)?;
-    bench.raw.enter(bench.device)?;
-    let opened: RawMapping = bench.raw.open(&handles[0], bench.device)?;
-    (state.words, state.base, state.raw_next) = (WordLocation::Device, opened.address, 1);
-    let line = bench.compare(subject, state, ours_rounds, |state| raw_rounds(bench, state))?;
-    bench.raw.close(opened)?;
-    Ok(line)
+    Ok(vec![line])
 }
 
 fn finish(state: State, mapping: Mapping) -> Result<()> {
@@ -120,7 +91,7 @@ fn raw_rounds(bench: &Bench, state: &mut State) -> Result<Option<f64>> {
     let first = state.raw_next;
     state.raw_next += ROUNDS;
     let page = state.page.clone();
-    state.remote.execute(&Command::RawRounds { page, on: state.words, first, rounds: ROUNDS })?;
+    state.remote.execute(&Command::RawRounds { page, first, rounds: ROUNDS })?;
     let begin = Instant::now();
     for value in first..first + ROUNDS {
         // SAFETY: the page and the mapping exist until both streams are synchronized.

@@ -10,7 +10,7 @@ use device_ipc::{AsStream, DeviceOrdinal, Ring, Stream};
 
 use crate::frame::{Bench, Row};
 use crate::line::{Line, Subject, Target};
-use crate::peer::message::{Command, RingUser, WordLocation};
+use crate::peer::message::{Command, RingUser};
 use crate::peer::{Page, REQUEST, RESPONSE, Remote};
 use crate::wait::{TIMEOUT, settle};
 
@@ -125,12 +125,7 @@ fn raw_by_streams(bench: &Bench, state: &mut State, base: u64) -> Result<Option<
     let first = state.next;
     state.next += STREAM_ROUNDS;
     let page = state.page.path();
-    state.remote.execute(&Command::RawRounds {
-        page,
-        on: WordLocation::Host,
-        first,
-        rounds: STREAM_ROUNDS,
-    })?;
+    state.remote.execute(&Command::RawRounds { page, first, rounds: STREAM_ROUNDS })?;
     let begin = Instant::now();
     for value in first..state.next {
         // SAFETY: the page stays registered until both streams are synchronized.
