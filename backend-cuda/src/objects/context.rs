@@ -219,7 +219,8 @@ impl Driver {
         }
         if let Ok(_current) = self.enter(device.info.ordinal) {
             device.staging.release(self);
-            for kernel in [&device.add_f32, &device.copy_blocks].into_iter().filter_map(OnceLock::get) {
+            let kernels = [&device.add_f32, &device.copy_blocks].into_iter().filter_map(OnceLock::get);
+            for kernel in kernels.chain(device.large_copy_blocks.get().into_iter().flatten()) {
                 kernel.unload(self);
             }
         }

@@ -18,6 +18,8 @@ pub(crate) struct Device {
     pub(crate) context: OnceLock<PrimaryContext>,
     pub(super) add_f32: OnceLock<Kernel>,
     pub(super) copy_blocks: OnceLock<Kernel>,
+    /// `None` if the driver or the device does not accept it.
+    pub(super) large_copy_blocks: OnceLock<Option<Kernel>>,
     pub(crate) staging: Staging,
     pub(crate) ipc_events: OnceLock<bool>,
     /// Whether this process uses the device through MPS; `None` if the driver does not report it.
@@ -76,6 +78,7 @@ impl Device {
             context: OnceLock::new(),
             add_f32: OnceLock::new(),
             copy_blocks: OnceLock::new(),
+            large_copy_blocks: OnceLock::new(),
             staging: Staging::default(),
             ipc_events: OnceLock::new(),
             mps: OnceLock::new(),

@@ -30,7 +30,7 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     /// Loads a kernel into the current context.
-    fn load(library: &CudaLibrary, source: &Source) -> Result<Self> {
+    pub(super) fn load(library: &CudaLibrary, source: &Source) -> Result<Self> {
         let mut module = Module::NULL;
         // SAFETY: writes one module; the text ends with a NUL.
         let status = unsafe { (library.api.module_load_data)(&raw mut module, source.ptx.as_ptr().cast()) };
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn ptx_has_the_entry() {
-        for Source { ptx, entry } in [&add_f32::SOURCE, &copy_blocks::SOURCE] {
+        for Source { ptx, entry } in [&add_f32::SOURCE, &copy_blocks::SOURCE, &copy_blocks::LARGE_SOURCE] {
             let text = ptx.to_str().unwrap();
             assert!(text.contains(&format!(".visible .entry {}(", entry.to_str().unwrap())));
             assert!(text.is_ascii());

@@ -82,6 +82,9 @@ driver! {
             eprintln!("device-ipc-sim-cuda: PTX {why}");
             Status::INVALID_PTX
         })?;
+        if !program.is_known_to(simulator()?.config.version) {
+            return Err(Status::UNSUPPORTED_PTX_VERSION);
+        }
         let handle = next_handle();
         let module = Arc::new(Module { context: context.handle, program: Arc::new(program) });
         simulator()?.objects().modules.insert(handle, module);

@@ -29,6 +29,8 @@ pub(crate) struct Grid {
 /// The kernels of a module.
 #[derive(Debug)]
 pub(crate) struct Program {
+    /// The version of PTX; zeros without one.
+    version: (u32, u32),
     entries: Vec<Entry>,
 }
 
@@ -48,6 +50,13 @@ struct Entry {
 }
 
 impl Program {
+    /// Returns whether a driver accepts the version of the text: CUDA 11.0 came with PTX 7.0, 12.0 with 8.0, and 13.0 with 9.0 ("Release
+    /// Notes" of the PTX ISA manual).
+    pub(crate) fn is_known_to(&self, driver_version: i32) -> bool {
+        let newest = (driver_version / 1000 - 4, driver_version % 1000 / 10);
+        (i64::from(self.version.0), i64::from(self.version.1)) <= (newest.0.into(), newest.1.into())
+    }
+
     /// Returns the index of the kernel with this name.
     pub(crate) fn entry(&self, name: &str) -> Option<usize> {
         self.entries.iter().position(|entry| entry.name == name)

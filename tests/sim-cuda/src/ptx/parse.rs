@@ -8,6 +8,12 @@ use super::{
 
 type Parsed<T> = Result<T, String>;
 
+/// The maximum size of the parameters of a kernel ("Kernel Function Parameters" of the PTX ISA manual), since PTX 8.1 on devices from
+/// compute capability 7.0 on.
+const PARAMETER_BYTES: usize = 32_764;
+/// The same before.
+const FORMER_PARAMETER_BYTES: usize = 4352;
+
 impl Program {
     /// Parses a module.
     ///
@@ -15,17 +21,35 @@ impl Program {
     /// The unsupported part of the text.
     pub(crate) fn parse(text: &str) -> Parsed<Self> {
         let text = without_comments(text);
+        let version = directive(&text, ".version ").and_then(version).unwrap_or_default();
+        let target = directive(&text, ".target sm_").and_then(|target| target.parse().ok()).unwrap_or(0);
+        let limit = if version >= (8, 1) && target >= 70 { PARAMETER_BYTES } else { FORMER_PARAMETER_BYTES };
         let mut rest = text.as_str();
         let mut entries = Vec::new();
         while let Some(at) = rest.find(".entry") {
             rest = &rest[at + ".entry".len()..];
             let body = rest.find('{').ok_or("has an entry without a body")?;
             let end = rest.find('}').filter(|end| *end > body).ok_or("has a body without a closing brace")?;
-            entries.push(entry(&rest[..body], &rest[body + 1..end])?);
+            let entry = entry(&rest[..body], &rest[body + 1..end])?;
+            let bytes = entry.parameters.last().map_or(0, |last| last.offset + last.len);
+            if bytes > limit {
+                return Err(format!("has an entry with {bytes} B of parameters; the limit is {limit} B"));
+            }
+            entries.push(entry);
             rest = &rest[end + 1..];
         }
-        Ok(Self { entries })
+        Ok(Self { version, entries })
     }
+}
+
+/// Returns the rest of the line that begins with a directive.
+fn directive<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.trim_start().strip_prefix(name)).map(str::trim)
+}
+
+fn version(text: &str) -> Option<(u32, u32)> {
+    let (major, minor) = text.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 fn without_comments(text: &str) -> String {

@@ -357,4 +357,19 @@ mod tests {
         );
         assert!(Program::parse(".entry test(").is_err());
     }
+
+    #[test]
+    fn parameters_have_a_limit_of_the_version_and_the_target() {
+        for (version, target, limit) in
+            [("6.0", 90, 4352), ("8.0", 90, 4352), ("8.1", 61, 4352), ("8.1", 70, 32_764)]
+        {
+            let parsed = |bytes: usize| {
+                let head = format!(".version {version}\n.target sm_{target}\n");
+                let one = format!(".entry test(.param .align 4 .b8 table[{}], .param .u32 one)", bytes - 4);
+                Program::parse(&format!("{head}{one} {{ ret; }}"))
+            };
+            assert!(parsed(limit).is_ok(), "PTX {version} for sm_{target}");
+            assert!(parsed(limit + 4).is_err(), "PTX {version} for sm_{target}");
+        }
+    }
 }

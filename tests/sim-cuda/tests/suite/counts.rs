@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device_ipc_core::limits::{CacheLimits, set_cache_limits};
-use device_ipc_core::{Buffer, Descriptor, Dtype, Export, Ipc, TensorLayout};
+use device_ipc_core::{Buffer, Descriptor, Dtype, Export, Ipc, TensorLayout, ViewMut};
 use device_ipc_cuda::{CudaBackend, VIRTUAL_MEMORY};
 use device_ipc_test_process::{Process, command_of_test, output_of, request};
 use libloading::Library;
@@ -140,6 +140,53 @@ fn operations_make_only_listed_driver_calls() {
     let command = installed.prepare(command_of_test(concat!(module_path!(), "::operations")), "devices=2");
     let (success, text) = output_of(command, Duration::from_secs(120));
     assert!(success && text.contains("1 passed"), "{text}");
+}
+
+/// The calls do not depend on the number of blocks, also where none of them lie side by side, if the driver accepts large tables.
+#[test]
+fn copies_of_blocks_make_only_listed_driver_calls() {
+    let installed = Installed::new();
+    for (machine, launches) in [("devices=1", "1"), ("devices=1;driver=12000", "2")] {
+        let mut command = command_of_test(concat!(module_path!(), "::block_copies"));
+        command.env("LAUNCHES", launches);
+        let (success, text) = output_of(installed.prepare(command, machine), Duration::from_secs(120));
+        assert!(success && text.contains("1 passed"), "{text}");
+    }
+}
+
+#[test]
+#[ignore = "needs the simulator, which the test above installs"]
+fn block_copies() {
+    const BLOCKS: u32 = 360;
+    let launches = std::env::var("LAUNCHES").expect("set").parse().expect("a number");
+    let (ipc, recorder) = (ipc(), Recorder::new());
+    let stream = ipc.create_stream(0).expect("a stream");
+    let caches =
+        [(); 2].map(|()| [(); TENSORS - 1].map(|()| ipc.allocate(0, u64::from(BLOCKS)).expect("memory")));
+    let (mut targets, mut sources) = caches.into();
+    for (value, cache) in (0..).zip(&mut sources) {
+        cache.view_mut::<u8, _>(&stream).expect("whole").fill_bytes(value).expect("filled");
+    }
+    let mut views: Vec<_> = targets
+        .iter_mut()
+        .zip(&sources)
+        .map(|(to, of)| {
+            (to.view_mut::<u8, _>(&stream).expect("whole"), of.view::<u8, _>(&stream).expect("whole"))
+        })
+        .collect();
+    let mut copy = |numbers: &[u32]| {
+        let destinations: Vec<u32> = numbers.iter().rev().copied().collect();
+        recorder.calls(|| ViewMut::copy_blocks(&mut views, 1, numbers, &destinations).expect("copied")).0
+    };
+    copy(&[]);
+    let copied =
+        |launches: usize| entered(&[&["cuStreamGetCtx"], &*vec!["cuLaunchKernel"; launches]].concat());
+    assert_eq!(copy(&[5, 1, 3]), copied(1), "a few blocks");
+    let all: Vec<u32> = (0..BLOCKS).collect();
+    assert_eq!(copy(&all), copied(launches), "scattered blocks");
+    for (value, (target, _)) in (0..).zip(&views) {
+        assert_eq!(target.to_vec().expect("read"), vec![value; BLOCKS as usize]);
+    }
 }
 
 /// The initialisation takes milliseconds each time, and PyTorch has done it.
