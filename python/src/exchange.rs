@@ -4,13 +4,13 @@
 //! A state dict has thousands of tensors, and a dozen of attributes of each would cost more than the export.
 
 use std::ffi::{c_int, c_void};
-use std::ptr;
+use std::{ptr, slice};
 
 use device_ipc::DeviceOrdinal;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyType;
-use pyo3::{ffi, intern};
+use pyo3::types::{PyDict, PyType};
 
 use crate::dlpack::{self, DlTensor, DlVersioned, Foreign, foreign, versioned};
 use crate::dtype::{is_complex, is_part_of_complex};
@@ -48,6 +48,36 @@ pub(crate) struct Exchange {
     read: Read,
     make: Make,
     current_stream: Option<CurrentStream>,
+    storage: Method,
+    is_neg: Method,
+    is_conj: Method,
+}
+
+/// A method of PyTorch's tensors in C without arguments. Its call needs no look-up by name.
+struct Method(ffi::PyCFunction);
+
+impl Method {
+    /// Returns the method of this tensor's type, if it is one in C without arguments.
+    fn find(tensor: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Self>> {
+        let bound = tensor.getattr(name)?;
+        // SAFETY: the function reads the type of a live object.
+        if unsafe { ffi::PyCFunction_Check(bound.as_ptr()) } == 0 {
+            return Ok(None);
+        }
+        // SAFETY: the object is a function in C.
+        let (flags, function) = unsafe {
+            (ffi::PyCFunction_GetFlags(bound.as_ptr()), ffi::PyCFunction_GetFunction(bound.as_ptr()))
+        };
+        Ok(function.filter(|_| flags == ffi::METH_NOARGS).map(Self))
+    }
+
+    /// Calls the method of a tensor of the same type, or of one derived from it.
+    fn call<'py>(&self, tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        // SAFETY: the caller passes an object of the method's type. Methods without arguments get a null pointer.
+        let returned = unsafe { (self.0)(tensor.as_ptr(), ptr::null_mut()) };
+        // SAFETY: a new reference, or null with an exception set.
+        unsafe { Bound::from_owned_ptr_or_err(tensor.py(), returned) }
+    }
 }
 
 static KNOWN: PyOnceLock<Option<Exchange>> = PyOnceLock::new();
@@ -74,23 +104,22 @@ impl Exchange {
         if !self.is_plain(tensor) {
             return Ok(None);
         }
-        let py = tensor.py();
         let mut found = DlTensor::EMPTY;
         // SAFETY: the object is of a type that has the function, which writes one `DLTensor`.
         if unsafe { (self.read)(tensor.as_ptr().cast(), &raw mut found) } != 0 {
             // The reason follows from the attributes.
-            drop(PyErr::take(py));
+            drop(PyErr::take(tensor.py()));
             return Ok(None);
         }
-        // The description says nothing of lazy tensors. `conj().imag` is a lazy negative, which cannot be viewed as another type.
-        if is_part_of_complex(found.dtype)
-            && (tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()?
-                || (is_complex(found.dtype) && tensor.call_method0(intern!(py, "is_conj"))?.is_truthy()?))
+        // SAFETY: the function has written it, and the tensor is alive and unchanged.
+        let may_be_neg = unsafe { may_be_neg(&found) };
+        if may_be_neg && self.is_neg.call(tensor)?.is_truthy()?
+            || is_complex(found.dtype) && self.is_conj.call(tensor)?.is_truthy()?
         {
             return Ok(None);
         }
         // Not the tensor, nor a managed tensor of it: an assignment to `data` gives both another storage.
-        let owner = tensor.call_method0(intern!(py, "untyped_storage"))?;
+        let owner = self.storage.call(tensor)?;
         // SAFETY: the function has written it, and the tensor is alive and unchanged.
         Ok(unsafe { foreign(&found, owner) }.ok())
     }
@@ -121,6 +150,22 @@ impl Exchange {
     }
 }
 
+/// Returns whether the tensor may be a lazy negative, which the description does not say and PyTorch only in a call that releases the
+/// interpreter lock. `conj().imag` is one: a view of every second element, which cannot be viewed as another type.
+///
+/// # Safety
+///
+/// `shape` and `strides` have `ndim` elements.
+unsafe fn may_be_neg(tensor: &DlTensor) -> bool {
+    if !is_part_of_complex(tensor.dtype) || tensor.ndim <= 0 || tensor.strides.is_null() {
+        return is_part_of_complex(tensor.dtype);
+    }
+    // SAFETY: the caller guarantees it.
+    let list = |at: *mut i64| unsafe { slice::from_raw_parts(at, tensor.ndim as usize) };
+    let mut axes = list(tensor.shape).iter().zip(list(tensor.strides));
+    is_complex(tensor.dtype) || !axes.any(|(size, stride)| *size > 1 && stride % 2 != 0)
+}
+
 fn find(py: Python<'_>) -> PyResult<Option<Exchange>> {
     let torch = py.import("torch")?;
     let tensor = torch.getattr("Tensor")?.cast_into::<PyType>()?;
@@ -143,6 +188,15 @@ fn find(py: Python<'_>) -> PyResult<Option<Exchange>> {
         let Some(api) = api.as_ref() else { return Ok(None) };
         (api.read, api.make, api.current_stream)
     };
+    let on_host = PyDict::new(py);
+    on_host.set_item("device", "cpu")?;
+    let empty = torch.call_method("empty", (0,), Some(&on_host))?;
+    let method = |name| Method::find(&empty, name);
+    let (Some(read), Some(make), Some(storage), Some(is_neg), Some(is_conj)) =
+        (read, make, method("untyped_storage")?, method("is_neg")?, method("is_conj")?)
+    else {
+        return Ok(None);
+    };
     let types = [tensor.unbind(), parameter.unbind()];
-    Ok(read.zip(make).map(|(read, make)| Exchange { types, read, make, current_stream }))
+    Ok(Some(Exchange { types, read, make, current_stream, storage, is_neg, is_conj }))
 }

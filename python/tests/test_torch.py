@@ -108,14 +108,22 @@ def test_tensors_that_are_not_plain_memory_are_refused() -> None:
         device_ipc.share(torch.eye(3).to_sparse())
     with pytest.raises(TypeError, match="conjugate"):
         device_ipc.share(torch.ones(3, dtype=torch.complex64).conj())
-    with pytest.raises(TypeError, match="negative"):
-        device_ipc.share(torch.ones(3, dtype=torch.complex64).conj().imag)
+    lazy = torch.ones(2, 3, dtype=torch.complex64).conj().imag
+    for negative in [lazy, lazy.t(), lazy[1], lazy[:1, :1], lazy[0, 0], lazy.expand(4, 2, 3)]:
+        with pytest.raises(TypeError, match="negative"):
+            device_ipc.share(negative)
     with pytest.raises(TypeError, match="quantized"):
         device_ipc.share(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8))
     with pytest.raises(TypeError, match="meta"):
         device_ipc.share(torch.empty(3, device="meta"))
     with pytest.raises(device_ipc.Error, match="not device memory"):
         device_ipc.share(torch.ones(3))
+
+
+def test_parts_of_complex_tensors_are_shared() -> None:
+    pairs = dt.empty([6], torch.float32, "mock:0").copy_(torch.arange(6.0))
+    with device_ipc.share(torch.view_as_complex(pairs.view(3, 2)).imag) as export, dt.open(str(export)) as state:
+        assert state.tensor.tolist() == [1, 3, 5] and state.tensor.stride() == (2,)
 
 
 def test_pool_is_for_cuda_only() -> None:
