@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import device_ipc
-from device_ipc.vllm._manifest import Manifest
+from device_ipc.vllm._manifest import VllmManifest
 
 
-def manifest(rank: int = 1, **changes: Any) -> Manifest:
+def manifest(rank: int = 1, **changes: Any) -> VllmManifest:
     """Returns the manifest of the parts of vLLM's configuration that are read, with changes."""
     values: "dict[str, Any]" = {
         "model": "org/llama", "revision": "abc", "dtype": "torch.bfloat16", "quantization": None, "tensor_parallel_size": 2,
@@ -19,13 +19,13 @@ def manifest(rank: int = 1, **changes: Any) -> Manifest:
     }  # fmt: skip
     values["hf_config"] = types.SimpleNamespace(to_dict=lambda: values["hf"])
     config = types.SimpleNamespace(**values)
-    return Manifest.of(config, config, config.vllm, config.device)
+    return VllmManifest.of(config, config, config.vllm, config.device)
 
 
 def test_equal_manifests_pass_as_text_too() -> None:
     one = manifest()
-    assert Manifest.parse(dataclasses.asdict(one)) == one
-    one.check(Manifest.parse(dataclasses.asdict(manifest())))
+    assert VllmManifest.parse(dataclasses.asdict(one)) == one
+    one.check(VllmManifest.parse(dataclasses.asdict(manifest())))
     # Where the files are, and by which release of transformers they were written, says nothing of the weights.
     one.check(manifest(hf={"hidden_size": 64, "_name_or_path": "/x", "transformers_version": "5.0"}))
     # Ranks of another replica have the same weights.
@@ -56,7 +56,7 @@ def test_first_difference_is_named(changes: "dict[str, Any]", message: str) -> N
 
 def test_every_field_is_compared() -> None:
     one = manifest()
-    for field in dataclasses.fields(Manifest):
+    for field in dataclasses.fields(VllmManifest):
         change: "dict[str, Any]" = {field.name: "other"}
         with pytest.raises(device_ipc.LayoutError, match=f"another {field.name} "):
             one.check(dataclasses.replace(one, **change))
@@ -67,10 +67,10 @@ def test_every_field_is_compared() -> None:
 )
 def test_values_that_are_no_manifest_are_refused(change: "dict[str, Any]") -> None:
     with pytest.raises(device_ipc.LayoutError, match="not a manifest"):
-        Manifest.parse({**dataclasses.asdict(manifest()), **change})
+        VllmManifest.parse({**dataclasses.asdict(manifest()), **change})
 
 
 @pytest.mark.parametrize("values", ["", [], 1, {}, None])
 def test_other_values_are_no_manifest(values: Any) -> None:
     with pytest.raises(device_ipc.LayoutError, match="not a manifest"):
-        Manifest.parse(values)
+        VllmManifest.parse(values)

@@ -44,7 +44,7 @@ def make(version: str, keeper: str, name: str, number: int, ranks: int, options:
     load = test_vllm.in_place_loader(version, keeper)
     # All models in place of a process sleep with it: those of former tests are gone, with the modules that they were made by.
     gc.collect()
-    importlib.import_module("device_ipc.vllm._in_place").MODELS.clear()
+    importlib.import_module("device_ipc._in_place").MODELS.clear()
     user = options.pop("user", None)
     if user is not None:
         os.setegid(user)

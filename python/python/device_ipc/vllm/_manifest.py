@@ -1,47 +1,24 @@
-"""The identity of the processed weights of one rank of an engine: what has to be equal so that another engine can use them.
-
-Processed weights are fused, cut and quantised for one engine. Their names and shapes may be equal where their bytes mean something else, so
-engines compare manifests before they open memory.
-"""
+"""The identity of the processed weights of one rank of vLLM."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from .._errors import LayoutError
-
-
-IN_PLACE = "device_ipc_weights"
-"""The name of a model's attribute that holds the mapping of the parameters, if they are a keeper's memory."""
+from .._manifest import Manifest, digest
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """What determines the bytes of the processed weights of one rank."""
+class VllmManifest(Manifest):
+    """What determines the bytes of the processed weights of one rank of vLLM."""
 
-    model: str
-    revision: str | None
-    dtype: str
-    quantization: str | None
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
     expert_parallel: bool
-    rank: int
     vllm: str
     """The version of vLLM."""
-    device: str
-    """The name of the kind of device: kernels choose layouts by it."""
-    config: str
-    """A digest of the model's ``config.json``, with what the command line changes of it."""
 
     @classmethod
-    def of(cls, model: Any, parallel: Any, version: str, device: str) -> Manifest:
+    def of(cls, model: Any, parallel: Any, version: str, device: str) -> VllmManifest:
         """Returns the manifest of a rank: ``model`` and ``parallel`` are vLLM's configurations of these names."""
-        config = {name: value for name, value in model.hf_config.to_dict().items() if name not in _NOT_OF_WEIGHTS}
-        text = json.dumps(config, sort_keys=True, default=str)
         return cls(
             model=str(model.model),
             revision=model.revision,
@@ -49,38 +26,9 @@ class Manifest:
             quantization=None if model.quantization is None else str(model.quantization),
             tensor_parallel_size=int(parallel.tensor_parallel_size),
             pipeline_parallel_size=int(parallel.pipeline_parallel_size),
-            expert_parallel=bool(parallel.enable_expert_parallel),
             rank=int(parallel.rank) % (int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)),
-            vllm=version,
             device=device,
-            config=hashlib.sha256(text.encode()).hexdigest()[:16],
+            config=digest(model.hf_config),
+            expert_parallel=bool(parallel.enable_expert_parallel),
+            vllm=version,
         )
-
-    @classmethod
-    def parse(cls, values: Any) -> Manifest:
-        """Returns the manifest that ``asdict`` has made the values of. Raises ``LayoutError`` for other values."""
-        try:
-            manifest = cls(**values)
-        except TypeError as error:
-            raise LayoutError(f"this is not a manifest: {error}") from None
-        for one in fields(cls):
-            if type(value := getattr(manifest, one.name)) not in _TYPES[str(one.type)]:
-                raise LayoutError(f"this is not a manifest: {one.name} has the type {type(value).__name__}, and not {one.type}")
-        return manifest
-
-    def check(self, kept: Manifest) -> None:
-        """Raises ``LayoutError``, which names the first difference, if kept weights are not those of this manifest."""
-        there = asdict(kept)
-        for name, needed in asdict(self).items():
-            if needed != there[name]:
-                raise LayoutError(
-                    f"the kept weights have another {name} than this engine: {there[name]!r}, and not {needed!r}; "
-                    "keep the weights of this configuration under another name"
-                )
-
-
-_TYPES: dict[str, list[type]] = {"str": [str], "str | None": [str, type(None)], "int": [int], "bool": [bool]}
-"""The permitted types of an annotation: a truth value is no number."""
-
-
-_NOT_OF_WEIGHTS = ("_name_or_path", "transformers_version")

@@ -12,7 +12,7 @@ import time
 from vllm.device_allocator.sleep_mode_backend import CuMemBackend
 from vllm.logger import init_logger
 
-from ._in_place import MODELS
+from .._in_place import MODELS
 
 _logger = init_logger(f"vllm.{__name__}")
 

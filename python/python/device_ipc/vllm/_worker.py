@@ -12,8 +12,8 @@ from typing import Any
 from .. import _native
 from .. import torch as dt
 from .._errors import GoneError, LayoutError, UnsupportedError
+from .._manifest import IN_PLACE
 from .._recorded import Plan, RecordedLoad, Recording, layout, load_key, recorded
-from ._manifest import IN_PLACE
 
 _logger = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ class Worker:
         key = load_key(self.model.load_weights, self.device, payload)
         plan = self._loads.plan(key)
         if hasattr(self.model, IN_PLACE):
-            from ._in_place import Update
+            from .._in_place import Update
 
             if self._update is not None:
                 raise UnsupportedError("an update of weights in place is one payload; send all weights at once")

@@ -1,31 +1,31 @@
 """Models whose parameters are the memory of a keeper of processed weights: one copy for all engines of a rank.
 
-The first engine loads as usual and publishes its parameters as vLLM has processed them. Another one builds the model with its parameters on
-PyTorch's meta device, has vLLM process them there, which moves no bytes, and then takes the published ones. What is not computed from the
-weights, such as scratch memory and tables of positions, stays its own.
+The first engine loads as usual and publishes its parameters as it has processed them. Another one builds the model with its parameters on
+PyTorch's meta device, processes them there, which moves no bytes, and then takes the published ones. What is not computed from the
+weights, such as scratch memory and tables of positions, stays its own. The loaders of each kind of engine are beside its other parts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from vllm.logger import init_logger
 
-from .. import _backends, _native
-from .. import torch as dt
-from .._errors import Error, GoneError, LayoutError, TimeoutError, UnsupportedError
-from .._weight_keeper import channel
+from . import _backends, _native
+from . import torch as dt
+from ._errors import Error, GoneError, LayoutError, TimeoutError, UnsupportedError
 from ._manifest import IN_PLACE, Manifest
+from ._weight_keeper import channel
 
 SMALL = 4096
 """Tensors of fewer bytes are real in a model that is built on the meta device: they are scales and the like, which Python reads."""
@@ -94,17 +94,6 @@ def floats(model: torch.nn.Module) -> dict[str, float | str]:
     return found
 
 
-def refuse_unsupported(vllm_config: Any) -> None:
-    """Raises ``UnsupportedError`` for a configuration in which vLLM writes or moves the parameters."""
-    parallel, offload = vllm_config.parallel_config, getattr(vllm_config, "offload_config", None)
-    if getattr(parallel, "enable_eplb", False):
-        raise UnsupportedError("--enable-eplb moves experts in the parameters, which are read-only in place; load without in_place")
-    if getattr(getattr(offload, "uva", None), "cpu_offload_gb", 0) or getattr(getattr(offload, "prefetch", None), "offload_group_size", 0):
-        raise UnsupportedError("weights in place cannot be offloaded to the host; load without in_place")
-    if getattr(vllm_config.model_config, "sleep_preserve_parameter_names", None):
-        raise UnsupportedError("weights in place are read-only, and none is lost in sleep; load without sleep_preserve_parameter_names")
-
-
 @dataclass(frozen=True)
 class Published:
     """What engines of a manifest have to agree in, as the keeper passes it on."""
@@ -115,13 +104,44 @@ class Published:
     floats: dict[str, float | str]
 
     @classmethod
-    def parse(cls, text: str) -> Published:
+    def parse(cls, text: str, kind: type[Manifest]) -> Published:
+        """Returns what an engine has published whose manifest is of a kind. Raises ``LayoutError`` for another text."""
         try:
             values = json.loads(text)
-            published = cls(Manifest.parse(values.pop("manifest")), **values)
+            published = cls(kind.parse(values.pop("manifest")), **values)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise LayoutError(f"the keeper's weights were not published by this package: {error}") from None
         return published
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``model_loader_extra_config`` has for the load format ``device_ipc``."""
+
+    source: str
+    timeout: float = 300.0
+    in_place: bool = False
+    publish: bool = False
+    load_format: str = "auto"
+    """Of the weights that an engine may have to publish."""
+
+    @classmethod
+    def parse(cls, values: Any) -> Options:
+        """Returns the options that a dict has. Raises ``ValueError`` for others."""
+        values = dict(values or {})
+        if not isinstance(values.get("source"), str):
+            raise ValueError("""--load-format device_ipc needs --model-loader-extra-config '{"source": "keeper:NAME"}'""")
+        unknown = sorted(set(values) - {one.name for one in fields(cls)})
+        if unknown:
+            raise ValueError(
+                f"model_loader_extra_config has unknown keys: {unknown}; permitted are source, timeout, in_place, publish and load_format"
+            )
+        options = cls(**values)
+        if options.publish and not options.in_place:
+            raise ValueError('model_loader_extra_config has "publish", which needs "in_place": true')
+        if options.in_place:
+            Address.parse(options.source)
+        return options
 
 
 @dataclass(frozen=True)
@@ -158,6 +178,11 @@ class Source:
         limit = timeout if connect_timeout is None else min(timeout, connect_timeout)
         name = channel(address.name, publishes)
         self._channel = _native.connect(name, timeout=limit, user=address.user, allow_users=address.users)
+
+    @classmethod
+    def of(cls, options: Options) -> Source:
+        """Returns the connection of an engine that loads its weights."""
+        return cls(Address.parse(options.source), options.publish, options.timeout)
 
     def ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], _native.Received]:
         """Sends a request, and returns the answer."""
@@ -213,18 +238,20 @@ def load(
     load_normally: Callable[[], torch.nn.Module],
     load_without_weights: Callable[[Unfilled], torch.nn.Module],
     group: str,
+    logger: logging.Logger,
 ) -> torch.nn.Module:
     """Returns a model whose parameters are the keeper's memory.
 
     ``load_normally`` loads it as without a keeper, for the engine that publishes. ``load_without_weights`` does the same in the context of its
     argument, and calls its ``fill`` in place of loading the weights. ``group`` is a text that the ranks of the engine have in common.
+    ``logger`` is the engine's.
     """
     answer, _ = source.ask({"rank": manifest.rank})
     publishes = "publish" in answer
     if publishes:
         model = load_normally()
         answer = source.publish(manifest, model, device)
-    published = Published.parse(answer["manifest"])
+    published = Published.parse(answer["manifest"], type(manifest))
     manifest.check(published.manifest)
     if not publishes:
         model = _without_weights(Unfilled(device), load_without_weights)
@@ -243,7 +270,7 @@ def load(
     setattr(model, IN_PLACE, in_place)
     MODELS.add(in_place)
     took = (time.perf_counter() - begin) * 1000
-    init_logger(f"vllm.{__name__}").info("device_ipc: %.2f GB of %s in place in %.0f ms", weights.mapping.nbytes / 1e9, source.address.name, took)
+    logger.info("device_ipc: %.2f GB of %s in place in %.0f ms", weights.mapping.nbytes / 1e9, source.address.name, took)
     return model
 
 
@@ -318,10 +345,10 @@ class InPlace:
         """Raises ``LayoutError`` if the weights of a keeper, which may be another one by now, are not those of this model."""
         if text == self.text:
             return
-        present = Published.parse(text)
+        present = Published.parse(text, type(self.published.manifest))
         self.published.manifest.check(present.manifest)
         if present != self.published:
-            raise LayoutError(f"the keeper {self.address.name!r} has weights that vLLM has processed in another way; start the engine again")
+            raise LayoutError(f"the keeper {self.address.name!r} has weights that were processed in another way; start the engine again")
 
 
 MODELS: weakref.WeakSet[InPlace] = weakref.WeakSet()
@@ -338,8 +365,7 @@ class Together(Source):
             super().__init__(model.address, model.address.user is None, model.timeout, CONNECT_LIMIT)
         except TimeoutError as error:
             raise GoneError(f"the keeper {model.address.name!r} does not run: {error}") from None
-        ranks = manifest.tensor_parallel_size * manifest.pipeline_parallel_size
-        self.ask({"rank": manifest.rank, "ranks": ranks, "group": group})
+        self.ask({"rank": manifest.rank, "ranks": manifest.ranks, "group": group})
 
 
 class Update:
@@ -358,7 +384,7 @@ class Update:
         return _block(self._memory)
 
     def lend(self) -> None:
-        """Makes the memory that of the parameters, for a load by vLLM."""
+        """Makes the memory that of the parameters, for a load by the engine."""
         for name, one in held(self._model, self._device).items():
             if one.is_parameter:
                 self._former.append((one, one.tensor))
@@ -415,12 +441,12 @@ class Unfilled(TorchDispatchMode):  # type: ignore[misc,no-untyped-call,unused-i
 
 
 def _without_weights(unfilled: Unfilled, load: Callable[[Unfilled], torch.nn.Module]) -> torch.nn.Module:
-    """Returns a model whose large parameters, and what vLLM computes of them, are on the meta device."""
+    """Returns a model whose large parameters, and what the engine computes of them, are on the meta device."""
     try:
         with unfilled:
             model = load(unfilled)
     except RuntimeError as error:
-        raise UnsupportedError(f"vLLM cannot build this model without its weights ({error}); load it without in_place") from error
+        raise UnsupportedError(f"the engine cannot build this model without its weights ({error}); load it without in_place") from error
     for prefix, module in model.named_modules():
         for name, value in vars(module).items():
             if name not in ("_parameters", "_buffers", "_modules") and not isinstance(value, torch.Tensor) and _has_meta(value, 3):
@@ -451,7 +477,7 @@ def _compare(model: torch.nn.Module, published: Published, device: torch.device)
             if here.get(name) != there.get(name):
                 raise LayoutError(
                     f"the {what} {name} of the kept weights is {there.get(name, 'absent')}, and in this engine {here.get(name, 'absent')}: "
-                    "vLLM has processed the weights in another way; load without in_place"
+                    "the weights were processed in another way; load without in_place"
                 )
 
 
