@@ -1,4 +1,6 @@
-"""Weights for SGLang, through ``Engine.update_weights_from_tensor``. Importing this module imports neither torch nor sglang.
+"""Weights for SGLang: from a trainer, through ``Engine.update_weights_from_tensor``, and from a keeper to an engine that starts.
+
+SGLang finds the load format ``device_ipc`` by this package's entry point. Importing this module imports neither torch nor sglang.
 
 The payload of an update is the text of a descriptor, as the bytes of a CPU tensor. SGLang passes it to ``load_weights`` in each
 worker, which opens the trainer's tensors and gives them to the model.
@@ -9,17 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _native
-from . import torch as _tensors
-from ._errors import DescriptorError
+from .. import _native
+from .. import torch as _tensors
+from .._errors import DescriptorError
+from .._weight_keeper import WeightKeeper
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["LOAD_FORMAT", "Update", "load_weights", "named_tensors", "share"]
+__all__ = ["LOAD_FORMAT", "Update", "WeightKeeper", "load_weights", "named_tensors", "register", "share"]
 
 LOAD_FORMAT = "device_ipc.sglang.load_weights"
 """The argument of ``--custom-weight-loader``, and the ``load_format`` of an update."""
+
+_NAME = "device_ipc"
+"""The name of the load format of an engine."""
 
 
 class Update:
@@ -110,7 +116,7 @@ def load_weights(model: Any, named_tensors: Iterable[tuple[str, Any]]) -> None:
     released when the work that ``model.load_weights`` has submitted to the current stream has finished. A load that is only copies is recorded, and
     later ones of equal tensors are copied by that record, without ``model.load_weights``; the log says why a load is none.
     """
-    from ._recorded import loads
+    from .._recorded import loads
 
     pairs = list(named_tensors)
     if not pairs:
@@ -120,6 +126,33 @@ def load_weights(model: Any, named_tensors: Iterable[tuple[str, Any]]) -> None:
     device = None if tensor.device.type == "cpu" else tensor.device
     with _tensors.open(_text(tensor), device=device, copy="staged-if-needed", allow_read_only=True) as weights:
         loads(model)(model.load_weights, list(weights.items()))
+
+
+def register() -> None:
+    """Adds the load format ``device_ipc`` to the installed SGLang.
+
+    SGLang calls it in each of its processes, by the entry point group ``sglang.srt.plugins``. Calling it again changes nothing.
+    """
+    from sglang.srt import server_args
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    if _NAME not in server_args.LOAD_FORMAT_CHOICES:
+        server_args.add_load_format_choices([_NAME])
+        HookRegistry.register("sglang.srt.configs.load_config.LoadConfig._verify_load_format", _verify_load_format, HookType.AROUND)
+
+
+def _verify_load_format(verify: Any, config: Any) -> None:
+    """Has SGLang make a loader of this package for its name: a load format may be a class of loaders."""
+    if config.load_format != _NAME:
+        verify(config)
+    elif config.tp_rank is None:
+        # Not of an engine that starts, but of an update from files, for which SGLang passes on the format of the engine.
+        config.load_format = "auto"
+        verify(config)
+    else:
+        from ._loader import ModelLoader
+
+        config.load_format = ModelLoader
 
 
 def _text(tensor: Any) -> str:
