@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import carry, engine, models, server, trainer
-from .common import SLACK, check, devices, filled, gigabytes, pooled
+from .common import SLACK, check, devices, filled, gigabytes, kept, lines, pooled
 from .suite import Skipped, case
 
 WAYS: dict[str, dict[str, Any]] = {"export": {}, "kept": {"keep_export": True}, "buckets": {"bucket_bytes": 8 << 20}}
@@ -270,19 +270,6 @@ def median_ms(function: Any, count: int) -> float:
     return statistics.median(times)
 
 
-@contextlib.contextmanager
-def kept(name: str) -> Iterator[None]:
-    """Runs a keeper of processed weights in a process of its own."""
-    command = [sys.executable, "-m", "device_ipc", "keep", "--empty", "--name", name]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout and name in process.stdout.readline(), "the keeper is not ready"
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
 def in_place(model: Path, name: str, further: dict[str, Any] | None = None, **extra: Any) -> dict[str, Any]:
     """Returns the arguments of an engine whose weights are in place."""
     source = {"source": f"keeper:{name}", "in_place": True, "timeout": 120.0, **extra}
@@ -360,12 +347,6 @@ def in_place_large(folder: Path) -> dict[str, Any]:
             found |= {"send ms": statistics.median(sends), "follow ms": statistics.median(follows), "GB after updates": gigabytes()}
             check(engines[2].digests(), engines[0].digests(), "checksums after updates")
     return found
-
-
-def lines(folder: Path, name: str, part: str) -> list[str]:
-    """Returns the ends of the lines of an engine's log that have a text, behind it."""
-    log = (folder / f"{name}.log").read_text(errors="replace")
-    return [line.split(part, 1)[1].strip() for line in log.split("\n") if part in line]
 
 
 def milliseconds(function: Any) -> float:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from . import models
@@ -54,3 +57,22 @@ def pooled(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         state = models.checkpoint(config, "cuda")
     models.fill(state, 0)
     yield state
+
+
+@contextlib.contextmanager
+def kept(name: str) -> Iterator[None]:
+    """Runs a keeper of processed weights in a process of its own."""
+    command = [sys.executable, "-m", "device_ipc", "keep", "--empty", "--name", name]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout and name in process.stdout.readline(), "the keeper is not ready"
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def lines(folder: Path, name: str, part: str) -> list[str]:
+    """Returns the ends of the lines of an engine's log that have a text, behind it."""
+    log = (folder / f"{name}.log").read_text(errors="replace")
+    return [line.split(part, 1)[1].strip() for line in log.split("\n") if part in line]

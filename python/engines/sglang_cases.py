@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from . import engine, models, sglang_engine
-from .common import SLACK, check, filled, gigabytes, pooled
+from .common import SLACK, check, filled, gigabytes, kept, lines, pooled
 from .suite import Skipped, case
 
 GRAPHS = {"disable_cuda_graph": False, "disable_prefill_cuda_graph": True, "cuda_graph_max_bs_decode": 4}
@@ -115,7 +117,8 @@ def times(folder: Path, config: dict[str, Any], memory: int) -> dict[str, Any]:
                 for what, values in (("an export for each", fresh), ("one export", kept)):
                     found[f"{what}, {name} ms"] = statistics.median(values)
                     found[f"{what}, {name}, lowest and highest"] = [round(min(values), 1), round(max(values), 1)]
-    del found["digests"], state
+    del found["digests"]
+    state.clear()
     torch.cuda.empty_cache()
     with started(folder, "stock", model, further) as one:
         stock = one.call("timed_stock", 12, config)[2:]
@@ -158,3 +161,89 @@ def sleep(folder: Path) -> dict[str, Any]:
             check(one.call("tokens"), tokens, "tokens after the update")
         assert found["GB released"] < found["GB awake"], f"nothing was released: {found}"
         return found
+
+
+def from_keeper(name: str, further: dict[str, Any] | None = None, **extra: Any) -> dict[str, Any]:
+    """Returns the arguments of an engine whose weights a keeper has."""
+    config = json.dumps({"source": f"keeper:{name}", "timeout": 120.0, **extra})
+    return {"log_level": "info", **(further or {}), "load_format": "device_ipc", "model_loader_extra_config": config}
+
+
+@case("sglang-keeper", 900.0)
+def keeper(folder: Path) -> dict[str, Any]:
+    """An engine that copies its weights from a keeper when it starts has those of the file"""
+    import device_ipc
+
+    state, name = filled(models.SMALL), f"engines-{os.getpid()}"
+    digests, tokens = loaded(folder, models.SMALL, state)
+    with device_ipc.keep(name, device_ipc.share(state)):
+        with started(folder, "engine", models.write(models.SMALL, folder / "model"), from_keeper(name)) as one:
+            check(one.call("digests"), digests, "checksums of the tensors")
+            check(one.call("tokens"), tokens, "tokens and log-probabilities")
+    return {"tensors": len(digests[0])}
+
+
+@case("sglang-in-place", 1500.0, config=models.SMALL)
+@case("sglang-in-place-tied", 1500.0, config=models.TIED)
+def in_place(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Engines with one copy of the weights, one of them with CUDA graphs: those of the file; also after the first engine was killed"""
+    state = filled(config)
+    digests, tokens = loaded(folder, config, state)
+    model, name = models.write(config, folder / "model", state), f"engines-{os.getpid()}"
+    with kept(name), contextlib.ExitStack() as stack:
+        first_stack = stack.enter_context(contextlib.ExitStack())
+        options = from_keeper(name, in_place=True, publish=True, load_format="safetensors")
+        first = first_stack.enter_context(started(folder, "first", model, options))
+        # The other engines read no files.
+        (model / "model.safetensors").unlink()
+        second = stack.enter_context(started(folder, "second", model, from_keeper(name, GRAPHS, in_place=True)))
+        for one in (first, second):
+            check(one.call("digests"), digests, "checksums of the tensors")
+            check(one.call("tokens"), tokens, "tokens and log-probabilities")
+        with contextlib.suppress(EOFError, OSError):
+            first.call("die")
+        first_stack.close()
+        check(second.call("tokens"), tokens, "tokens after the first engine was killed")
+        third = stack.enter_context(started(folder, "third", model, from_keeper(name, in_place=True)))
+        check(third.call("digests"), digests, "checksums of an engine that was started later")
+        check(third.call("tokens"), tokens, "tokens of an engine that was started later")
+    return {"tensors": len(digests[0]), "in place": [lines(folder, one, "in place in ") for one in ("first", "second", "third")]}
+
+
+@case("sglang-in-place-refused", 900.0)
+def in_place_refused(folder: Path) -> dict[str, Any]:
+    """An engine of another element type is refused with the first difference, while the first engine answers as before"""
+    state = filled(models.SMALL)
+    model, name = models.write(models.SMALL, folder / "model", state), f"engines-{os.getpid()}"
+    with kept(name), started(folder, "first", model, from_keeper(name, in_place=True, publish=True, load_format="safetensors")) as first:
+        tokens = first.call("tokens")
+        try:
+            with started(folder, "other", model, from_keeper(name, {"dtype": "float16"}, in_place=True)):
+                raise AssertionError("an engine with another manifest has started")
+        except RuntimeError:
+            refused = lines(folder, "other", "the kept weights have another ")
+        assert refused, "the log has no refusal"
+        check(first.call("tokens"), tokens, "tokens after the refusal")
+    return {"refused": refused[0]}
+
+
+@case("sglang-in-place-large", 1500.0)
+def in_place_large(folder: Path) -> dict[str, Any]:
+    """Device memory and times of three engines with one copy of 16 GB, and the checksums of the first and the last"""
+    import torch
+
+    if torch.cuda.mem_get_info()[0] < 75 << 30:
+        raise Skipped("it needs 75 GiB of free device memory")
+    model, name = models.write(models.LARGE, folder / "model"), f"engines-{os.getpid()}"
+    found: dict[str, Any] = {"GB before": gigabytes()}
+    with kept(name), contextlib.ExitStack() as stack:
+        engines = []
+        for number, further in enumerate(({}, {}, GRAPHS)):
+            options = from_keeper(name, {"mem_fraction_static": 0.5, **further}, in_place=True, publish=True, load_format="dummy")
+            engines.append(stack.enter_context(started(folder, f"engine{number}", model, options)))
+            found[f"GB with {number + 1} engines"] = gigabytes()
+            found[f"in place {number}"] = lines(folder, f"engine{number}", "in place in ")
+            found[f"load {number}"] = [line.split(",")[0] for line in lines(folder, f"engine{number}", "Load weight end. ")]
+        check(engines[2].call("digests"), engines[0].call("digests"), "checksums")
+        check(engines[2].call("tokens"), engines[0].call("tokens"), "tokens")
+    return found

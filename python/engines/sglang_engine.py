@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -65,6 +66,12 @@ class Calls:
 
     def ready(self) -> None:
         """Returns when the engine runs."""
+
+    def die(self) -> None:
+        """Kills the processes of the engine, and then this one."""
+        for pid in self._engine.get_all_child_pids():
+            os.kill(pid, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def versions(self) -> dict[str, str]:
         return versions()
