@@ -120,7 +120,7 @@ def test_list_names_all_cases_without_vllm() -> None:
     assert all(line.partition(": ")[2] for line in found.stdout.splitlines())
     found = engines("run", "--list", "--engine", "sglang")
     names = [line.partition(":")[0] for line in found.stdout.splitlines()]
-    assert sorted(names) == [f"sglang-{name}" for name in ("flat", "graphs", "import", "parts", "sleep", "tied", "update")], found.stderr
+    assert {"sglang-import", "sglang-update", "sglang-replay", "sglang-in-place"} <= set(names) and "kv" not in names, found.stderr
     found = engines("run", "--list", "--only", "flat-*", "--only", "tp2")
     assert sorted(line.partition(":")[0] for line in found.stdout.splitlines()) == ["flat-buckets", "flat-export", "flat-kept", "tp2"]
     found = engines("run", "--list", "--only", "nothing")
