@@ -4,7 +4,7 @@
 //! A state dict has thousands of tensors, and a dozen of attributes of each would cost more than the export.
 
 use std::ffi::{c_int, c_void};
-use std::{ptr, slice};
+use std::ptr;
 
 use device_ipc::DeviceOrdinal;
 use pyo3::ffi;
@@ -111,9 +111,8 @@ impl Exchange {
             drop(PyErr::take(tensor.py()));
             return Ok(None);
         }
-        // SAFETY: the function has written it, and the tensor is alive and unchanged.
-        let may_be_neg = unsafe { may_be_neg(&found) };
-        if may_be_neg && self.is_neg.call(tensor)?.is_truthy()?
+        // The description says nothing of lazy tensors. `conj().imag` is a lazy negative, which cannot be viewed as another type.
+        if is_part_of_complex(found.dtype) && self.is_neg.call(tensor)?.is_truthy()?
             || is_complex(found.dtype) && self.is_conj.call(tensor)?.is_truthy()?
         {
             return Ok(None);
@@ -148,22 +147,6 @@ impl Exchange {
         }
         Ok(Some(stream as u64))
     }
-}
-
-/// Returns whether the tensor may be a lazy negative, which the description does not say and PyTorch only in a call that releases the
-/// interpreter lock. `conj().imag` is one: a view of every second element, which cannot be viewed as another type.
-///
-/// # Safety
-///
-/// `shape` and `strides` have `ndim` elements.
-unsafe fn may_be_neg(tensor: &DlTensor) -> bool {
-    if !is_part_of_complex(tensor.dtype) || tensor.ndim <= 0 || tensor.strides.is_null() {
-        return is_part_of_complex(tensor.dtype);
-    }
-    // SAFETY: the caller guarantees it.
-    let list = |at: *mut i64| unsafe { slice::from_raw_parts(at, tensor.ndim as usize) };
-    let mut axes = list(tensor.shape).iter().zip(list(tensor.strides));
-    is_complex(tensor.dtype) || !axes.any(|(size, stride)| *size > 1 && stride % 2 != 0)
 }
 
 fn find(py: Python<'_>) -> PyResult<Option<Exchange>> {

@@ -109,7 +109,7 @@ def test_tensors_that_are_not_plain_memory_are_refused() -> None:
     with pytest.raises(TypeError, match="conjugate"):
         device_ipc.share(torch.ones(3, dtype=torch.complex64).conj())
     lazy = torch.ones(2, 3, dtype=torch.complex64).conj().imag
-    for negative in [lazy, lazy.t(), lazy[1], lazy[:1, :1], lazy[0, 0], lazy.expand(4, 2, 3)]:
+    for negative in [lazy, lazy.t(), lazy[1], lazy[:1, :1], lazy[0, 0], lazy.expand(4, 2, 3), lazy.as_strided((4,), (1,)), torch._neg_view(torch.ones(3))]:
         with pytest.raises(TypeError, match="negative"):
             device_ipc.share(negative)
     with pytest.raises(TypeError, match="quantized"):
