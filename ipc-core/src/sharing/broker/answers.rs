@@ -2,7 +2,8 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use super::session::{BrokerSession, WaitingAnswer};
+use super::session::BrokerSession;
+use super::waiting::WaitingAnswer;
 use crate::backend::HandleBytes;
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;

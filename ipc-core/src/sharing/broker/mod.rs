@@ -12,6 +12,7 @@
 mod answers;
 mod copies;
 mod session;
+mod waiting;
 
 use std::any::Any;
 use std::collections::{VecDeque, hash_map};

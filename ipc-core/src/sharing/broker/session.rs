@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::waiting::WaitingAnswer;
 use crate::backend::Access;
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
@@ -14,7 +15,7 @@ use crate::sharing::Runtime;
 use crate::sharing::export::{ExportTable, Importer, OpenRequest, Readahead, stale};
 use crate::sharing::lease_page::{LeasePlaces, LeaseWord};
 use crate::sharing::staging::{Outgoing, Refused};
-use crate::sharing::timeline::{Returned, Slots, Termination, Timeline};
+use crate::sharing::timeline::{Returned, Slots, Termination};
 use crate::transport::{Allotment, Budget, Connection, ConnectionId, Epoch, Next, PeerCredentials, Session};
 use crate::wire::MAX_LEASES_AHEAD;
 use crate::wire::descriptor::ExportId;
@@ -61,14 +62,15 @@ pub(crate) struct BrokerSession<'a> {
     blocks: Vec<Allotment>,
     wrong_tokens: u32,
     /// Replies that wait for the driver.
-    waiting: HashMap<u64, WaitingAnswer>,
-    checks: u64,
+    pub(super) waiting: HashMap<u64, WaitingAnswer>,
+    /// The number of the last of them.
+    pub(super) checks: u64,
     /// The importer's devices, in the order of their first use.
     devices: Vec<u32>,
     /// Counter slots of the leases.
     pub(super) slots: Slots<LeaseId>,
     /// Words of the leases in the page of lease states.
-    places: LeasePlaces,
+    pub(super) places: LeasePlaces,
     /// Copies, by their leases.
     pub(super) stagings: HashMap<LeaseId, Arc<Outgoing>>,
     /// The number of the next opens that get no leases ahead, because the importer has returned one: its cache has no room, or the
@@ -77,13 +79,6 @@ pub(crate) struct BrokerSession<'a> {
     readahead: Readahead,
     /// The importer exits in order, and its device work with the memory has completed.
     exits: bool,
-}
-
-/// A reply that waits for the driver. It contains no reference to the export, because the poller must not drop an owner.
-pub(super) enum WaitingAnswer {
-    Opened { request: RequestId, lease: LeaseId, device: usize },
-    Confirmation(RequestId),
-    Timeline(RequestId, LeaseId, Timeline),
 }
 
 /// An event from the worker.
@@ -500,50 +495,5 @@ impl<'a> BrokerSession<'a> {
         }
         self.devices.push(on);
         Some(self.devices.len() - 1)
-    }
-
-    /// Calls the driver on the worker; the reply waits for the outcome.
-    pub(super) fn ask_the_driver(
-        &mut self,
-        answer: WaitingAnswer,
-        ask: impl FnOnce() -> Result<(), Refusal> + Send + 'static,
-    ) -> Next {
-        let runtime = self.runtime;
-        self.checks += 1;
-        let (connection, check) = (self.connection, self.checks);
-        self.waiting.insert(check, answer);
-        runtime.worker.submit(move || runtime.poller.send_event(connection, Event::Checked(check, ask())));
-        Next::Keep
-    }
-
-    /// Sends a reply that has waited for the driver.
-    fn checked(&mut self, check: u64, result: Result<(), Refusal>, connection: &mut Connection) -> Next {
-        match (self.waiting.remove(&check), result) {
-            (None, _) => Next::Keep,
-            (Some(WaitingAnswer::Opened { request, lease, device }), Ok(())) => {
-                let export = self.leases.get(&lease);
-                match export.and_then(|export| self.exports.granted(*export, lease)) {
-                    Some(granted) => self.send_opened(request, &granted, device, connection),
-                    None => connection.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]),
-                }
-            }
-            (Some(WaitingAnswer::Confirmation(request)), Ok(())) => {
-                connection.send(&Reply::Confirmed { request }, &[])
-            }
-            (Some(WaitingAnswer::Opened { request, lease, .. }), Err(refusal)) => {
-                if let Some(export) = self.leases.remove(&lease) {
-                    self.exports.release(export, lease, Termination::Released);
-                    self.places.give_back(lease);
-                }
-                connection.send(&Reply::Refused { request, refusal }, &[])
-            }
-            (Some(WaitingAnswer::Timeline(request, lease, timeline)), Ok(())) => {
-                self.send_timeline(request, lease, &timeline, connection)
-            }
-            (
-                Some(WaitingAnswer::Confirmation(request) | WaitingAnswer::Timeline(request, ..)),
-                Err(refusal),
-            ) => connection.send(&Reply::Refused { request, refusal }, &[]),
-        }
     }
 }

@@ -1,28 +1,24 @@
 //! The sections of a descriptor. `docs/spec/descriptor.md` specifies them; change both together.
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
 use std::net::SocketAddr;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::Arc;
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::envelope::{self, ENVELOPE_BYTES, checked_sections, close};
+use super::exporter::{self, Exporter};
 use super::section::{self, SECTION_HEAD_BYTES, Section, bad, check_end, take, take_head};
 use super::{
-    BackendName, Contents, DescribedExtent, DescribedRegion, DescribedRegions, Descriptor, DescriptorError,
-    ExportId, Memory, Part, PartRegions, Tensors, network,
+    Contents, DescribedExtent, DescribedRegion, DescribedRegions, Descriptor, DescriptorError, ExportId,
+    Memory, Part, PartRegions, Tensors, network,
 };
-use crate::backend::Access;
 use crate::model::device::{DeviceIdentity, HostId};
 use crate::model::layout::{Dtype, LayoutError, MAX_DIMENSIONS, TensorLayout};
 use crate::model::one_or_many::OneOrMany;
-use crate::os::process::ProcessIdentity;
 use crate::wire::ring::RingSlots;
-use crate::wire::{BrokerAddress, MAX_ADDRESS_BYTES, MAX_HANDLES, Token};
+use crate::wire::{MAX_HANDLES, Token};
 
 /// Maximum number of adjacent allocations of a region.
 pub const MAX_EXTENTS: usize = 2048;
@@ -35,29 +31,10 @@ pub const MAX_REGIONS_ALLOCATIONS: usize = MAX_HANDLES;
 
 const HOME_UUID: u8 = 1;
 const HOME_HOST_PHYSICAL: u8 = 2;
-const ADDRESS_ABSTRACT: u8 = 1;
-const ADDRESS_PATH: u8 = 2;
-const ACCESS_READ_ONLY: u8 = 1;
-const ACCESS_READ_WRITE: u8 = 2;
 const REGIONS_READY: u8 = 1 << 0;
 
-/// `IntoBytes` and `Unaligned` prove at compile time that this struct and the following ones have no padding.
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-struct ExporterHead {
-    host: [u8; 16],
-    boot: [u8; 16],
-    pid_namespace: U64,
-    net_namespace: U64,
-    pid: U32,
-    start_time: U64,
-    access: u8,
-    backend_bytes: u8,
-    address_kind: u8,
-    address_bytes: u8,
-}
-
-/// The regions on one device.
+/// The regions on one device. `IntoBytes` and `Unaligned` prove at compile time that this struct and the following ones have no
+/// padding.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RegionsHead {
@@ -106,7 +83,7 @@ impl Descriptor {
         let contents = self.contents();
         let total = encoded_bytes(contents, None);
         let mut bytes = envelope::begin(total);
-        write_exporter(contents, &mut bytes);
+        exporter::write(contents, &mut bytes);
         contents.parts.iter().for_each(|part| write_regions(part, &mut bytes));
         match &contents.memory {
             Memory::Region(region) => {
@@ -159,8 +136,6 @@ impl Descriptor {
 
 /// Returns the size of the binary form in bytes; `tensors` is the size of the named tensors, if they are not encoded yet.
 pub(crate) fn encoded_bytes(contents: &Contents, tensors: Option<usize>) -> usize {
-    let exporter =
-        size_of::<ExporterHead>() + contents.backend.as_str().len() + contents.broker.bytes().len();
     let parts: usize = contents.parts.iter().map(|part| SECTION_HEAD_BYTES + regions_bytes(part)).sum();
     let memory = match &contents.memory {
         Memory::Region(DescribedRegion { layout, .. }) => {
@@ -174,7 +149,14 @@ pub(crate) fn encoded_bytes(contents: &Contents, tensors: Option<usize>) -> usiz
         [] => 0,
         addresses => SECTION_HEAD_BYTES + network::body_bytes(addresses),
     };
-    ENVELOPE_BYTES + SECTION_HEAD_BYTES + exporter + parts + SECTION_HEAD_BYTES + memory + ring + network
+    ENVELOPE_BYTES
+        + SECTION_HEAD_BYTES
+        + exporter::body_bytes(contents)
+        + parts
+        + SECTION_HEAD_BYTES
+        + memory
+        + ring
+        + network
 }
 
 fn regions_bytes(part: &Part) -> usize {
@@ -186,30 +168,6 @@ fn regions_bytes(part: &Part) -> usize {
 
 fn layout_bytes(layout: &TensorLayout) -> usize {
     size_of::<LayoutHead>() + layout.shape().len() * 16
-}
-
-fn write_exporter(contents: &Contents, bytes: &mut Vec<u8>) {
-    let Contents { backend, exporter, broker, .. } = contents;
-    let (backend, address) = (backend.as_str(), broker.bytes());
-    let head = ExporterHead {
-        host: *exporter.host.as_bytes(),
-        boot: exporter.boot,
-        pid_namespace: U64::new(exporter.pid_namespace),
-        net_namespace: U64::new(exporter.net_namespace),
-        pid: U32::new(exporter.pid),
-        start_time: U64::new(exporter.start_time),
-        access: if contents.access.is_writable() { ACCESS_READ_WRITE } else { ACCESS_READ_ONLY },
-        backend_bytes: backend.len() as u8,
-        address_kind: match broker {
-            BrokerAddress::Abstract(_) => ADDRESS_ABSTRACT,
-            BrokerAddress::Path(_) => ADDRESS_PATH,
-        },
-        address_bytes: address.len() as u8,
-    };
-    section::begin(section::EXPORTER, size_of::<ExporterHead>() + backend.len() + address.len(), bytes);
-    bytes.extend_from_slice(head.as_bytes());
-    bytes.extend_from_slice(backend.as_bytes());
-    bytes.extend_from_slice(address);
 }
 
 fn write_regions(part: &Part, bytes: &mut Vec<u8>) {
@@ -264,13 +222,6 @@ struct Sections {
     network: Vec<SocketAddr>,
 }
 
-struct Exporter {
-    identity: ProcessIdentity,
-    access: Access,
-    backend: BackendName,
-    broker: BrokerAddress,
-}
-
 struct Parts {
     list: OneOrMany<Part>,
     allocations_left: usize,
@@ -286,7 +237,7 @@ impl Sections {
     fn read(&mut self, section: &Section<'_>) -> Result<(), DescriptorError> {
         let mut body = section.body;
         match section.kind {
-            section::EXPORTER => self.exporter = Some(read_exporter(&mut body)?),
+            section::EXPORTER => self.exporter = Some(exporter::read(&mut body)?),
             section::REGIONS => self.parts.read(&mut body)?,
             section::REGION => {
                 let region = take_head::<RegionBody>(&mut body)?;
@@ -444,53 +395,12 @@ fn region_in(
     Ok(DescribedRegion { offset, len, layout })
 }
 
-fn read_exporter(body: &mut &[u8]) -> Result<Exporter, DescriptorError> {
-    let head = take_head::<ExporterHead>(body)?;
-    let backend = read_backend(take(body, usize::from(head.backend_bytes))?)?;
-    let broker = read_address(head.address_kind, take(body, usize::from(head.address_bytes))?)?;
-    let identity = ProcessIdentity {
-        host: HostId::from_bytes(head.host),
-        boot: head.boot,
-        pid_namespace: head.pid_namespace.get(),
-        net_namespace: head.net_namespace.get(),
-        pid: head.pid.get(),
-        start_time: head.start_time.get(),
-    };
-    let access = match head.access {
-        ACCESS_READ_ONLY => Access::ReadOnly,
-        ACCESS_READ_WRITE => Access::ReadWrite,
-        other => return Err(bad("access", &format!("kind {other} is not known"))),
-    };
-    Ok(Exporter { identity, access, backend, broker })
-}
-
 fn read_home(kind: u8, home: [u8; 16], physical: u32) -> Result<DeviceIdentity, DescriptorError> {
     match kind {
         HOME_UUID if physical != 0 => Err(bad("home device", "a UUID has no physical number")),
         HOME_UUID => Ok(DeviceIdentity::Uuid(home)),
         HOME_HOST_PHYSICAL => Ok(DeviceIdentity::HostPhysical { host: HostId::from_bytes(home), physical }),
         other => Err(bad("home device", &format!("kind {other} of identity is not known"))),
-    }
-}
-
-fn read_backend(bytes: &[u8]) -> Result<BackendName, DescriptorError> {
-    BackendName::read(bytes).ok_or_else(|| bad("backend", "a name is 1 to 32 letters, digits, '-' or '_'"))
-}
-
-fn read_address(kind: u8, bytes: &[u8]) -> Result<BrokerAddress, DescriptorError> {
-    if bytes.is_empty() || bytes.len() > MAX_ADDRESS_BYTES {
-        return Err(bad(
-            "socket address",
-            &format!("it has {} bytes, not 1 to {MAX_ADDRESS_BYTES}", bytes.len()),
-        ));
-    }
-    match kind {
-        ADDRESS_ABSTRACT => Ok(BrokerAddress::Abstract(bytes.into())),
-        ADDRESS_PATH if bytes[0] == b'/' && !bytes.contains(&0) => {
-            Ok(BrokerAddress::Path(Path::new(OsStr::from_bytes(bytes)).into()))
-        }
-        ADDRESS_PATH => Err(bad("socket address", "it is no absolute path")),
-        other => Err(bad("socket address", &format!("kind {other} is not known"))),
     }
 }
 

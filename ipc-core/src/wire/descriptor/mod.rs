@@ -7,12 +7,15 @@
 //! Every reader treats a descriptor as hostile: the checksum is verified first, no memory is allocated from a length that was
 //! not checked, and all offsets and lengths are checked against each other here and against the driver's answer after the open.
 
+#[cfg(test)]
+pub(crate) mod arbitrary;
 mod backend_name;
 mod binary;
 mod envelope;
+mod exporter;
 mod network;
 #[cfg(test)]
-pub(crate) mod properties;
+mod properties;
 mod regions;
 mod section;
 mod tensors;

@@ -3,7 +3,7 @@ use proptest::strategy::ValueTree;
 
 use super::*;
 use crate::model::tensor::{Dtype, TensorLayout, TensorTable};
-use crate::wire::descriptor::properties::descriptor;
+use crate::wire::descriptor::arbitrary::descriptor;
 use crate::wire::descriptor::{Descriptor, Tensors};
 
 proptest! {
