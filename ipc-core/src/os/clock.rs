@@ -41,6 +41,11 @@ pub(crate) fn slice(left: Duration) -> Duration {
     interrupt::slice(advanced::slice(left))
 }
 
+/// Returns whether the next [`slice`] of this thread checks for an interruption.
+pub(crate) fn is_check_due() -> bool {
+    interrupt::is_check_due()
+}
+
 /// Returns whether waits have to be sliced.
 fn is_sliced() -> bool {
     is_taken() || interrupt::is_interruptible()

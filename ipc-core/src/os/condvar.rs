@@ -1,7 +1,7 @@
 //! A condition variable that makes no system call when no thread waits.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar as Std, LockResult, MutexGuard, PoisonError, WaitTimeoutResult};
+use std::sync::{Condvar as Std, LockResult, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::clock;
@@ -25,19 +25,28 @@ impl Condvar {
         self.counted(|| self.inner.wait(guard))
     }
 
-    /// Waits for a notification, no longer than `timeout`. May return earlier.
+    /// Waits for a notification, no longer than `timeout`. May return earlier. The guard is that of the mutex.
     #[allow(clippy::disallowed_methods, reason = "the clock determines the duration")]
     pub(crate) fn wait_timeout<'a, T>(
         &self,
+        mutex: &'a Mutex<T>,
         guard: MutexGuard<'a, T>,
         timeout: Duration,
-    ) -> LockResult<(MutexGuard<'a, T>, WaitTimeoutResult)> {
-        self.counted(|| self.inner.wait_timeout(guard, clock::slice(timeout)))
+    ) -> MutexGuard<'a, T> {
+        if clock::is_check_due() {
+            // The check may wait for a lock of the caller, such as that of Python's interpreter, whose owner waits for this mutex.
+            drop(guard);
+            clock::slice(timeout);
+            return mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        }
+        let waited = self.counted(|| self.inner.wait_timeout(guard, clock::slice(timeout)));
+        waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Waits while `condition` is true, no longer than `timeout`.
+    /// Waits while `condition` is true, no longer than `timeout`. The guard is that of the mutex.
     pub(crate) fn wait_timeout_while<'a, T>(
         &self,
+        mutex: &'a Mutex<T>,
         mut guard: MutexGuard<'a, T>,
         timeout: Duration,
         mut condition: impl FnMut(&mut T) -> bool,
@@ -48,7 +57,7 @@ impl Condvar {
             if left.is_zero() {
                 break;
             }
-            guard = self.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
+            guard = self.wait_timeout(mutex, guard, left);
         }
         guard
     }

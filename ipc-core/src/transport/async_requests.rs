@@ -97,7 +97,7 @@ impl AsyncReply {
     pub(crate) fn wait(&self, deadline: Deadline) -> Option<Outcome> {
         let answered = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         let nothing = |answered: &mut Option<Outcome>| answered.is_none();
-        self.changed.wait_timeout_while(answered, deadline.left(), nothing).take()
+        self.changed.wait_timeout_while(&self.outcome, answered, deadline.left(), nothing).take()
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) fn close_elsewhere(owner: impl Send + 'static) {
 /// Waits until everything is closed. False after the timeout.
 #[cfg(feature = "kill-points")]
 pub(crate) fn wait_until_closed(timeout: std::time::Duration) -> bool {
-    IDLE.wait_timeout_while(lock(), timeout, |closer| closer.threads > 0).threads == 0
+    IDLE.wait_timeout_while(&CLOSER, lock(), timeout, |closer| closer.threads > 0).threads == 0
 }
 
 /// Returns how many owners wait until a thread has closed those before them.

@@ -30,7 +30,7 @@ impl<T> TimedMutex<T> {
             if left.is_zero() {
                 return None;
             }
-            inside = self.free.wait_timeout(inside, left).unwrap_or_else(PoisonError::into_inner).0;
+            inside = self.free.wait_timeout(&self.inside, inside, left);
         }
     }
 

@@ -71,7 +71,7 @@ impl Backlog {
             if left.is_zero() {
                 return;
             }
-            guard = self.shrunk.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
+            guard = self.shrunk.wait_timeout(&self.mutex, guard, left);
         }
     }
 }

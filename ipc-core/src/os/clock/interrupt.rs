@@ -57,11 +57,13 @@ pub(super) fn is_interrupted() -> bool {
     matches!(STATE.get(), Interruption::Interrupted)
 }
 
+pub(super) fn is_check_due() -> bool {
+    matches!(STATE.get(), Interruption::Interruptible(checked) if checked.elapsed() >= PERIOD)
+}
+
 /// Checks, if that is due. Returns the time for which the thread may wait before the next check.
 pub(super) fn slice(left: Duration) -> Duration {
-    if let Interruption::Interruptible(checked) = STATE.get()
-        && checked.elapsed() >= PERIOD
-    {
+    if is_check_due() {
         // Taken out: the check may call this crate.
         STATE.set(Interruption::Plain);
         let check = CHECK.take();

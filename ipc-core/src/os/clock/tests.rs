@@ -36,7 +36,7 @@ fn waits() -> [(&'static str, Wait); 4] {
     };
     let wait = || {
         let (mutex, condvar) = (Mutex::new(()), Condvar::new());
-        drop(condvar.wait_timeout_while(mutex.lock().unwrap(), HOUR, |()| true));
+        drop(condvar.wait_timeout_while(&mutex, mutex.lock().unwrap(), HOUR, |()| true));
     };
     [
         ("sleep", Box::new(|| sleep(HOUR))),
@@ -119,6 +119,19 @@ fn interrupted_call_ends_its_waits_early_and_only_those() {
         assert!(begin.elapsed() < Duration::from_secs(30), "{name}");
         assert!(left(now() + HOUR) > Duration::ZERO, "{name}");
     }
+}
+
+#[test]
+fn interrupt_is_checked_without_the_mutex_of_a_wait() {
+    let mutex = std::rc::Rc::new(Mutex::new(()));
+    let locked = std::rc::Rc::clone(&mutex);
+    // As another thread does that has the lock which the check waits for.
+    let check = move || {
+        assert!(locked.try_lock().is_ok(), "the mutex is locked");
+        true
+    };
+    let condvar = Condvar::new();
+    interruptible(check, || drop(condvar.wait_timeout_while(&mutex, mutex.lock().unwrap(), HOUR, |()| true)));
 }
 
 #[test]

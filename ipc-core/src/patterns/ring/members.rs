@@ -248,7 +248,7 @@ impl Members {
             if left.is_zero() {
                 return Err(found);
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.changed.wait_timeout(&self.state, state, left);
         }
     }
 

@@ -433,7 +433,7 @@ impl ReaderState {
         }
         check_may_wait("taking a slot ahead of its publication", self.timeout)?;
         let dropped = |releases: &mut Releases| releases.taken.any_dropped();
-        let releases = self.released.wait_timeout_while(releases, self.timeout, dropped);
+        let releases = self.released.wait_timeout_while(&self.releases, releases, self.timeout, dropped);
         if !releases.taken.any_dropped() {
             return Ok(());
         }

@@ -150,7 +150,11 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
             if left.is_zero() {
                 return Err(deadline.passed("the open or close of the same memory by another thread", ""));
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            #[cfg(not(all(loom, test)))]
+            let waited = self.changed.wait_timeout(&self.state, state, left);
+            #[cfg(all(loom, test))]
+            let waited = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = waited;
         };
         let opening = Arc::new(CacheEntry::opening(key));
         state.entries.replace(ByKey(Arc::clone(&opening)));

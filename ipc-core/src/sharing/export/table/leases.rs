@@ -1,7 +1,7 @@
 //! Leases on exports, from the grant to the end, and their timelines.
 
 use std::collections::HashSet;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::BorrowedMemory;
@@ -291,7 +291,7 @@ impl ExportTable {
             if left.is_zero() {
                 return Err(found.len());
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.changed.wait_timeout(&self.state, state, left);
         }
     }
 

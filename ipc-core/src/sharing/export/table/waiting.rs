@@ -1,6 +1,6 @@
 //! Waits for the release of exports. A long one is logged, once.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use super::{Entry, ExportTable, State};
@@ -125,7 +125,7 @@ impl ExportTable {
         has_leases: bool,
     ) -> MutexGuard<'a, State> {
         let left = if has_leases { left.min(LOOK_AT_STATES) } else { left };
-        self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+        self.changed.wait_timeout(&self.state, state, left)
     }
 }
 
