@@ -78,7 +78,7 @@ impl<'a, T> OpenBuilder<'a, T> {
 
     /// Sets the timeout for the exporter's answer, and for the bytes to be ready if no stream waits for them; by default the
     /// timeout of the [`Ipc`](crate::Ipc). A timeout of zero opens memory that this process has open or keeps open, without a request
-    /// to the exporter.
+    /// to the exporter; requests of the mapping then have the timeout of the [`Ipc`](crate::Ipc).
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.options.timeout = timeout;
         self

@@ -66,7 +66,10 @@ impl OpenExport<'_> {
 
     #[inline]
     pub(super) fn part(&self, source: MappingSource) -> OpenPart {
-        let (device, access, timeout) = (self.device, self.access, self.time_limit.timeout);
+        let (device, access) = (self.device, self.access);
+        // Zero is the limit of an open without a request, and not that of later requests of the mapping.
+        let timeout = Some(self.time_limit.timeout).filter(|timeout| !timeout.is_zero());
+        let timeout = timeout.unwrap_or_else(|| self.ipc.timeout());
         let at_home = self.home == Some(device) || matches!(source, MappingSource::Copy(_));
         OpenPart::new(self.runtime, source, PartSettings { device, access, at_home, timeout })
     }
