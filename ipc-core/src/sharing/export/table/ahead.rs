@@ -36,6 +36,7 @@ impl ExportTable {
         // Not dropped under the lock: the export, which the reply to the importer keeps, has another reference.
         let opened_in = exports.get(&opened).and_then(|entry| entry.allocation_ahead());
         let Some(allocation) = opened_in.map(Arc::clone) else { return begun };
+        let now = clock::now();
         let next = exports.range_mut((Bound::Excluded(opened), Bound::Unbounded)).take(MAX_LEASES_AHEAD);
         for (export, entry) in next {
             let Some(own) = entry.leased_ahead(access, importer) else { continue };
@@ -53,7 +54,7 @@ impl ExportTable {
             word.begin_ahead();
             *last_lease += 1;
             let (lease, slot) = (LeaseId(*last_lease), word.slot());
-            let ahead = Lease::new(Importer { word: Some(word), ..importer.clone() }, clock::now(), true);
+            let ahead = Lease::new(Importer { word: Some(word), ..importer.clone() }, now, true);
             if entry.recalled || entry.watcher().is_some() {
                 ahead.watch();
             }
