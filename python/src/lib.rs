@@ -21,6 +21,7 @@ mod log;
 mod mapping;
 mod mapping_inner;
 mod memory;
+mod named_tensors;
 mod open;
 mod owner;
 mod pull;

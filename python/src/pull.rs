@@ -6,9 +6,10 @@ use pyo3::prelude::*;
 
 use crate::error::OrRaise as _;
 use crate::export::parse;
+use crate::named_tensors::NamedTensors;
 use crate::owner::PyOwner;
 use crate::session::ipc_for_users;
-use crate::share::{owned, sources};
+use crate::share::Source;
 use crate::wait;
 
 /// Copies memory of another host into tensors that exist already, such as the weights of a model: one tensor, or a mapping of names
@@ -37,20 +38,22 @@ pub(crate) fn pull_into(
 ) -> PyResult<()> {
     let descriptor = parse(py, descriptor)?;
     let limit = wait::limit(timeout)?;
-    let sources = sources(py, "pull into", tensors, None)?;
-    for (name, source) in &sources {
-        if !source.is_writable {
-            let name = name.as_deref().map_or_else(|| "the tensor".to_owned(), |name| format!("{name:?}"));
-            return Err(PyValueError::new_err(format!("{name} is read-only; pull into writable tensors")));
-        }
-    }
     let ipc = ipc_for_users(py, Some(descriptor.backend()), &allow_users.unwrap_or_default())?;
-    let (report, parts) = (progress.map(report), owned(sources));
-    let call = move || -> device_ipc::Result<()> {
-        let mut set = ipc.tensors();
-        for (name, owner, layout) in parts {
-            set.owned(name.as_deref().unwrap_or("tensor"), owner, Some(layout))?;
+    let check = |name: &str, source: &Source| {
+        if source.is_writable {
+            return Ok(());
         }
+        Err(PyValueError::new_err(format!("{name:?} is read-only; pull into writable tensors")))
+    };
+    let entry_point = |_: &str| Ok(ipc.clone());
+    let mut named = NamedTensors::new(py, &entry_point, &check);
+    match Source::read(py, tensors)? {
+        Some(source) => named.add("tensor", source)?,
+        None => named.add_all("pull into", tensors)?,
+    }
+    let set = named.finish().map_or_else(|| ipc.tensors(), |(_, set, _)| set);
+    let report = progress.map(report);
+    let call = move || -> device_ipc::Result<()> {
         let mut builder = ipc.open(&descriptor).timeout(limit);
         if let Some(report) = &report {
             builder = builder.on_progress(report);

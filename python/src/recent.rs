@@ -57,7 +57,7 @@ pub(crate) fn export_of(
         let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
         let recent = table.recent.get_or_insert_default();
         match recent.get_mut(&key) {
-            Some(known) if known.region == source.region() && known.layout == *source.layout() => {
+            Some(known) if known.region == source.region && known.layout == source.layout => {
                 known.sent = Instant::now();
                 (Some((Arc::clone(&known.export), known.ipc.clone(), known.region.device)), None)
             }
@@ -81,7 +81,7 @@ pub(crate) fn export_of(
         },
     )?;
     let reference = PyWeakrefReference::new_with(tensor, ended)?.unbind();
-    let (region, layout) = (source.region(), source.layout().clone());
+    let (region, layout) = (source.region, source.layout.clone());
     let (export, ipc) = share::start(py, source)?;
     let export = Arc::new(export);
     let entry = Recent {

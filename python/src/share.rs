@@ -1,7 +1,6 @@
 //! Sharing tensors of any framework.
 
-use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use device_ipc::{
     DeviceOrdinal, DevicePtr, DeviceRange, Error, ExposurePolicy, Ipc, OwnedRegion, Region, ShareBuilder,
@@ -9,7 +8,7 @@ use device_ipc::{
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString, PyTuple, PyType};
+use pyo3::types::{PyList, PyTuple, PyType};
 
 use crate::dlpack::Foreign;
 use crate::error::{OrRaise as _, PlacementError, exception};
@@ -17,6 +16,7 @@ use crate::exchange::Exchange;
 use crate::export::Export;
 use crate::mapping::Mapping;
 use crate::memory::dtype;
+use crate::named_tensors::NamedTensors;
 use crate::owner::PyOwner;
 use crate::session::{access, host_backend, ipc_for_users, ipc_in_use};
 use crate::stream::StreamArg;
@@ -24,26 +24,26 @@ use crate::tensor::{Keeper, Tensor};
 use crate::{backend, cuda_array_interface, dlpack};
 
 /// The value that keeps shared memory allocated.
-#[expect(dead_code, reason = "the values are only dropped")]
 pub(crate) enum Owner {
+    Object(#[expect(dead_code, reason = "it is only dropped")] PyOwner),
     /// The objects of all tensors that are shared together, so that their drop takes the interpreter lock once.
-    Python(Arc<PyOwner<Vec<Py<PyAny>>>>),
-    Native(Keeper),
+    Objects(#[expect(dead_code, reason = "they are only dropped")] Arc<OnceLock<PyOwner<Vec<Py<PyAny>>>>>),
+    Native(#[expect(dead_code, reason = "it is only dropped")] Keeper),
 }
 
 /// A tensor that is to be shared.
 pub(crate) struct Source {
     pub(crate) backend: &'static str,
     pub(crate) device: DeviceOrdinal,
-    region: DeviceRange,
-    layout: TensorLayout,
+    pub(crate) region: DeviceRange,
+    pub(crate) layout: TensorLayout,
     /// Whether the framework permits writing.
     pub(crate) is_writable: bool,
-    owner: SourceOwner,
+    pub(crate) owner: SourceOwner,
 }
 
 /// The value that keeps the memory of one tensor allocated.
-enum SourceOwner {
+pub(crate) enum SourceOwner {
     Object(Py<PyAny>),
     Native(Keeper),
 }
@@ -99,49 +99,29 @@ impl Source {
 
     /// Returns the memory for a ring, and what keeps it allocated for tensors in its slots.
     pub(crate) fn kept(self) -> (OwnedRegion<Arc<Owner>>, Keeper) {
-        let region = Region::new(self.backend, self.region).with_dtype(self.layout.dtype());
-        let owner = Arc::new(match self.owner {
-            SourceOwner::Object(object) => Owner::Python(Arc::new(PyOwner::new(vec![object]))),
-            SourceOwner::Native(keeper) => Owner::Native(keeper),
-        });
+        let (region, owner, _) = self.parts();
+        let owner = Arc::new(owner);
         let keeper = Keeper::Owned(Arc::clone(&owner) as _);
         // SAFETY: as in `owned`.
         (unsafe { OwnedRegion::new(owner, region) }, keeper)
     }
 
-    pub(crate) const fn region(&self) -> DeviceRange {
-        self.region
-    }
-
-    pub(crate) const fn layout(&self) -> &TensorLayout {
-        &self.layout
-    }
-}
-
-/// The memory of a tensor with its name and layout.
-pub(crate) type Part = (Option<String>, OwnedRegion<Owner>, TensorLayout);
-
-/// Returns the memory of tensors that are shared together.
-pub(crate) fn owned(sources: Vec<(Option<String>, Source)>) -> Vec<Part> {
-    let (mut objects, mut parts) = (Vec::new(), Vec::with_capacity(sources.len()));
-    for (name, Source { backend, region, layout, owner, .. }) in sources {
-        let keeper = match owner {
-            SourceOwner::Native(keeper) => Some(keeper),
-            SourceOwner::Object(object) => {
-                objects.push(object);
-                None
-            }
-        };
-        parts.push((name, Region::new(backend, region).with_dtype(layout.dtype()), layout, keeper));
-    }
-    let objects = Arc::new(PyOwner::new(objects));
-    let owned = parts.into_iter().map(|(name, region, layout, keeper)| {
-        let owner = keeper.map_or_else(|| Owner::Python(Arc::clone(&objects)), Owner::Native);
+    /// Returns the memory and its layout.
+    fn owned(self) -> (OwnedRegion<Owner>, TensorLayout) {
+        let (region, owner, layout) = self.parts();
         // SAFETY: the owner keeps the memory allocated: a guard of this library, or a Python object by the rules of its
         // protocol.
-        (name, unsafe { OwnedRegion::new(owner, region) }, layout)
-    });
-    owned.collect()
+        (unsafe { OwnedRegion::new(owner, region) }, layout)
+    }
+
+    fn parts(self) -> (Region, Owner, TensorLayout) {
+        let owner = match self.owner {
+            SourceOwner::Object(object) => Owner::Object(PyOwner::new(object)),
+            SourceOwner::Native(keeper) => Owner::Native(keeper),
+        };
+        let region = Region::new(self.backend, self.region).with_dtype(self.layout.dtype());
+        (region, owner, self.layout)
+    }
 }
 
 /// Refuses memory of the host, unless a backend with such memory is in use.
@@ -241,27 +221,33 @@ pub(crate) fn share(
             return Err(PyValueError::new_err(text));
         }
     };
-    let sources = sources(py, "share", tensors, name)?;
-    let Some((_, first)) = sources.first() else {
+    let users = allow_users.unwrap_or_default();
+    let entry_point = |backend: &str| ipc_for_users(py, Some(backend), &users);
+    let mut named = NamedTensors::new(py, &entry_point, &|_, _| Ok(()));
+    match (Source::read(py, tensors)?, name) {
+        (Some(source), Some(name)) => named.add(&name, source)?,
+        (Some(source), None) => {
+            let (ipc, device) = (entry_point(source.backend)?, source.device);
+            let streams = streams(py, ready, &ipc, &[device])?;
+            let options = Options { access, exposure, streams: &streams };
+            let (owner, layout) = source.owned();
+            let shared = py.detach(|| options.start_one(&ipc, owner, &layout));
+            return shared.or_raise(py).map(|export| Export::new(export, device));
+        }
+        (None, Some(_)) => {
+            return Err(PyTypeError::new_err(
+                "name is for one tensor; the names of several are the keys of a mapping",
+            ));
+        }
+        (None, None) => named.add_all("share", tensors)?,
+    }
+    let Some((ipc, set, devices)) = named.finish() else {
         return Err(PyValueError::new_err("there is no tensor to share"));
     };
-    let device = first.device;
-    let ipc = ipc_for_users(py, Some(first.backend), &allow_users.unwrap_or_default())?;
-    let streams = streams(py, ready, &ipc, &sources)?;
+    let streams = streams(py, ready, &ipc, &devices)?;
     let options = Options { access, exposure, streams: &streams };
-    let mut parts = owned(sources);
-    if let Some((_, owner, layout)) = parts.pop_if(|(name, ..)| name.is_none()) {
-        let shared = py.detach(|| options.start_one(&ipc, owner, &layout));
-        return shared.or_raise(py).map(|export| Export::new(export, device));
-    }
-    let shared = py.detach(|| -> device_ipc::Result<_> {
-        let mut set = ipc.tensors();
-        for (name, owner, layout) in parts {
-            set.owned(name.unwrap_or_default(), owner, Some(layout))?;
-        }
-        Ok(options.apply(ipc.share_all(set)).start()?)
-    });
-    shared.or_raise(py).map(|export| Export::new(export, device))
+    let shared = py.detach(|| options.apply(ipc.share_all(set)).start());
+    shared.or_raise(py).map(|export| Export::new(export, devices[0]))
 }
 
 /// Shares one tensor without a name, read-write, behind no work. Returns the export with its entry point.
@@ -269,7 +255,7 @@ pub(crate) fn start(py: Python<'_>, source: Source) -> PyResult<(device_ipc::Exp
     let ipc = ipc_in_use(py, Some(source.backend))?;
     let options =
         Options { access: device_ipc::Access::ReadWrite, exposure: ExposurePolicy::Allow, streams: &[] };
-    let (_, owner, layout) = owned(vec![(None, source)]).remove(0);
+    let (owner, layout) = source.owned();
     let shared = py.detach(|| options.start_one(&ipc, owner, &layout));
     Ok((shared.or_raise(py)?, ipc))
 }
@@ -297,105 +283,13 @@ impl<'a> Options<'a> {
     }
 }
 
-/// Reads the tensors with their names; a single tensor without one has none. Errors name the verb of the caller.
-pub(crate) fn sources(
-    py: Python<'_>,
-    verb: &str,
-    tensors: &Bound<'_, PyAny>,
-    name: Option<String>,
-) -> PyResult<Vec<(Option<String>, Source)>> {
-    if let Some(source) = Source::read(py, tensors)? {
-        return Ok(vec![(name, source)]);
-    }
-    if name.is_some() {
-        return Err(PyTypeError::new_err(
-            "name is for one tensor; the names of several are the keys of a mapping",
-        ));
-    }
-    if !tensors.hasattr("items")? {
-        let found = tensors.get_type().name()?;
-        return Err(PyTypeError::new_err(format!(
-            "cannot {verb} {found}: expected a tensor with __dlpack__ or __cuda_array_interface__, or a mapping of names to \
-             tensors"
-        )));
-    }
-    let mut sources = Vec::new();
-    if read_mapping(py, tensors, "", &mut sources)? {
-        let mut names = HashSet::with_capacity(sources.len());
-        let mut all = sources.iter().filter_map(|(name, _)| name.as_deref());
-        if let Some(twice) = all.find(|name| !names.insert(*name)) {
-            return Err(PyValueError::new_err(format!(
-                "two tensors are called {twice:?}: the keys of nested mappings are joined with dots"
-            )));
-        }
-    }
-    if let Some((_, first)) = sources.first()
-        && let Some((Some(name), other)) = sources.iter().find(|(_, one)| one.backend != first.backend)
-    {
-        let text = format!(
-            "tensor {name:?} is on {}, and the first on {}; share them separately",
-            other.backend, first.backend
-        );
-        return Err(PlacementError::new_err(text));
-    }
-    Ok(sources)
-}
-
-/// Reads the tensors of a mapping. Those of nested mappings have dotted names: `"layer.weight"`. Returns whether a name may occur twice.
-fn read_mapping(
-    py: Python<'_>,
-    tensors: &Bound<'_, PyAny>,
-    prefix: &str,
-    sources: &mut Vec<(Option<String>, Source)>,
-) -> PyResult<bool> {
-    let mut may_repeat = !tensors.is_exact_instance_of::<PyDict>();
-    for item in tensors.call_method0("items")?.try_iter()? {
-        let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
-        let Ok(key) = key.cast::<PyString>() else {
-            return Err(PyTypeError::new_err(format!(
-                "the key {} is of type {}, and the names of tensors are strings: use str(key)",
-                key.repr()?,
-                key.get_type().name()?
-            )));
-        };
-        let key = key.to_cow()?;
-        let name = if prefix.is_empty() { key.into_owned() } else { format!("{prefix}{key}") };
-        match Source::read(py, &value).map_err(|error| of_tensor(py, &name, error))? {
-            Some(source) => sources.push((Some(name), source)),
-            None if value.hasattr("items")? => {
-                read_mapping(py, &value, &format!("{name}."), sources)?;
-                may_repeat = true;
-            }
-            None => {
-                return Err(PyTypeError::new_err(format!(
-                    "the value of {name:?} is of type {}, not a tensor of device memory",
-                    value.get_type().name()?
-                )));
-            }
-        }
-    }
-    Ok(may_repeat)
-}
-
-/// Returns the error with the name of the tensor, if its class is made from a text.
-fn of_tensor(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
-    let text = format!("tensor {name:?}: {}", error.value(py));
-    match error.get_type(py).call1((text,)) {
-        Ok(named) => PyErr::from_value(named),
-        Err(_) => error,
-    }
-}
-
-/// Returns the streams that write the tensors: those that the caller named, or those that the framework submits to.
+/// Returns the streams that write the tensors on these devices: those that the caller named, or those that the framework submits to.
 fn streams(
     py: Python<'_>,
     ready: Option<&Bound<'_, PyAny>>,
     ipc: &Ipc,
-    sources: &[(Option<String>, Source)],
+    devices: &[DeviceOrdinal],
 ) -> PyResult<Vec<StreamArg>> {
-    let mut devices: Vec<DeviceOrdinal> = sources.iter().map(|(_, source)| source.device).collect();
-    devices.sort_unstable();
-    devices.dedup();
     let several =
         |list: &Bound<'_, PyAny>| list.is_instance_of::<PyList>() || list.is_instance_of::<PyTuple>();
     match ready {

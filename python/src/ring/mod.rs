@@ -96,7 +96,7 @@ impl Ring {
             .ok_or_else(|| PyTypeError::new_err("the memory of a ring is a tensor of device memory"))?;
         let ipc = ipc_for_users(py, Some(source.backend), &allow_users.unwrap_or_default())?;
         let device = source.device;
-        let layout = slot_layout(py, source.layout(), slots)?;
+        let layout = slot_layout(py, &source.layout, slots)?;
         let (owner, keeper) = source.kept();
         let made = py.detach(|| -> device_ipc::Result<_> {
             let stream = ipc.create_stream(device)?;

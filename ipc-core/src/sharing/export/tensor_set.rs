@@ -238,6 +238,17 @@ impl TensorSet {
         self.add_memory(region, owner)
     }
 
+    /// Adds further memory of an owner that this set has: one owner may keep any number of regions.
+    ///
+    /// # Safety
+    ///
+    /// The owner of other memory of this set, on the same device, keeps the region allocated as a [`DeviceOwner`] keeps its own.
+    #[allow(unsafe_code, reason = "takes memory on trust that another value of the set owns")]
+    pub unsafe fn further_memory(&mut self, region: Region) -> MemoryId {
+        self.memories.regions.push(region);
+        MemoryId { set: self.number, index: self.memories.regions.len() - 1 }
+    }
+
     /// Adds memory without an owner; see [`Ipc::share_borrowed`](crate::Ipc::share_borrowed).
     ///
     /// # Safety
@@ -331,8 +342,8 @@ impl TensorSet {
     }
 
     fn add_memory(&mut self, region: Region, owner: impl Any + Send) -> MemoryId {
-        self.memories.regions.push(region);
         self.owners.add(&region, owner);
+        self.memories.regions.push(region);
         MemoryId { set: self.number, index: self.memories.regions.len() - 1 }
     }
 

@@ -105,6 +105,31 @@ fn named_tensors_in_borrowed_memory_are_checked_for_staleness() {
 }
 
 #[test]
+fn further_memory_of_an_owner_is_kept_until_the_release() {
+    let ipc = ipc();
+    let block = Arc::new(ipc.allocate(0, 4096).expect("memory"));
+    let half = |start| {
+        let whole = block.region();
+        Region::new(whole.backend, whole.range.slice(start, 2048).expect("a half"))
+    };
+    let mut tensors = ipc.tensors();
+    // SAFETY: the reference keeps the whole block.
+    let first = tensors.memory(unsafe { OwnedRegion::new(Arc::clone(&block), half(0)) });
+    tensors.tensor("first", first, 0, bytes(2048)).expect("it fits");
+    // SAFETY: as above.
+    let second = unsafe { tensors.further_memory(half(2048)) };
+    tensors.tensor("second", second, 0, bytes(2048)).expect("it fits");
+    let export = ipc.share_all(tensors).start().expect("shared");
+    assert_eq!(export.descriptor().allocations(), 1);
+    let mut importer = agent!(MACHINE);
+    assert_eq!(importer.ok(&format!("open x {}", export.descriptor())), "2");
+    drop(export);
+    assert_eq!(Arc::strong_count(&block), 2, "the importer has it");
+    importer.ok("drop x");
+    eventually("references to the block", 1, || Arc::strong_count(&block));
+}
+
+#[test]
 fn mapping_gives_one_tensor_or_many_by_the_same_calls() {
     let ipc = ipc();
     let export = ipc.share_all(on_two_devices(&ipc)).access(Access::ReadWrite).start().expect("shared");
