@@ -68,10 +68,18 @@ struct DlManaged {
 pub(crate) struct DlVersioned {
     major: u32,
     minor: u32,
-    context: *mut c_void,
+    pub(crate) context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut DlVersioned)>,
     flags: u64,
     tensor: DlTensor,
+}
+
+impl DlVersioned {
+    /// Describes a tensor, without a context.
+    pub(crate) fn new(tensor: DlTensor, is_writable: bool, deleter: unsafe extern "C" fn(*mut Self)) -> Self {
+        let flags = if is_writable { 0 } else { READ_ONLY };
+        Self { major: 1, minor: 0, context: ptr::null_mut(), deleter: Some(deleter), flags, tensor }
+    }
 }
 
 /// The fields of a managed tensor that both layouts have.
@@ -114,10 +122,7 @@ impl<M> Exported<M> {
             ))
         })?;
         let numbers = tensor.shape().iter().chain(tensor.strides());
-        if numbers.clone().any(|number| i64::try_from(*number).is_err()) {
-            return Err(PyBufferError::new_err("a dimension or a stride exceeds 2^63 - 1"));
-        }
-        let mut sizes: Box<[i64]> = numbers.map(|number| *number as i64).collect();
+        let mut sizes: Box<[i64]> = numbers.map(|number| signed(*number)).collect::<PyResult<_>>()?;
         let (shape, strides) = sizes.split_at_mut(tensor.shape().len());
         let (device_type, device_id) = device_of(tensor.backend, tensor.range.device.get())?;
         let dl = DlTensor {
@@ -136,16 +141,14 @@ impl<M> Exported<M> {
 
 impl Exported<DlVersioned> {
     fn versioned(tensor: &TensorData) -> PyResult<Box<Self>> {
-        let flags = if tensor.is_writable { 0 } else { READ_ONLY };
-        Self::new(tensor, |tensor| DlVersioned {
-            major: 1,
-            minor: 0,
-            context: ptr::null_mut(),
-            deleter: Some(delete::<DlVersioned>),
-            flags,
-            tensor,
-        })
+        let is_writable = tensor.is_writable;
+        Self::new(tensor, |tensor| DlVersioned::new(tensor, is_writable, delete::<DlVersioned>))
     }
+}
+
+/// Returns a dimension or a stride as DLPack has it.
+pub(crate) fn signed(number: u64) -> PyResult<i64> {
+    i64::try_from(number).map_err(|_| PyBufferError::new_err("a dimension or a stride exceeds 2^63 - 1"))
 }
 
 /// Returns the DLPack device of memory of this backend.

@@ -126,6 +126,20 @@ impl Exchange {
     /// Makes a PyTorch tensor, with a storage of its own that keeps the memory mapped. No stream waits for the bytes.
     pub(crate) fn make<'py>(&self, py: Python<'py>, tensor: &TensorData) -> PyResult<Bound<'py, PyAny>> {
         let managed = versioned(tensor)?;
+        // SAFETY: it is a new one.
+        unsafe { self.make_managed(py, managed) }
+    }
+
+    /// As [`make`](Self::make), for the tensor of a description.
+    ///
+    /// # Safety
+    ///
+    /// The description is valid, and no other consumer has it.
+    pub(crate) unsafe fn make_managed<'py>(
+        &self,
+        py: Python<'py>,
+        managed: *mut DlVersioned,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let mut made = ptr::null_mut();
         // SAFETY: the function takes the managed tensor, and deletes it once.
         if unsafe { (self.make)(managed, &raw mut made) } != 0 {

@@ -18,6 +18,7 @@ mod export;
 mod grant;
 mod keeper;
 mod log;
+mod managed_views;
 mod mapping;
 mod mapping_inner;
 mod memory;

@@ -30,6 +30,22 @@ impl MappingInner {
         }
         names
     }
+
+    /// Counts a view of each tensor.
+    pub(crate) fn count_views(&self) {
+        for count in self.views() {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts that the view of a tensor has ended.
+    pub(crate) fn uncount_view(&self, position: usize) {
+        self.views()[position].fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn views(&self) -> &[AtomicUsize] {
+        self.uses.views.get_or_init(|| self.contents.tensors().map(|_| AtomicUsize::new(0)).collect())
+    }
 }
 
 /// A use of a mapping by a tensor.
@@ -40,8 +56,6 @@ pub(crate) struct Use {
 
 enum Used {
     Name(String),
-    /// The position of the tensor whose view it is.
-    View(usize),
     /// In a mapping that only its tensor has.
     Only,
 }
@@ -54,13 +68,6 @@ impl Use {
         Arc::new(Self { inner: Arc::clone(inner), tensor: Used::Name(name) })
     }
 
-    /// A use by one of many views, which costs less.
-    pub(crate) fn view(inner: &Arc<MappingInner>, position: usize) -> Arc<Self> {
-        let none = || inner.contents.tensors().map(|_| AtomicUsize::new(0)).collect();
-        inner.uses.views.get_or_init(none)[position].fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { inner: Arc::clone(inner), tensor: Used::View(position) })
-    }
-
     /// A use by the one tensor that has the mapping, which is not counted.
     pub(crate) fn only(inner: &Arc<MappingInner>) -> Arc<Self> {
         Arc::new(Self { inner: Arc::clone(inner), tensor: Used::Only })
@@ -71,10 +78,6 @@ impl Drop for Use {
     fn drop(&mut self) {
         match &self.tensor {
             Used::Only => {}
-            Used::View(position) => {
-                let views = self.inner.uses.views.get().expect("the view was counted");
-                views[*position].fetch_sub(1, Ordering::Relaxed);
-            }
             Used::Name(name) => {
                 let mut named = self.inner.uses.named.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(count) = named.get_mut(name) {

@@ -8,6 +8,7 @@ use pyo3::types::PyDict;
 
 use crate::dtype::to_dlpack;
 use crate::exchange::Exchange;
+use crate::managed_views::ManagedViews;
 use crate::mapping_inner::MappingInner;
 use crate::stream::DlpackStream;
 use crate::tensor::{Keeper, Tensor, TensorData, prepare};
@@ -26,13 +27,9 @@ pub(crate) fn torch_views<'py>(
     }
     let Some(exchange) = Exchange::of_torch(py) else { return Ok(None) };
     let mut devices: Vec<DeviceOrdinal> = Vec::new();
-    let (regions, tensors) = inner.view(py, |mapping| {
-        let data = |(position, (_, tensor)): (usize, (&str, device_ipc::Tensor<'_>))| {
-            let keeper = Keeper::Mapping(Use::view(inner, position));
-            TensorData::new(inner.backend, tensor.range(), tensor.layout(), inner.is_writable(), keeper)
-        };
-        let tensors: Vec<_> = mapping.tensors().enumerate().map(data).collect();
-        (mapping.regions().collect::<Vec<_>>(), tensors)
+    let (regions, ranges) = inner.view(py, |mapping| {
+        let ranges: Vec<_> = mapping.tensors().map(|(_, tensor)| tensor.range()).collect();
+        (mapping.regions().collect::<Vec<_>>(), ranges)
     })?;
     for region in regions {
         if !devices.contains(&region.device) {
@@ -40,14 +37,18 @@ pub(crate) fn torch_views<'py>(
             wait_ready(py, inner, region)?;
         }
     }
-    let firsts = firsts(&tensors);
-    let (views, mut made) = (PyDict::new(py), Vec::<Bound<'py, PyAny>>::with_capacity(tensors.len()));
-    for (((name, _), data), first) in inner.contents.tensors().zip(tensors).zip(firsts) {
-        let first = first.map(|first| &made[first]);
-        let view = if first.is_none() && to_dlpack(data.dtype()).is_some() {
-            exchange.make(py, &data)?
+    let firsts = firsts(&ranges);
+    let mut managed = ManagedViews::new(inner, &ranges)?;
+    let (views, mut made) = (PyDict::new(py), Vec::<Bound<'py, PyAny>>::with_capacity(ranges.len()));
+    for (((name, layout), range), first) in inner.contents.tensors().zip(ranges).zip(firsts) {
+        let view = if first.is_none() && to_dlpack(layout.dtype()).is_some() {
+            // SAFETY: DLPack has the element type, so that the description is valid; it was just taken.
+            unsafe { exchange.make_managed(py, managed.take()) }?
         } else {
-            other.call1((Tensor { data }, first))?
+            managed.skip();
+            let keeper = Keeper::Mapping(Use::new(inner, name.to_owned()));
+            let data = TensorData::new(inner.backend, range, layout, inner.is_writable(), keeper);
+            other.call1((Tensor { data }, first.map(|first| &made[first])))?
         };
         views.set_item(name, &view)?;
         made.push(view);
@@ -55,11 +56,11 @@ pub(crate) fn torch_views<'py>(
     Ok(Some(views))
 }
 
-/// Returns for each tensor the position of the first one at the same place, if that is another.
-fn firsts(tensors: &[TensorData]) -> Vec<Option<usize>> {
-    let place = |position: &usize| tensors[*position].range;
-    let mut firsts = vec![None; tensors.len()];
-    let mut order: Vec<usize> = (0..tensors.len()).filter(|position| place(position).len > 0).collect();
+/// Returns for each range the position of the first one that is the same, if that is another.
+fn firsts(ranges: &[DeviceRange]) -> Vec<Option<usize>> {
+    let place = |position: &usize| ranges[*position];
+    let mut firsts = vec![None; ranges.len()];
+    let mut order: Vec<usize> = (0..ranges.len()).filter(|position| place(position).len > 0).collect();
     // Stable: of tensors at the same place, the first one stays the first.
     order.sort_by_key(|position| (place(position).device, place(position).ptr, place(position).len));
     for same in order.chunk_by(|one, next| place(one) == place(next)) {
