@@ -1,0 +1,188 @@
+"""An engine for test_sglang_in_place.py, on the CPU and the mock: SGLang's hooks, configuration and loaders of a wheel, and a small model.
+
+    python sglang_engine.py VERSION
+
+It answers each line of its input: ``[LOAD_FORMAT, EXTRA_CONFIG, CHANGES]`` loads a model, and the other requests are for that model.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import types
+from typing import Any
+
+os.environ.setdefault("DEVICE_IPC_BACKEND", "mock")
+os.environ.setdefault("DEVICE_IPC_MOCK", "devices=1;like=cuda")
+
+import torch
+
+import device_ipc.sglang
+import frameworks
+from sglang_worker import digest
+
+SIZE = 64
+CONTEXT: "dict[str, Any]" = {
+    "attention_backend": "triton", "moe_runner_backend": "auto", "moe_a2a_backend": "none", "enable_eplb": False, "cpu_offload_gb": 0,
+    "offload_group_size": -1, "tp_size": 1, "pp_size": 1, "tp_rank": 0, "pp_rank": 0, "moe_ep_size": 1, "attn_dp_size": 1,
+}  # fmt: skip
+"""The arguments of SGLang's server, and the sizes and ranks of its parallel groups."""
+
+context: "dict[str, Any]" = {}
+"""Those of the present load."""
+
+
+
+class Transposing:
+    """Processes weights as some kernels need them, which replaces the parameter."""
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        layer.weight = torch.nn.Parameter(layer.weight.data.t().contiguous(), requires_grad=False)
+        layer.calls = getattr(layer, "calls", 0) + 1
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(parts * SIZE, SIZE, dtype=torch.bfloat16), requires_grad=False)
+        self.quant_method = Transposing()
+
+
+class Model(torch.nn.Module):
+    """Fused and tied parameters, a table of its own, and a tensor that is derived from the weights."""
+
+    table: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused, self.embed = Layer(2), Layer(1)
+        self.head = self.embed
+        self.norm = torch.nn.Parameter(torch.ones(SIZE, dtype=torch.bfloat16), requires_grad=False)
+        self.register_buffer("table", torch.arange(SIZE * SIZE, dtype=torch.float32).view(SIZE, SIZE).cos())
+
+    def load_weights(self, weights: Any) -> None:
+        for name, weight in weights:
+            if name in ("gate", "up"):
+                self.fused.weight.data[SIZE * (name == "up") :][:SIZE].copy_(weight)
+            else:
+                (self.norm if name == "norm" else self.embed.weight).data.copy_(weight)
+        self.post_load_weights()
+
+    def post_load_weights(self) -> None:
+        self.derived = self.fused.weight.data[:SIZE].t().contiguous()
+
+    def answer(self) -> "list[Any]":
+        """Returns the digests of all tensors, and of a result that needs each of them."""
+        tensors = {**dict(self.named_parameters(remove_duplicate=False)), **dict(self.named_buffers()), "derived": self.derived}
+        x = self.table.bfloat16() @ self.embed.weight @ self.fused.weight[:, :SIZE] * self.norm + self.derived
+        return [{name: digest(one) for name, one in tensors.items()}, digest(x)]
+
+
+def add(name: str, **values: Any) -> Any:
+    """Adds a module, with its parents."""
+    module = sys.modules.setdefault(name, types.ModuleType(name))
+    vars(module).update(values)
+    parent, _, last = name.rpartition(".")
+    if parent:
+        module.__package__ = parent
+        setattr(add(parent), last, module)
+    module.__path__ = []
+    return module
+
+
+def modules(version: str) -> None:
+    """Adds the modules of SGLang, and this package to them."""
+
+    def source(path: str) -> str:
+        return frameworks.source("sglang", version, f"sglang/srt/{path}.py")
+
+    def own(path: str) -> None:
+        """Adds a whole module of the wheel."""
+        module = add("sglang.srt." + path.replace("/", "."))
+        exec(compile(source(path), path, "exec"), vars(module))
+
+    add("orjson", loads=json.loads)
+    add("sglang", __version__=version)
+    add("sglang.srt.utils", is_hip=lambda: False)
+    add("sglang.srt.configs.modelopt_config", ModelOptConfig=lambda **_options: None)
+    own("plugins/hook_registry")
+    own("configs/load_config")
+    choices: "list[str]" = ["auto", "dummy"]
+    add("sglang.srt.server_args", LOAD_FORMAT_CHOICES=choices, add_load_format_choices=choices.extend)
+    add("sglang.srt.distributed", get_world_group=lambda: types.SimpleNamespace(broadcast_object=lambda value: value))
+    add("sglang.srt.lora.layers", BaseLayerWithLoRA=type("BaseLayerWithLoRA", (), {}))
+    config: Any = sys.modules["sglang.srt.configs.load_config"]
+
+    def fill(model: Any) -> None:
+        for one in model.parameters():
+            one.data.copy_(torch.rand(one.shape))
+
+    # Where a release has one of these names, its own function or class takes the place.
+    names: "dict[str, Any]" = {
+        "torch": torch, "LoadConfig": config.LoadConfig, "LoadFormat": config.LoadFormat, "is_cuda_alike": lambda: False,
+        "set_default_torch_dtype": lambda _dtype: contextlib.nullcontext(), "_get_quantization_config": lambda *_: None,
+        "_initialize_model": lambda *_: Model(), "initialize_dummy_weights": fill, "get_bool_env_var": lambda _name: False,
+        "is_pin_memory_available": lambda: False, "monokernel_weights_iterator": lambda model, weights: weights,
+        "envs": types.SimpleNamespace(SGLANG_CPU_QUANTIZATION=types.SimpleNamespace(get=lambda: False)),
+    }  # fmt: skip
+    for name in ("contextlib", "abc", "typing"):
+        names.update({key: value for key, value in vars(importlib.import_module(name)).items() if not key.startswith("__")})
+    for name in ("dataclasses", "logging", "re", "time"):
+        names[name] = importlib.import_module(name)
+    names["logger"] = names["logging"].getLogger("sglang")
+    text = source("model_loader/loader")
+    wanted = ["device_loading_context", "_post_load_weights", "post_load_weights", "_modules_with_quant_method", "BaseModelLoader"]
+    wanted += ["_validate_default_loader_extra_config", "DefaultModelLoader", "QuantizedRLModelLoader", "DummyModelLoader", "get_model_loader"]
+    found = [name for name in wanted if f"\ndef {name}(" in text or f"\nclass {name}(" in text]
+    code = frameworks.definitions(text, *found).replace("def device_loading_context", "@contextmanager\ndef device_loading_context")
+    names = frameworks.run(code, **names)
+    add("sglang.srt.model_loader.loader", **{name: names[name] for name in found})
+
+    def namespace() -> Any:
+        return types.SimpleNamespace(**context)
+
+    add("sglang.srt.runtime_context", get_server_args=namespace, get_parallel=namespace)
+    for _ in range(2):
+        device_ipc.sglang.register()
+    sys.modules["sglang.srt.plugins.hook_registry"].HookRegistry.apply_hooks()
+
+
+def load(load_format: str, extra: Any, changes: "dict[str, Any]") -> Any:
+    """Loads a model as SGLang does: a text becomes a configuration, and that a loader."""
+    from sglang.srt.configs.load_config import LoadConfig
+    from sglang.srt.model_loader.loader import get_model_loader
+
+    context.clear()
+    context.update(CONTEXT, **changes)
+    values = {"model_path": "llama", "revision": None, "dtype": torch.bfloat16, "quantization": None, "is_draft_model": False, **changes}
+    model = types.SimpleNamespace(hf_config=types.SimpleNamespace(to_dict=lambda: {"hidden_size": SIZE}), **values)
+    config = LoadConfig(load_format=load_format, model_loader_extra_config=json.dumps(extra), tp_rank=changes.get("load_rank", 0))
+    loader = get_model_loader(config, model)
+    if config.tp_rank is None:
+        raise LookupError(f"{type(loader).__name__} of {config.load_format}")
+    return loader.load_model(model_config=model, device_config=types.SimpleNamespace(device=torch.device("cpu")))
+
+
+def main(version: str) -> None:
+    modules(version)
+    model: Any = None
+    for line in sys.stdin:
+        try:
+            request = json.loads(line)
+            if isinstance(request, list):
+                model = load(*request)
+                answer: Any = "ready"
+            else:
+                if request == "write":
+                    model.norm.data.fill_(1)
+                elif request:
+                    device_ipc.sglang.load_weights(model, [("", torch.tensor(list(request.encode()), dtype=torch.uint8))])
+                answer = model.answer()
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
