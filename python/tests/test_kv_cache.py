@@ -1,5 +1,6 @@
 """Blocks of KV caches that one process computes and another one copies, as engines do, without an engine."""
 
+import os
 import signal
 import subprocess
 import time
@@ -233,6 +234,7 @@ def test_exporter_killed_at_a_step_fails_the_load(start: Start, step: str) -> No
     if step == "copied":
         # It is stopped, and does not answer the claim.
         exporter.process.send_signal(signal.SIGSTOP)
+        os.waitpid(exporter.process.pid, os.WUNTRACED)
         importer.load(exporter.name, load("x", "a", [1], [1]))
         importer.submit()
         assert (importer.views["layer.2"][0][1] == 201).all() and importer.poll() == (set(), [])
