@@ -1,7 +1,7 @@
 //! Copies of blocks between tensors of a framework.
 
 use device_ipc::backend::{BlockedTensors, check_blocks};
-use device_ipc::{AsStream as _, DevicePtr, DeviceRange, Ipc};
+use device_ipc::{AsStream as _, DevicePtr, DeviceRange, Error, Ipc};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -73,14 +73,12 @@ impl _BlockCopy {
         if sources.is_empty() && destinations.is_empty() {
             return Ok(());
         }
-        check_blocks(&self.tensors, self.block_bytes, &sources, &destinations)
-            .map_err(|error| PyValueError::new_err(error.to_string()))?;
         self.submit(py, &sources, &destinations, stream)
     }
 }
 
 impl _BlockCopy {
-    /// Copies blocks that exist.
+    /// Checks blocks, and copies them.
     fn submit(
         &self,
         py: Python<'_>,
@@ -90,6 +88,7 @@ impl _BlockCopy {
     ) -> PyResult<()> {
         let (tensors, bytes) = (&self.tensors, self.block_bytes);
         let Some((ipc, device)) = &self.device else {
+            check_blocks(tensors, bytes, sources, destinations).map_err(invalid)?;
             py.detach(|| copy_on_host(tensors, bytes, sources, destinations));
             return Ok(());
         };
@@ -105,12 +104,20 @@ impl _BlockCopy {
         };
         let memory = ipc.backend().memory();
         // A driver whose queue is full waits, possibly for work that another thread of Python is to release.
-        py.detach(|| {
+        let copied = py.detach(|| {
             // SAFETY: the caller keeps the tensors until the stream has passed the copy.
             unsafe { memory.copy_blocks(tensors, bytes, sources, destinations, stream.as_stream()) }
-        })
-        .or_raise(py)
+        });
+        match copied {
+            Err(error @ Error::InvalidRegion(_)) => Err(invalid(error)),
+            copied => copied.or_raise(py),
+        }
     }
+}
+
+/// Returns the exception for blocks that cannot be copied.
+fn invalid(error: Error) -> PyErr {
+    PyValueError::new_err(error.to_string())
 }
 
 /// Returns block numbers: those of a buffer of unsigned 32-bit integers at once, others one by one.
