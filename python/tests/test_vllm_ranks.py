@@ -1,7 +1,6 @@
 """Updates of weights in place of an engine with two ranks, of which one leaves: the update ends for the other at once, and changes nothing."""
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,23 +10,9 @@ torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc
 import device_ipc
 import device_ipc.vllm
 import vllm_engines
-from test_vllm import WORKERS, weights
+from test_vllm import weights
 from vllm_engines import Engines
-
-AT_ONCE = 30
-"""Seconds on a loaded machine; the limit of the engines' waits is twice that."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def processes() -> Iterator[None]:
-    yield
-    vllm_engines.end()
-
-
-@pytest.fixture(params=WORKERS)
-def engines(request: pytest.FixtureRequest) -> Iterator[Engines]:
-    with vllm_engines.engines(request.param) as one:
-        yield one
+from vllm_fixtures import AT_ONCE, engines_of_a_version, processes_of_a_module  # noqa: F401
 
 
 def fails_at_once(engine: vllm_engines.Engine, rank: int, method: str) -> str:

@@ -1,7 +1,6 @@
 """Sleep of engines whose weights are in place: the keeper keeps the bytes. Workers, loaders and reloads are those of test_vllm.py."""
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,20 +9,9 @@ torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc
 
 import device_ipc.vllm
 import vllm_engines
-from test_vllm import WORKERS, weights
+from test_vllm import weights
 from vllm_engines import Engines
-
-
-@pytest.fixture(scope="module", autouse=True)
-def processes() -> Iterator[None]:
-    yield
-    vllm_engines.end()
-
-
-@pytest.fixture(params=WORKERS)
-def engines(request: pytest.FixtureRequest) -> Iterator[Engines]:
-    with vllm_engines.engines(request.param) as one:
-        yield one
+from vllm_fixtures import AT_ONCE, engines_of_a_version, processes_of_a_module  # noqa: F401
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -99,7 +87,7 @@ def test_all_ranks_stay_asleep_if_one_cannot_wake(engines: Engines, dies: bool) 
     begin = time.monotonic()
     with pytest.raises(RuntimeError, match="GoneError: .* rank 1, has ended.*" + ("the rank died" if dies else "ArithmeticError")):
         engine.ask("wake_up", None)
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < AT_ONCE
     if dies:
         engine.ranks.pop().kill()
         assert engine.ask("suspended") == [True]
@@ -116,7 +104,7 @@ def test_wake_without_a_keeper_fails_and_the_engine_stays_asleep(engines: Engine
     begin = time.monotonic()
     with pytest.raises(RuntimeError, match="GoneError: .*does not run"):
         engine.ask("wake_up", None)
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < AT_ONCE
     assert engine.ask("suspended") == [True]
 
 
