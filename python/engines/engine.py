@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,27 @@ def started(folder: Path, name: str, arguments: dict[str, Any], module: str = "e
         Path(address).unlink(missing_ok=True)
 
 
+def answer_calls(address: str, answer: Callable[..., Any]) -> None:
+    """Answers calls with what ``answer`` returns for a method and its arguments, until the parent asks the engine to exit."""
+    with Listener(address, "AF_UNIX") as listener:
+        while True:
+            with listener.accept() as connection:
+                try:
+                    method, values = connection.recv()
+                except (EOFError, OSError):
+                    continue
+                if method == "exit":
+                    return
+                reply: tuple[bool, Any]
+                try:
+                    reply = True, answer(method, *values)
+                except Exception as error:
+                    reply = False, f"{type(error).__name__}: {error}"
+                # The caller may have been killed.
+                with contextlib.suppress(OSError):
+                    connection.send(reply)
+
+
 def serve(address: str, arguments: dict[str, Any]) -> None:
     """Runs an engine until its parent asks it to exit."""
     from vllm import LLM, SamplingParams
@@ -153,29 +174,15 @@ def serve(address: str, arguments: dict[str, Any]) -> None:
             found.append((list(one.token_ids), chosen))
         return found
 
-    with Listener(address, "AF_UNIX") as listener:
-        while True:
-            with listener.accept() as connection:
-                try:
-                    method, values = connection.recv()
-                except (EOFError, OSError):
-                    continue
-                if method == "exit":
-                    return
-                reply: tuple[bool, Any]
-                try:
-                    if method == "ready":
-                        reply = True, None
-                    elif method == "tokens":
-                        reply = True, tokens(*values)
-                    else:
-                        value = getattr(llm, method)(*values)
-                        reply = True, value if method == "collective_rpc" else None
-                except Exception as error:
-                    reply = False, f"{type(error).__name__}: {error}"
-                # The caller may have been killed.
-                with contextlib.suppress(OSError):
-                    connection.send(reply)
+    def answer(method: str, *values: Any) -> Any:
+        if method == "ready":
+            return None
+        if method == "tokens":
+            return tokens(*values)
+        value = getattr(llm, method)(*values)
+        return value if method == "collective_rpc" else None
+
+    answer_calls(address, answer)
 
 
 if __name__ == "__main__":

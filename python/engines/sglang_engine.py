@@ -9,11 +9,10 @@ import signal
 import sys
 import tempfile
 import time
-from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
-from .engine import PROMPTS
+from .engine import PROMPTS, answer_calls
 
 LOADER = "device_ipc.sglang.load_weights"
 REPORTER = "engines.sglang_engine.report"
@@ -168,23 +167,7 @@ def serve(address: str, arguments: dict[str, Any]) -> None:
 
     engine = sglang.Engine(**arguments)
     calls = Calls(engine)
-    with Listener(address, "AF_UNIX") as listener:
-        while True:
-            with listener.accept() as connection:
-                try:
-                    method, values = connection.recv()
-                except (EOFError, OSError):
-                    continue
-                if method == "exit":
-                    break
-                reply: tuple[bool, Any]
-                try:
-                    reply = True, getattr(calls, method)(*values)
-                except Exception as error:
-                    reply = False, f"{type(error).__name__}: {error}"
-                # The caller may have been killed.
-                with contextlib.suppress(OSError):
-                    connection.send(reply)
+    answer_calls(address, lambda method, *values: getattr(calls, method)(*values))
     engine.shutdown()
 
 
