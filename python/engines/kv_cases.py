@@ -461,6 +461,7 @@ def times(folder: Path, way: str, count: int = 1, repeats: int = 8) -> dict[str,
                 row = {"first token ms": result["first"] * 1e3, "transfer ms": took["transfers"][0] * 1e3}
                 row |= {"host us": sum(took["host"].values()) * 1e6, "polls": took["polls"]}
                 row |= {f"{name} us": seconds * 1e6 for name, seconds in took["host"].items()}
+                row |= {f"of which {name} us": seconds * 1e6 for name, seconds in took["parts"].items()}
                 if took["copies"]:
                     row["copy ms"] = sum(seconds for _, seconds in took["copies"]) * 1e3
                     check(sum(number for number, _ in took["copies"]), length // BLOCK_TOKENS, "copied blocks")

@@ -97,6 +97,8 @@ class Counters:
         self.failed = 0
         self.host: dict[str, float] = {}
         """Seconds by method, without those of the counting."""
+        self.parts: dict[str, float] = {}
+        """Seconds of parts of these methods."""
         self.counting = 0.0
         self.copies: list[tuple[int, Any, Any]] = []
         self.began: dict[str, float] = {}
@@ -105,6 +107,7 @@ class Counters:
 
     def watch(self, connector: Any, scheduler: Any) -> None:
         """Counts and times the calls of a connector's two halves."""
+        from device_ipc import _kv_cache
         from device_ipc._blocks import BlockCopy
 
         kind: Any = BlockCopy
@@ -117,6 +120,7 @@ class Counters:
             called = time.perf_counter()
             copy(one, sources, destinations, stream)
             returned = time.perf_counter()
+            self.parts["copy"] = self.parts.get("copy", 0.0) + returned - called
             end.record(place)
             self.loads += 1
             self.blocks += len(sources)
@@ -131,6 +135,11 @@ class Counters:
             for name in names:
                 if hasattr(target, name):
                     self._time(target, name)
+        kinds: Any = _kv_cache
+        for name in ("_send", "receive"):
+            self._time_part(kinds._Peer, name)
+        for name in ("begin_copies", "end_copies"):
+            self._time_part(kinds.CacheImporter, name)
         preempt = scheduler._preempt_request
 
         def preempted(*arguments: Any, **named: Any) -> Any:
@@ -176,14 +185,25 @@ class Counters:
 
         setattr(target, name, timed)
 
+    def _time_part(self, target: Any, name: str) -> None:
+        call = getattr(target, name)
+
+        def timed(*arguments: Any) -> Any:
+            begin = time.perf_counter()
+            found = call(*arguments)
+            self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - begin
+            return found
+
+        setattr(target, name, timed)
+
     def take(self) -> dict[str, Any]:
         """Returns what was measured since the last call."""
         found: dict[str, Any] = {
-            "host": self.host, "polls": self.polls, "nixl": self.nixl,
+            "host": self.host, "parts": self.parts, "polls": self.polls, "nixl": self.nixl,
             "transfers": [self.came[name] - self.began[name] for name in self.began if name in self.came],
             "copies": [(count, begin.elapsed_time(end) / 1e3) for count, begin, end in self.copies],
         }  # fmt: skip
-        self.host, self.polls = {}, 0
+        self.host, self.parts, self.polls = {}, {}, 0
         self.copies, self.began, self.came, self.nixl = [], {}, {}, {}
         return found
 
