@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -188,12 +189,13 @@ def keeper(folder: Path) -> dict[str, Any]:
 def in_place(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Engines with one copy of the weights, one of them with CUDA graphs: those of the file; also after the first engine was killed"""
     state = filled(config)
-    digests, tokens = loaded(folder, config, state)
     model, name = models.write(config, folder / "model", state), f"engines-{os.getpid()}"
-    with kept(name), contextlib.ExitStack() as stack:
+    with kept(name), concurrent.futures.ThreadPoolExecutor(1) as threads, contextlib.ExitStack() as stack:
+        expected = threads.submit(loaded, folder, config, state)
         first_stack = stack.enter_context(contextlib.ExitStack())
         options = from_keeper(name, in_place=True, publish=True, load_format="safetensors")
         first = first_stack.enter_context(started(folder, "first", model, options))
+        digests, tokens = expected.result()
         # The other engines read no files.
         (model / "model.safetensors").unlink()
         second = stack.enter_context(started(folder, "second", model, from_keeper(name, GRAPHS, in_place=True)))
