@@ -17,22 +17,10 @@ const LENGTHS: [usize; 6] = [1, 64, 4096, 1_000_003, 64 << 20, 256 << 20];
 /// A ring of few slots, one of a single slot, and one whose slots take a while.
 const RINGS: [RingShape; 3] = [(3, 8192, 300), (1, 256, 200), (2, 3 << 20, 20)];
 
-#[test]
-#[ignore = "a process of the other tests"]
-fn exporter() {
-    device_ipc_remote_tests::exporter(nixl::engine);
-}
-
-#[test]
-#[ignore = "a process of the other tests"]
-fn importer() {
-    device_ipc_remote_tests::importer(nixl::engine);
-}
-
-#[test]
-#[ignore = "a process of the other tests"]
-fn channel_end() {
-    device_ipc_remote_tests::channel_end(nixl::engine);
+device_ipc_remote_tests::processes! {
+    exporter: exporter, nixl::engine;
+    importer: importer, nixl::engine;
+    channel_end: channel_end, nixl::engine;
 }
 
 fn start(role: &str, arguments: &str) -> Option<Process> {

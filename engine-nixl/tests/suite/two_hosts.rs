@@ -14,16 +14,9 @@ const LENGTHS: [usize; 7] = [1, 64, 4096, 1_000_003, 64 << 20, 256 << 20, (1 << 
 /// A ring of few slots, one of a single slot, and one whose slots take a while.
 const RINGS: [RingShape; 3] = [(3, 8192, 100), (1, 256, 100), (2, 3 << 20, 20)];
 
-#[test]
-#[ignore = "a process of the other tests"]
-fn exporter() {
-    device_ipc_remote_tests::exporter(nixl::engine);
-}
-
-#[test]
-#[ignore = "a process of the other tests"]
-fn importer() {
-    device_ipc_remote_tests::importer(nixl::engine);
+device_ipc_remote_tests::processes! {
+    exporter: exporter, nixl::engine;
+    importer: importer, nixl::engine;
 }
 
 fn start(conditions: &Conditions<'_>, role: &str, arguments: &str) -> Option<Process> {

@@ -23,16 +23,21 @@ static REGISTERED: AtomicU64 = AtomicU64::new(0);
 
 /// The engine. Its process listens at its own address.
 #[derive(Debug)]
-pub struct SocketEngine {
+pub(crate) struct SocketEngine {
     info: BackendInfo,
     address: SocketAddr,
     /// The registered ranges.
     memory: Arc<Mutex<Vec<TransferMemory>>>,
 }
 
+/// Starts an engine of sockets with this name, for [`processes!`](crate::processes).
+pub fn socket_engine(name: &'static str) -> std::result::Result<Arc<dyn TransferEngine>, String> {
+    SocketEngine::start(name).map(|engine| Arc::new(engine) as _).map_err(|error| error.to_string())
+}
+
 impl SocketEngine {
     /// Starts an engine of this name.
-    pub fn start(name: &'static str) -> io::Result<Self> {
+    fn start(name: &'static str) -> io::Result<Self> {
         let listener = TcpListener::bind((crate::own_address(), 0))?;
         let address = listener.local_addr()?;
         let memory = Arc::<Mutex<Vec<TransferMemory>>>::default();

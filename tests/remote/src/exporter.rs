@@ -10,7 +10,8 @@ use device_ipc_core::{Dtype, Export, HolderPolicy, Ipc, Result, Ring, Stream, Te
 use device_ipc_test_process::serve;
 
 use crate::backend::{fail_registration, on_backend, remote};
-use crate::{Load, SocketEngine, argument, contents, open_files, own_address, report, resources};
+use crate::engine::SocketEngine;
+use crate::{Load, argument, contents, open_files, own_address, report, resources};
 
 /// Shares memory as the test requests, line by line.
 pub fn exporter(load: Load) {

@@ -1,8 +1,8 @@
 //! Tests of copies between hosts, with any transfer engine.
 //!
 //! The two hosts are two network namespaces ([`Hosts`]), or two processes of one host. These copy although they could open the
-//! memory, or their descriptor names another host ([`elsewhere`]). A test program has two ignored tests that run [`exporter`] and
-//! [`importer`] with its engine.
+//! memory, or their descriptor names another host ([`elsewhere`]). [`processes!`] defines ignored tests that run [`exporter`] and
+//! [`importer`] with an engine.
 //!
 //! The processes use the mock, or the backend that `DEVICE_IPC_BACKEND` names: `cuda`, on a GPU or on the simulated driver.
 
@@ -30,7 +30,7 @@ use device_ipc_test_process::{Census, CountingHeap, Heap, Process};
 pub use cases::*;
 pub use channel::channel_end;
 pub use channel_cases::*;
-pub use engine::SocketEngine;
+pub use engine::socket_engine;
 pub use exporter::exporter;
 pub use hosts::{DEVICE, Host, Hosts};
 pub use importer::importer;
@@ -74,6 +74,20 @@ fn report(error: &Error) -> String {
         _ => String::new(),
     };
     format!("{}{stated} of {}: {error}", name(error.innermost()), name(error))
+}
+
+/// Defines the processes of a test module, as ignored tests: the name of each, what it runs, and what loads its engine.
+#[macro_export]
+macro_rules! processes {
+    ($($role:ident: $run:ident, $load:expr;)+) => {
+        $(
+            #[test]
+            #[ignore = "a process of the other tests"]
+            fn $role() {
+                $crate::$run($load);
+            }
+        )+
+    };
 }
 
 fn argument<T: FromStr>(words: &[&str], at: usize) -> T {

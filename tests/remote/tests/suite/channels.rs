@@ -4,25 +4,17 @@
 mod hostile;
 
 use std::process::Command;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use device_ipc_core::backend::engine::TransferEngine;
 use device_ipc_remote_tests::{
-    Ends, Resources, SocketEngine, dropped_export_of_a_message_is_pulled, eventually, eventually_files,
+    Ends, Resources, dropped_export_of_a_message_is_pulled, eventually, eventually_files, socket_engine,
 };
 use device_ipc_test_process::{Process, command_of_test};
 
 const KEY: &str = "the-key-of-these-tests";
 
-fn engine() -> Result<Arc<dyn TransferEngine>, String> {
-    SocketEngine::start("sockets").map(|engine| Arc::new(engine) as _).map_err(|error| error.to_string())
-}
-
-#[test]
-#[ignore = "a process of the other tests"]
-fn channel_end() {
-    device_ipc_remote_tests::channel_end(engine);
+device_ipc_remote_tests::processes! {
+    channel_end: channel_end, || socket_engine("sockets");
 }
 
 fn process() -> Process {

@@ -9,12 +9,10 @@ mod rings;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use device_ipc_core::backend::engine::TransferEngine;
-use device_ipc_remote_tests::{SocketEngine, eventually, eventually_files, key_of, with_address};
+use device_ipc_remote_tests::{eventually, eventually_files, key_of, socket_engine, with_address};
 use device_ipc_tcp::{AuthenticatedConnection, Key, TcpError, accept, connect};
 use device_ipc_test_process::Process;
 
@@ -27,20 +25,9 @@ const RELEASE: &[u8] = &[2];
 const PONG: &[u8] = &[3];
 const GRANTED: &[u8] = &[0, 1];
 
-fn engine() -> Result<Arc<dyn TransferEngine>, String> {
-    SocketEngine::start("sockets").map(|engine| Arc::new(engine) as _).map_err(|error| error.to_string())
-}
-
-#[test]
-#[ignore = "a process of the other tests"]
-fn exporter() {
-    device_ipc_remote_tests::exporter(engine);
-}
-
-#[test]
-#[ignore = "a process of the other tests"]
-fn importer() {
-    device_ipc_remote_tests::importer(engine);
+device_ipc_remote_tests::processes! {
+    exporter: exporter, || socket_engine("sockets");
+    importer: importer, || socket_engine("sockets");
 }
 
 fn process(role: &str) -> (Process, String) {

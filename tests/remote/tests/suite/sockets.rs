@@ -1,12 +1,9 @@
 //! Copies between hosts by an engine of sockets.
 
-use std::sync::Arc;
-
-use device_ipc_core::backend::engine::TransferEngine;
 use device_ipc_core::{CopyPolicy, Ipc, Remote};
 use device_ipc_mock::MockBackend;
 use device_ipc_remote_tests::{
-    RingShape, SocketEngine, cases, missing_settings_are_named, other_engine_is_refused,
+    RingShape, cases, missing_settings_are_named, other_engine_is_refused, socket_engine,
 };
 use device_ipc_test_process::Process;
 
@@ -16,29 +13,10 @@ const LENGTHS: [usize; 4] = [1, 64, 4096, 64 << 20];
 /// A ring of few slots, one of a single slot, and one whose slots take a while.
 const RINGS: [RingShape; 3] = [(3, 8192, 300), (1, 256, 200), (2, 3 << 20, 20)];
 
-fn engine(name: &'static str) -> Result<Arc<dyn TransferEngine>, String> {
-    match SocketEngine::start(name) {
-        Ok(engine) => Ok(Arc::new(engine)),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
-#[test]
-#[ignore = "a process of the other tests"]
-fn exporter() {
-    device_ipc_remote_tests::exporter(|| engine("sockets"));
-}
-
-#[test]
-#[ignore = "a process of the other tests"]
-fn importer() {
-    device_ipc_remote_tests::importer(|| engine("sockets"));
-}
-
-#[test]
-#[ignore = "a process of the other tests"]
-fn other_importer() {
-    device_ipc_remote_tests::importer(|| engine("other"));
+device_ipc_remote_tests::processes! {
+    exporter: exporter, || socket_engine("sockets");
+    importer: importer, || socket_engine("sockets");
+    other_importer: importer, || socket_engine("other");
 }
 
 fn start(role: &str, arguments: &str) -> Option<Process> {
@@ -53,7 +31,7 @@ cases!(all: start; &LENGTHS, &RINGS, pulls: 500, publications: 2_000);
 #[test]
 fn ring_of_the_same_process_is_opened_and_not_copied() {
     let backend = MockBackend::from_spec("devices=1").unwrap();
-    let ipc = Ipc::builder().remote(Remote::new(engine("sockets").unwrap())).with_backend(backend);
+    let ipc = Ipc::builder().remote(Remote::new(socket_engine("sockets").unwrap())).with_backend(backend);
     let ring = ipc.ring(ipc.allocate(0, 512).unwrap()).start().unwrap();
     let readers = [CopyPolicy::IfNeeded, CopyPolicy::PulledIfNeeded].map(|policy| {
         let reader = ipc.open_ring(ring.descriptor()).copy(policy).at_home().unwrap();

@@ -1,8 +1,6 @@
 //! Copies between two network namespaces, and processes that end at each step of a copy, by an engine of sockets.
 
-use std::sync::Arc;
-
-use device_ipc_remote_tests::{Conditions, Place, RingShape, SocketEngine, cases, steps};
+use device_ipc_remote_tests::{Conditions, Place, RingShape, cases, socket_engine, steps};
 use device_ipc_test_process::Process;
 
 /// The smallest region, a tensor, a page, and one of many packets.
@@ -11,20 +9,9 @@ const LENGTHS: [usize; 4] = [1, 64, 4096, 64 << 20];
 /// A ring of few slots, one of a single slot, and one whose slots take a while.
 const RINGS: [RingShape; 3] = [(3, 8192, 100), (1, 256, 100), (2, 3 << 20, 20)];
 
-fn engine() -> Result<Arc<dyn device_ipc_core::backend::engine::TransferEngine>, String> {
-    SocketEngine::start("sockets").map(|engine| Arc::new(engine) as _).map_err(|error| error.to_string())
-}
-
-#[test]
-#[ignore = "a process of the other tests"]
-fn exporter() {
-    device_ipc_remote_tests::exporter(engine);
-}
-
-#[test]
-#[ignore = "a process of the other tests"]
-fn importer() {
-    device_ipc_remote_tests::importer(engine);
+device_ipc_remote_tests::processes! {
+    exporter: exporter, || socket_engine("sockets");
+    importer: importer, || socket_engine("sockets");
 }
 
 fn start(conditions: &Conditions<'_>, role: &str, arguments: &str) -> Option<Process> {

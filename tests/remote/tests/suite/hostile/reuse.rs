@@ -1,8 +1,8 @@
 //! Connections that are closed, or disturbed, between two leases.
 
 use std::net::Shutdown;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::*;
 
