@@ -214,11 +214,18 @@ def in_place(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 @case("sglang-in-place-refused", 900.0)
 def in_place_refused(folder: Path) -> dict[str, Any]:
-    """An engine of another element type is refused with the first difference, while the first engine answers as before"""
+    """An engine of another element type is refused with the first difference, and so is an update; the first engine answers as before"""
     state = filled(models.SMALL)
     model, name = models.write(models.SMALL, folder / "model", state), f"engines-{os.getpid()}"
     with kept(name), started(folder, "first", model, from_keeper(name, in_place=True, publish=True, load_format="safetensors")) as first:
         tokens = first.call("tokens")
+        try:
+            send(first, state)
+        except RuntimeError as error:
+            update = str(error)
+        else:
+            raise AssertionError("an update of weights in place was not refused")
+        check(first.call("tokens"), tokens, "tokens after an update was refused")
         try:
             with started(folder, "other", model, from_keeper(name, {"dtype": "float16"}, in_place=True)):
                 raise AssertionError("an engine with another manifest has started")
@@ -226,7 +233,7 @@ def in_place_refused(folder: Path) -> dict[str, Any]:
             refused = lines(folder, "other", "the kept weights have another ")
         assert refused, "the log has no refusal"
         check(first.call("tokens"), tokens, "tokens after the refusal")
-    return {"refused": refused[0]}
+    return {"refused": refused[0], "update": update}
 
 
 @case("sglang-in-place-large", 1500.0)

@@ -20,7 +20,7 @@ import torch
 
 import device_ipc.sglang
 import frameworks
-from sglang_worker import digest
+from sglang_worker import digest, update_function
 
 SIZE = 64
 CONTEXT: "dict[str, Any]" = {
@@ -142,6 +142,9 @@ def modules(version: str) -> None:
     def namespace() -> Any:
         return types.SimpleNamespace(**context)
 
+    names = {"update_weights_from_tensor": update_function(version, 0)}
+    names.update({f"update_weights_from_{kind}": lambda *_: (True, "") for kind in ("disk", "distributed", "ipc")})
+    add("sglang.srt.model_executor.model_runner_components.weight_updater", WeightUpdater=type("WeightUpdater", (), names))
     add("sglang.srt.runtime_context", get_server_args=namespace, get_parallel=namespace)
     for _ in range(2):
         device_ipc.sglang.register()
@@ -167,17 +170,21 @@ def load(load_format: str, extra: Any, changes: "dict[str, Any]") -> Any:
 def main(version: str) -> None:
     modules(version)
     model: Any = None
+    updater: Any = sys.modules["sglang.srt.model_executor.model_runner_components.weight_updater"].WeightUpdater()
+    updater.device, updater.tp_rank, updater.custom_weight_loaders = "cpu", 0, [device_ipc.sglang.LOAD_FORMAT]
+    updater.get_model, updater._assert_weight_cache_inactive = lambda: model, lambda _operation: None
     for line in sys.stdin:
         try:
             request = json.loads(line)
             if isinstance(request, list):
                 model = load(*request)
                 answer: Any = "ready"
+            elif request == "write":
+                model.norm.data.fill_(1)
+            elif request:
+                pairs = device_ipc.sglang.named_tensors(request)
+                answer = updater.update_weights_from_tensor(named_tensors=pairs, load_format=device_ipc.sglang.LOAD_FORMAT)
             else:
-                if request == "write":
-                    model.norm.data.fill_(1)
-                elif request:
-                    device_ipc.sglang.load_weights(model, [("", torch.tensor(list(request.encode()), dtype=torch.uint8))])
                 answer = model.answer()
         except Exception as error:
             answer = f"{type(error).__name__}: {error}"
