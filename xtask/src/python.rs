@@ -141,7 +141,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // The tests of the allocation functions for PyTorch find the simulated CUDA driver in the target directory.
     run_command(Command::new(env!("CARGO")).args(["build", "--quiet", "--package", "device-ipc-sim-cuda"]))?;
     let mut pytest = python();
-    pytest.args(["-m", "pytest", "-rs", "-n", "4", "--dist", "loadfile", "tests"]).args(&options.arguments);
+    pytest.args(["-m", "pytest", "-rs", "-n", "4", "--dist", "loadfile"]);
+    // A test that ends its process would be run again, as often as four times for each process.
+    pytest.args(["--max-worker-restart", "0", "tests"]).args(&options.arguments);
     pytest.env("CARGO_TARGET_DIR", target_directory());
     if let Some(torch) = &options.torch {
         pytest.env("PYTHONPATH", torch);
