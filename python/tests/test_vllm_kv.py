@@ -313,7 +313,7 @@ def test_polls_without_news_look_at_no_connection(start: Start) -> None:
     arrive(decode, "d3", 8, prefill.ask("prefill", "p3", 8, [6, 8]), [6, 7])
     decode.step()
     # Its event is queried, and nothing else.
-    assert poll(decode) == idle + 2
+    assert poll(decode) == idle + 3
     (peer,) = importer._peers.values()
     peer._running[0].event = None
     assert decode.until(1) == {"d3"}

@@ -245,6 +245,8 @@ class _Copies:
     event: Any
     """Behind the copies; None once they have ended."""
     loads: list[Load]
+    is_unanswered: bool = False
+    """Whether the copies have ended before the claims of some loads were answered."""
 
 
 class _Peer:
@@ -325,15 +327,22 @@ class _Peer:
         return bool(self._running or self.loads or (self.channel is None and self.failure is None))
 
     def has_news(self) -> bool:
-        """Returns whether ``advance`` has something to do: the first copies have ended, or the connection is ready or has failed."""
+        """Returns whether ``advance`` has something to do: the first copies have ended and were answered, or the connection has changed."""
         if not self._running:
             return self.channel is not None or self.failure is not None
+        if not self._is_copied():
+            return False
+        return not self._running[0].is_unanswered or self.failure is not None or bool(self._readable.poll(0))
+
+    def _is_copied(self) -> bool:
+        """Returns whether the first copies have ended."""
         copies = self._running[0]
-        if copies.event is not None:
-            if not copies.event.query():
-                return False
-            self._importer.events.append(copies.event)
-            copies.event = None
+        if copies.event is None:
+            return True
+        if not copies.event.query():
+            return False
+        self._importer.events.append(copies.event)
+        copies.event = None
         return True
 
     def receive(self) -> None:
@@ -382,9 +391,9 @@ class _Peer:
         """Reports the loads whose copies have ended and were answered. Before the end of a copy nothing else may write its blocks."""
         self.begin()
         self.receive()
-        while self._running and self.has_news():
-            left = []
-            for load in self._running[0].loads:
+        while self._running and self._is_copied():
+            copies, left = self._running[0], []
+            for load in copies.loads:
                 failure = load.failure or self.failure
                 answer = self._asked.get(load.ticket)
                 if failure is None and answer is None:
@@ -398,7 +407,7 @@ class _Peer:
                     failed.append((load, failure))
                 self.read(load.ticket)
             if left:
-                self._running[0].loads = left
+                copies.loads, copies.is_unanswered = left, True
                 break
             self._running.popleft()
         if self.failure is not None:
