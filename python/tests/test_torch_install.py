@@ -292,6 +292,13 @@ def test_received_tensor_is_sent_on_after_another_storage_of_it_ended(receivers:
     assert second.ask("open", first.ask("forward", 0))[0] == 16
 
 
+def test_alias_of_a_received_tensor_is_sent_on(receivers: Callable[[], Receiver]) -> None:
+    first, second = receivers(), receivers()
+    tensor = filled(4, [4])
+    first.ask("open", payload(tensor))
+    assert second.ask("open", first.ask("forward_alias", 0))[0] == 16
+
+
 def test_own_payload_is_the_own_storage() -> None:
     tensor = filled(4, [4])
     arguments = payload(tensor)
