@@ -9,11 +9,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use device_ipc_core::limits::{StagingLimits, set_staging_limits};
-use device_ipc_core::{Access, CopyPolicy, Descriptor, Dtype, counters};
+use device_ipc_core::{Access, CopyPolicy, Descriptor, Dtype};
 
 use crate::agent::{Agent, Answer, Command, Copying, Mapped, Opening, Place, Sharing};
 use crate::check::{equal, refused, same, that};
-use crate::flows::{Memory, OLD, SOON, bytes_of, float_bytes, happens_soon, nobody_holds, pattern};
+use crate::flows::{Memory, OLD, SOON, bytes_of, float_bytes, nobody_holds, pattern};
 use crate::wire;
 use crate::gate::Gate;
 use crate::{Context, Outcome, Stop, skip};
@@ -287,24 +287,6 @@ pub fn altered_length(context: &Context) -> Outcome {
     nobody_holds(&share, "the refused copy")?;
     copied(&mut receiver, "m", always(share.descriptor(), Place::Device(0)))?;
     same(&receiver.bytes("m")?, &pattern(8192)[..4096], "the bytes of the right length")
-}
-
-/// The exporter copies the next chunk while the importer takes out the last, so that one half of the buffer is filled while the
-/// other is emptied. On a loaded machine the importer may request a chunk before its copy has begun; most are still ahead.
-pub fn one_chunk_ahead(context: &Context) -> Outcome {
-    short_chunks()?;
-    let chunks = 16;
-    let memory = Memory::with_bytes(context, 0, &pattern(chunks * CHUNK as usize))?;
-    let share = memory.share()?;
-    let mut receiver = context.agent()?;
-    let before = counters();
-    copied(&mut receiver, "m", always(share.descriptor(), Place::Device(0)))?;
-    let now = counters();
-    equal(now.staged_chunks_total - before.staged_chunks_total, chunks as u64, "the chunks")?;
-    let ahead = now.staged_chunks_ahead_total - before.staged_chunks_ahead_total;
-    that(ahead >= chunks as u64 / 2, format!("of {chunks} chunks only {ahead} were copied ahead"))?;
-    nobody_holds(&share, "the copy")?;
-    happens_soon("the return of the host memory", || Ok(counters().staging_bytes == 0))
 }
 
 /// Two receivers, and several threads of one process, copy from one exporter at a time.
