@@ -169,6 +169,17 @@ def test_share_and_open_call_no_python_per_tensor(is_one_block: bool) -> None:
     assert counts(1000) == counts(10)
 
 
+@pytest.mark.skipif(not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="before PyTorch 2.10")
+def test_share_looks_up_no_method_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = block(10)
+    device_ipc.share(state)
+    called: list[str] = []
+    for name in ["is_neg", "is_conj", "untyped_storage", "data_ptr", "stride", "__dlpack__"]:
+        monkeypatch.setattr(torch.Tensor, name, lambda *_, name=name, **__: called.append(name))
+    device_ipc.share(state)
+    assert called == []
+
+
 VIEWS = """
     import gc, warnings
     import torch
