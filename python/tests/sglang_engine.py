@@ -142,9 +142,8 @@ def modules(version: str) -> None:
     def namespace() -> Any:
         return types.SimpleNamespace(**context)
 
-    names = {"update_weights_from_tensor": update_function(version, 0)}
-    names.update({f"update_weights_from_{kind}": lambda *_: (True, "") for kind in ("disk", "distributed", "ipc")})
-    add("sglang.srt.model_executor.model_runner_components.weight_updater", WeightUpdater=type("WeightUpdater", (), names))
+    methods = {"update_weights_from_tensor": update_function(version, 0)}
+    add("sglang.srt.model_executor.model_runner_components.weight_updater", WeightUpdater=type("WeightUpdater", (), methods))
     add("sglang.srt.runtime_context", get_server_args=namespace, get_parallel=namespace)
     for _ in range(2):
         device_ipc.sglang.register()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import uuid
 from typing import Any
@@ -104,7 +105,7 @@ class ModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
 
 REFUSAL = "the weights of this engine are the memory of a keeper, which is read-only; start the keeper and the engines again for new weights"
-_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_"
+_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
 
 
 def _refuse_updates(model: Any) -> None:
@@ -113,10 +114,11 @@ def _refuse_updates(model: Any) -> None:
     def refuse(_weights: Any) -> None:
         raise UnsupportedError(REFUSAL)
 
-    # In case SGLang loads weights otherwise.
+    # In case this release of SGLang loads weights otherwise.
     vars(model)["load_weights"] = refuse
-    for kind in ("disk", "distributed", "ipc", "tensor"):
-        HookRegistry.register(_UPDATER + kind, _update, HookType.AROUND)
+    for name in vars(importlib.import_module(_UPDATER).WeightUpdater):
+        if name.startswith("update_weights_from_"):
+            HookRegistry.register(f"{_UPDATER}.WeightUpdater.{name}", _update, HookType.AROUND)
     HookRegistry.apply_hooks()
 
 
