@@ -415,6 +415,10 @@ WAYS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
 }
 
 
+MANY = 16
+"""Requests that are handed over at once."""
+
+
 @case("kv-times", 600.0, way="device-ipc")
 @case("kv-times-nixl", 600.0, way="nixl")
 @case("kv-times-nixl-tuned", 600.0, way="nixl-tuned")
@@ -427,7 +431,7 @@ def times(folder: Path, way: str, count: int = 1, repeats: int = 8) -> dict[str,
     connector, extra, variables = WAYS[way]
     model = models.write(CACHE, folder / "model")
     further = {
-        "load_format": "dummy", "max_model_len": 33000, "max_num_batched_tokens": 8192, "kv_cache_memory_bytes": 10 << 30, "max_num_seqs": 4,
+        "load_format": "dummy", "max_model_len": 33000, "max_num_batched_tokens": 8192, "kv_cache_memory_bytes": 10 << 30, "max_num_seqs": MANY,
         "enable_prefix_caching": False,
     }  # fmt: skip
     first, second = (
@@ -478,6 +482,16 @@ def times(folder: Path, way: str, count: int = 1, repeats: int = 8) -> dict[str,
                 median |= {"GB/s": nbytes / median["copy ms"] / 1e6, "of one copy": one_copy * 1e3 / median["copy ms"]}
             print(f"{way} {length}:", ", ".join(f"{name} {value:.4g}" for name, value in median.items()), flush=True)
             found |= {f"{length} {name}": round(value, 4) for name, value in median.items()}
+        for length in (512, 4096):
+            seconds = []
+            for repeat in range(4):
+                many = [request(f"m{length}-{repeat}-{index}", length, 2, 100 * repeat + index) for index in range(MANY)]
+                ready = list(prefilled(prefill, many))
+                decode.call("take")
+                decode.submit(ready)
+                decode.gather({one["name"] for one in ready})
+                seconds.append(sum(decode.call("take")["host"].values()) / MANY)
+            found[f"{length} host us of each of {MANY} at once"] = round(statistics.median(seconds[1:]) * 1e6, 1)
         found["failed blocks"] = decode.state()["failed blocks"]
         assert not found["failed blocks"], found
     return found
