@@ -48,6 +48,9 @@ pub(crate) fn pull_into(
     let entry_point = |_: &str| Ok(ipc.clone());
     let mut named = NamedTensors::new(py, &entry_point, &check);
     match Source::read(py, tensors)? {
+        Some(source) if !source.is_writable => {
+            return Err(PyValueError::new_err("the tensor is read-only; pull into a writable one"));
+        }
         Some(source) => named.add("tensor", source)?,
         None => named.add_all("pull into", tensors)?,
     }

@@ -210,6 +210,15 @@ def test_open_of_an_object_that_is_no_descriptor_names_its_type() -> None:
         device_ipc.pull_into(None, ones(4))  # type: ignore[arg-type]
 
 
+def test_memory_that_the_framework_makes_read_only_is_not_pulled_into() -> None:
+    export, array = device_ipc.share(ones(4)), np.from_dlpack(ones(4))
+    array.flags.writeable = False
+    with pytest.raises(ValueError, match="the tensor is read-only; pull into a writable one"):
+        device_ipc.pull_into(str(export), array)
+    with pytest.raises(ValueError, match='"weight" is read-only; pull into writable tensors'):
+        device_ipc.pull_into(str(export), {"weight": array})
+
+
 def test_map_names_a_home_device_that_is_not_visible(start: Start) -> None:
     tensor = device_ipc.empty((4,), "uint8", "mock:1")
     np.from_dlpack(tensor)[:] = 9
@@ -226,6 +235,18 @@ def test_map_names_a_home_device_that_is_not_visible(start: Start) -> None:
     )
     assert line(other) == "[9, 9, 9, 9] mock:0"
     finish(other)
+
+
+def test_memory_that_was_opened_without_a_request_can_be_granted(start: Start) -> None:
+    exporter = start("export = d.share(d.empty((4,), 'uint8', 'mock:0')); print(export, flush=True); sys.stdin.readline()")
+    text = line(exporter)
+    with device_ipc.open(text), device_ipc.open(text, timeout=0) as again:
+        # A request to the exporter.
+        granted = again.grant()
+        with device_ipc.open(text, grant=granted):
+            pass
+    tell(exporter, "end")
+    finish(exporter)
 
 
 def test_grant_opens_a_dropped_export_once(start: Start) -> None:
