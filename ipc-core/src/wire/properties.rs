@@ -11,12 +11,11 @@ use super::protocol::{
 use super::{Failure, Refusal, Token};
 use crate::backend::{Access, HandleBytes, HandleKind};
 use crate::model::address::Generation;
-use crate::model::device::HostId;
 use crate::model::lease::{LeaseId, LeaseState};
-use crate::os::process::ProcessIdentity;
 use crate::sharing::timeline::Returned;
 use crate::wire::LeaseAhead;
 use crate::wire::descriptor::ExportId;
+use crate::wire::descriptor::arbitrary::identity;
 
 fn returned() -> impl Strategy<Value = Returned> {
     any::<(u64, u64, u64)>().prop_map(|(awaited, signalled, seen)| Returned { awaited, signalled, seen })
@@ -138,19 +137,8 @@ fn listed() -> impl Strategy<Value = ListedExport> {
 }
 
 fn reply() -> impl Strategy<Value = Reply> {
-    let hello = any::<(u16, [u8; 16], [u8; 16], (u64, u64, u32, u64))>().prop_map(
-        |(protocol, host, boot, (pid_namespace, net_namespace, pid, start_time))| Reply::Hello {
-            protocol,
-            exporter: ProcessIdentity {
-                host: HostId::from_bytes(host),
-                boot,
-                pid_namespace,
-                net_namespace,
-                pid,
-                start_time,
-            },
-        },
-    );
+    let hello =
+        (any::<u16>(), identity()).prop_map(|(protocol, exporter)| Reply::Hello { protocol, exporter });
     let ready = option::of(vec(any::<u8>(), 0..70));
     let grant = (any::<(u64, u64, bool, bool)>(), vec(handle(), 0..4), ready).prop_map(
         |((request, lease, keep, like), handles, ready)| {

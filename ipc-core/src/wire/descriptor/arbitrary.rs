@@ -13,7 +13,7 @@ use super::*;
 use crate::model::device::HostId;
 use crate::model::tensor::{Dtype, MAX_DIMENSIONS};
 
-fn identity() -> impl Strategy<Value = ProcessIdentity> {
+pub(crate) fn identity() -> impl Strategy<Value = ProcessIdentity> {
     (any::<[u8; 16]>(), any::<[u8; 16]>(), any::<(u64, u64, u32, u64)>()).prop_map(
         |(host, boot, (pid_namespace, net_namespace, pid, start_time))| ProcessIdentity {
             host: HostId::from_bytes(host),
