@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import carry, engine, models, server, trainer
-from .common import SLACK, check, devices, filled, gigabytes, kept, lines, pooled
+from .common import SLACK, check, devices, filled, gigabytes, kept, lines, needs_memory, pooled, with_one_copy
 from .suite import Skipped, case
 
 WAYS: dict[str, dict[str, Any]] = {"export": {}, "kept": {"keep_export": True}, "buckets": {"bucket_bytes": 8 << 20}}
@@ -318,22 +318,16 @@ def in_place_engines(folder: Path, config: dict[str, Any], ranks: int = 1) -> di
 @case("in-place-large", 1200.0)
 def in_place_large(folder: Path) -> dict[str, Any]:
     """Device memory and times of three engines with one copy of 16 GB, and of new weights for them"""
-    import torch
-
     import device_ipc.vllm
 
-    if torch.cuda.mem_get_info()[0] < 75 << 30:
-        raise Skipped("it needs 75 GiB of free device memory")
+    needs_memory(75)
     model, name = models.write(models.LARGE, folder / "model"), f"engines-{os.getpid()}"
 
-    found: dict[str, Any] = {"GB before": gigabytes()}
+    def start(further: dict[str, Any], engine_name: str) -> contextlib.AbstractContextManager[engine.Engine]:
+        return engine.started(folder, engine_name, in_place(model, name, further, publish=True, load_format="dummy"))
+
     with kept(name), contextlib.ExitStack() as stack:
-        engines = []
-        for number, further in enumerate(({}, {}, GRAPHS)):
-            options = in_place(model, name, further, publish=True, load_format="dummy")
-            engines.append(stack.enter_context(engine.started(folder, f"engine{number}", options)))
-            found[f"GB with {number + 1} engines"] = gigabytes()
-            found[f"in place {number}"] = lines(folder, f"engine{number}", "in place in ")
+        engines, found = with_one_copy(folder, [functools.partial(start, further) for further in ({}, {}, GRAPHS)], stack)
         check(engines[2].digests(), engines[0].digests(), "checksums")
         with pooled(models.LARGE) as state, contextlib.closing(sender(engines[0], keep_export=True)) as source:
             for _ in range(3):
@@ -404,10 +398,7 @@ def in_place_sleep(folder: Path, level: int, ranks: int = 1) -> dict[str, Any]:
 @case("in-place-sleep-large", 1200.0)
 def in_place_sleep_large(folder: Path) -> dict[str, Any]:
     """Memory of an engine that sleeps with 16 GB in place, and the time until it has them again"""
-    import torch
-
-    if torch.cuda.mem_get_info()[0] < 60 << 30:
-        raise Skipped("it needs 60 GiB of free device memory")
+    needs_memory(60)
     model, name = models.write(models.LARGE, folder / "model"), f"engines-{os.getpid()}"
     found: dict[str, Any] = {"GB before": gigabytes()}
     with kept(name), contextlib.ExitStack() as stack:
@@ -437,8 +428,7 @@ def in_place_kv_sizing(folder: Path) -> dict[str, Any]:
     """KV caches that vLLM sizes: an engine that publishes has that of a stock engine, another one the bytes of the weights more"""
     import torch
 
-    if torch.cuda.mem_get_info()[0] < 75 << 30:
-        raise Skipped("it needs 75 GiB of free device memory")
+    needs_memory(75)
     model, name = models.write(models.LARGE, folder / "model"), f"engines-{os.getpid()}"
     # The cache is what remains of this part of the device.
     further = {"gpu_memory_utilization": 30e9 / torch.cuda.mem_get_info()[1], "kv_cache_memory_bytes": None}
@@ -483,8 +473,8 @@ def graph_replay(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Times of a recorded load's copies: separate, as they are replayed; as one list; and by a CUDA graph of the separate ones"""
     import torch
 
-    if config is models.LARGE and torch.cuda.mem_get_info()[0] < 40 << 30:
-        raise Skipped("it needs 40 GiB of free device memory")
+    if config is models.LARGE:
+        needs_memory(40)
     with pooled(config) as state:
         # Of the fused parameters of vLLM's model, and the parts of them that tensors become.
         targets = torch.empty(sum(one.numel() for one in state.values()), dtype=torch.bfloat16, device="cuda")
@@ -574,10 +564,7 @@ def times_small(folder: Path) -> dict[str, Any]:
 @case("times-large", 1800.0)
 def times_large(folder: Path) -> dict[str, Any]:
     """Times of updates of 16 GB over HTTP, replayed and not, and of one copy of them on the device"""
-    import torch
-
-    if torch.cuda.mem_get_info()[0] < 60 << 30:
-        raise Skipped("it needs 60 GiB of free device memory")
+    needs_memory(60)
     found = timed(folder, models.LARGE, 10)
     found["above the goal"] = {way: found[f"{way} replayed ms"] for way, goal in GOALS.items() if found[f"{way} replayed ms"] > goal}
     return found
@@ -587,10 +574,8 @@ def times_large(folder: Path) -> dict[str, Any]:
 @case("stock-small", 600.0, config=models.SMALL)
 def stock(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Times of updates by vLLM's own backend ipc over HTTP, plain and packed"""
-    import torch
-
-    if config is models.LARGE and torch.cuda.mem_get_info()[0] < 60 << 30:
-        raise Skipped("it needs 60 GiB of free device memory")
+    if config is models.LARGE:
+        needs_memory(60)
     # Its module imports Ray, also where Ray is not used.
     stub = folder.resolve() / "stub" / "ray"
     stub.mkdir(parents=True, exist_ok=True)

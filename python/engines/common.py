@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from . import models
 from .suite import Skipped
+
+Started = TypeVar("Started")
 
 SLACK = 64 << 20
 """Device memory of kernels and libraries, which comes with the first use of each."""
@@ -32,6 +34,14 @@ def devices(count: int) -> None:
 
     if torch.cuda.device_count() < count:
         raise Skipped(f"it needs {count} devices, and this machine has {torch.cuda.device_count()}")
+
+
+def needs_memory(gibibytes: int) -> None:
+    """Skips a case where the device has less free memory."""
+    import torch
+
+    if torch.cuda.mem_get_info()[0] < gibibytes << 30:
+        raise Skipped(f"it needs {gibibytes} GiB of free device memory")
 
 
 def filled(config: dict[str, Any], seed: int = 0) -> dict[str, Any]:
@@ -76,3 +86,16 @@ def lines(folder: Path, name: str, part: str) -> list[str]:
     """Returns the ends of the lines of an engine's log that have a text, behind it."""
     log = (folder / f"{name}.log").read_text(errors="replace")
     return [line.split(part, 1)[1].strip() for line in log.split("\n") if part in line]
+
+
+def with_one_copy(
+    folder: Path, starts: Sequence[Callable[[str], contextlib.AbstractContextManager[Started]]], stack: contextlib.ExitStack
+) -> tuple[list[Started], dict[str, Any]]:
+    """Starts engines with their weights in place, one after the other; returns them, the device memory with each, and what their logs say."""
+    engines: list[Started] = []
+    found: dict[str, Any] = {"GB before": gigabytes()}
+    for number, start in enumerate(starts):
+        engines.append(stack.enter_context(start(f"engine{number}")))
+        found[f"GB with {number + 1} engines"] = gigabytes()
+        found[f"in place {number}"] = lines(folder, f"engine{number}", "in place in ")
+    return engines, found

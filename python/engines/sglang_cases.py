@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import json
 import os
 import statistics
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from . import engine, models, sglang_engine
-from .common import SLACK, check, filled, gigabytes, kept, lines, pooled
-from .suite import Skipped, case
+from .common import SLACK, check, filled, gigabytes, kept, lines, needs_memory, pooled, with_one_copy
+from .suite import case
 
 GRAPHS = {"disable_cuda_graph": False, "disable_prefill_cuda_graph": True, "cuda_graph_max_bs_decode": 4}
 
@@ -98,8 +99,7 @@ def times(folder: Path, config: dict[str, Any], memory: int) -> dict[str, Any]:
 
     import device_ipc.sglang
 
-    if torch.cuda.mem_get_info()[0] < memory << 30:
-        raise Skipped(f"it needs {memory} GiB of free device memory")
+    needs_memory(memory)
     model, found = models.write(config, folder / "model"), {}
     further = {"mem_fraction_static": 0.6}
     with pooled(config) as state:
@@ -239,19 +239,16 @@ def in_place_refused(folder: Path) -> dict[str, Any]:
 @case("sglang-in-place-large", 1500.0)
 def in_place_large(folder: Path) -> dict[str, Any]:
     """Device memory and times of three engines with one copy of 16 GB, and the checksums of the first and the last"""
-    import torch
-
-    if torch.cuda.mem_get_info()[0] < 75 << 30:
-        raise Skipped("it needs 75 GiB of free device memory")
+    needs_memory(75)
     model, name = models.write(models.LARGE, folder / "model"), f"engines-{os.getpid()}"
-    found: dict[str, Any] = {"GB before": gigabytes()}
+
+    def start(further: dict[str, Any], engine_name: str) -> contextlib.AbstractContextManager[engine.Engine]:
+        options = from_keeper(name, {"mem_fraction_static": 0.5, **further}, in_place=True, publish=True, load_format="dummy")
+        return started(folder, engine_name, model, options)
+
     with kept(name), contextlib.ExitStack() as stack:
-        engines = []
-        for number, further in enumerate(({}, {}, GRAPHS)):
-            options = from_keeper(name, {"mem_fraction_static": 0.5, **further}, in_place=True, publish=True, load_format="dummy")
-            engines.append(stack.enter_context(started(folder, f"engine{number}", model, options)))
-            found[f"GB with {number + 1} engines"] = gigabytes()
-            found[f"in place {number}"] = lines(folder, f"engine{number}", "in place in ")
+        engines, found = with_one_copy(folder, [functools.partial(start, further) for further in ({}, {}, GRAPHS)], stack)
+        for number in range(len(engines)):
             found[f"load {number}"] = [line.split(",")[0] for line in lines(folder, f"engine{number}", "Load weight end. ")]
         check(engines[2].call("digests"), engines[0].call("digests"), "checksums")
         check(engines[2].call("tokens"), engines[0].call("tokens"), "tokens")
