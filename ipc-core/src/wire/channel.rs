@@ -47,8 +47,8 @@ pub(crate) enum Frame {
     End,
     /// A message is in the inbox: wakes an end that went to sleep meanwhile.
     Look,
-    /// The file descriptor of the packet is a listening socket that the sender hands over.
-    Socket,
+    /// The file descriptor of the packet is a file that the sender hands over: a listening socket, or a table of claims.
+    File,
 }
 
 /// The head of a message, followed by its bytes. A sender borrows the descriptors.
@@ -182,9 +182,9 @@ impl OutgoingPacket {
         Self::alone(Frame::Look)
     }
 
-    /// Encodes the packet that a listening socket accompanies.
-    pub(crate) fn socket() -> Result<Self> {
-        Self::alone(Frame::Socket)
+    /// Encodes the packet that a file accompanies which the sender hands over.
+    pub(crate) fn handed_over() -> Result<Self> {
+        Self::alone(Frame::File)
     }
 
     fn alone(frame: Frame) -> Result<Self> {
@@ -270,7 +270,7 @@ pub(crate) fn contents_of(packet: &[u8], fds: impl PacketFiles) -> Result<Conten
     Ok(match frame {
         Frame::Whole => Contents::Whole(rest),
         Frame::InFile { bytes } => Contents::InFile(file_of(fds)?.into(), bytes),
-        Frame::End | Frame::Look | Frame::Socket => Contents::None,
+        Frame::End | Frame::Look | Frame::File => Contents::None,
     })
 }
 
@@ -291,8 +291,8 @@ pub(crate) enum IncomingPacket {
     },
     End,
     Look,
-    /// A listening socket; `None` if it was lost because this process had no file descriptors left.
-    Socket(Option<OwnedFd>),
+    /// A file that the sender hands over; `None` if it was lost because this process had no file descriptors left.
+    File(Option<OwnedFd>),
 }
 
 /// The bytes of a message in the buffer that they were received in.
@@ -322,10 +322,8 @@ pub(crate) fn read(packet: Vec<u8>, fds: impl PacketFiles, limit: u64) -> Result
     match frame {
         Frame::End if !rest.is_empty() => misfit("bytes follow its end of the channel"),
         Frame::Look if !rest.is_empty() => misfit("bytes follow its wake-up"),
-        Frame::Socket if !rest.is_empty() || fds.len() > 1 => {
-            misfit("its packet contains more than a socket")
-        }
-        Frame::Socket => Ok(IncomingPacket::Socket(fds.take_first())),
+        Frame::File if !rest.is_empty() || fds.len() > 1 => misfit("its packet contains more than a file"),
+        Frame::File => Ok(IncomingPacket::File(fds.take_first())),
         Frame::Whole | Frame::End | Frame::Look if fds.len() > 0 => {
             misfit("it sent file descriptors that its packet does not mention")
         }

@@ -129,7 +129,7 @@ impl ChannelConnection {
             match incoming {
                 IncomingPacket::Message { head, bytes } => drop(self.take(head, bytes)),
                 IncomingPacket::Look => {}
-                IncomingPacket::Socket(socket) => drop(socket.into_iter().collect::<ReceivedFds>()),
+                IncomingPacket::File(file) => drop(file.into_iter().collect::<ReceivedFds>()),
                 IncomingPacket::End => break,
             }
             if clock::now() >= until {

@@ -1,6 +1,6 @@
 //! The guards of an end of a channel: both directions, or one of them, which two threads or tasks can own.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -189,6 +189,11 @@ impl<const RECEIVES: bool> Channel<true, RECEIVES> {
     pub fn try_send<'m>(&self, message: Message<'m>) -> Result<(), TrySendError<'m>> {
         self.connection().try_send(message, false)
     }
+
+    /// Hands a file over to the peer, a process of this machine.
+    pub(crate) fn send_file(&self, file: BorrowedFd<'_>) -> Result<()> {
+        self.connection().send_file(file)
+    }
 }
 
 impl<const SENDS: bool> Channel<SENDS, true> {
@@ -221,6 +226,11 @@ impl<const SENDS: bool> Channel<SENDS, true> {
     /// spinning, the kernel wakes the thread, which receives the message later but leaves the processor to other threads.
     pub fn set_spinning(&self, spins: bool) {
         self.connection().spinning.permit(spins);
+    }
+
+    /// Waits for the next file that the peer hands over.
+    pub(crate) fn take_file(&self, deadline: Deadline) -> Result<OwnedFd> {
+        self.connection().take_file(deadline)
     }
 }
 

@@ -78,7 +78,7 @@ impl LocalListening {
             None => name::listen(name, &address)?,
             Some(channel) => {
                 let deadline = Deadline::after(end.ipc.timeout());
-                name::take_over(&address, channel.connection().take_socket(deadline)?)?
+                name::take_over(&address, channel.take_file(deadline)?)?
             }
         };
         readiness.add(listening.socket.fd()).map_err(watching)?;
@@ -117,7 +117,7 @@ impl LocalListening {
 
     /// Hands the socket over to the peer of a channel.
     pub(super) fn hand_over(&self, channel: &Channel) -> Result<()> {
-        channel.connection().send_socket(self.listening.socket.fd())?;
+        channel.send_file(self.listening.socket.fd())?;
         self.is_handed_over.store(true, Ordering::Release);
         if let Some(file) = &self.file {
             file.leave();

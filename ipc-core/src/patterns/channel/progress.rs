@@ -64,8 +64,8 @@ pub(super) struct ReceiveState {
     pub(super) polled: bool,
     /// Whether the peer or its socket has reported the end of messages.
     pub(super) ended: bool,
-    /// The listening sockets that the peer has handed over and no listener has taken.
-    pub(super) sockets: VecDeque<ReceivedFds>,
+    /// The files that the peer has handed over and this process has not taken.
+    pub(super) files: VecDeque<ReceivedFds>,
 }
 
 impl ReceiveState {

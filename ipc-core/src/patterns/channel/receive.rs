@@ -32,8 +32,8 @@ const MAX_CONTENTION: Duration = Duration::from_millis(10);
 /// Maximum number of wake-up packets read after the deadline: a few may precede a message.
 const MAX_WAKE_PACKETS: u32 = 64;
 
-/// Maximum number of listening sockets that one channel keeps for listeners of this process.
-const MAX_SOCKETS: usize = 2;
+/// Maximum number of files that one channel keeps until this process takes them.
+const MAX_FILES: usize = 2;
 
 /// The result of a receive that does not wait.
 enum ReceiveNow {
@@ -114,7 +114,7 @@ impl ChannelConnection {
             match next? {
                 Some(IncomingPacket::End) => receiving.ended = true,
                 Some(IncomingPacket::Look) => {}
-                Some(IncomingPacket::Socket(socket)) => self.keep_socket(receiving, socket)?,
+                Some(IncomingPacket::File(file)) => self.keep_file(receiving, file)?,
                 Some(IncomingPacket::Message { head, bytes }) => {
                     let received = self.take(head, bytes)?;
                     self.acknowledge(receiving);
@@ -131,32 +131,32 @@ impl ChannelConnection {
         Ok(ReceiveNow::Wakes)
     }
 
-    fn keep_socket(&self, receiving: &mut ReceiveState, socket: Option<OwnedFd>) -> Result<()> {
-        if receiving.sockets.len() >= MAX_SOCKETS {
-            return Err(self.reject_peer(format!("it hands over more than {MAX_SOCKETS} listening sockets")));
+    fn keep_file(&self, receiving: &mut ReceiveState, file: Option<OwnedFd>) -> Result<()> {
+        if receiving.files.len() >= MAX_FILES {
+            return Err(self.reject_peer(format!("it hands over more than {MAX_FILES} files")));
         }
-        receiving.sockets.push_back(socket.into_iter().collect());
+        receiving.files.push_back(file.into_iter().collect());
         Ok(())
     }
 
-    /// Waits for the next listening socket that the peer hands over. A message before it ends the channel.
-    pub(super) fn take_socket(self: &Arc<Self>, deadline: Deadline) -> Result<OwnedFd> {
+    /// Waits for the next file that the peer hands over. A message before it ends the channel.
+    pub(super) fn take_file(self: &Arc<Self>, deadline: Deadline) -> Result<OwnedFd> {
         let receiving = self.receiving.lock(deadline);
         let mut receiving =
             receiving.ok_or_else(|| deadline.passed("the receive call of another thread", ""))?;
         loop {
-            if let Some(socket) = receiving.sockets.pop_front() {
-                return socket
+            if let Some(file) = receiving.files.pop_front() {
+                return file
                     .take_first()
-                    .ok_or_else(|| Error::io("receiving a listening socket (ulimit -n)", Errno::MFILE));
+                    .ok_or_else(|| Error::io("receiving a file (ulimit -n)", Errno::MFILE));
             }
             let has_finished = self.link.counters.peer_has_finished();
             match self.next(&mut receiving, true)? {
-                Some(IncomingPacket::Socket(socket)) => self.keep_socket(&mut receiving, socket)?,
+                Some(IncomingPacket::File(file)) => self.keep_file(&mut receiving, file)?,
                 Some(IncomingPacket::Look) => {}
                 Some(IncomingPacket::End) => receiving.ended = true,
                 Some(IncomingPacket::Message { .. }) => {
-                    return Err(self.reject_peer("it sent a message instead of a listening socket".into()));
+                    return Err(self.reject_peer("it sent a message instead of a file".into()));
                 }
                 None if has_finished || receiving.ended => {
                     return Err(self.close_reason(Direction::Receiving));
@@ -204,7 +204,7 @@ impl ChannelConnection {
         }
         let Some(packet) = packet else { return Ok(None) };
         let read = read(packet.bytes, packet.fds, self.limit);
-        if !matches!(read, Ok(IncomingPacket::End | IncomingPacket::Look | IncomingPacket::Socket(_))) {
+        if !matches!(read, Ok(IncomingPacket::End | IncomingPacket::Look | IncomingPacket::File(_))) {
             receiving.by_socket += 1;
             receiving.taken += 1;
         }

@@ -247,15 +247,15 @@ impl ChannelConnection {
         }
     }
 
-    /// Hands a listening socket over to the peer, a process of this machine.
-    pub(super) fn send_socket(&self, socket: BorrowedFd<'_>) -> Result<()> {
+    /// Hands a file over to the peer, a process of this machine.
+    pub(super) fn send_file(&self, file: BorrowedFd<'_>) -> Result<()> {
         self.runtime.check()?;
         self.check()?;
-        let failed = |error| Error::io("handing a listening socket over", error);
+        let failed = |error| Error::io("handing a file over", error);
         if self.relay.is_some() {
             return Err(failed(Errno::OPNOTSUPP));
         }
-        socket::send(self.link.messages.fd(), &OutgoingPacket::socket()?.packet, &[socket]).map_err(failed)
+        socket::send(self.link.messages.fd(), &OutgoingPacket::handed_over()?.packet, &[file]).map_err(failed)
     }
 
     fn not_received(&self, deadline: Deadline) -> Error {
