@@ -14,7 +14,7 @@
 //! | `wire` | encoding and decoding of descriptors, the broker protocol and channel frames | sockets |
 //! | `transport` | sockets and peer credentials, poller, worker, deadlines | exports and imports |
 //! | `sharing` | exports, leases, import cache, timelines, staging | rings and channels |
-//! | `patterns` | rings and channels | |
+//! | `patterns` | rings, channels, claims and keepers | |
 //! | `ipc`, `control` | the entry points | |
 //!
 //! Unsafe code is denied except in a few modules, each of which states its reason in an `allow(unsafe_code)`.
@@ -108,6 +108,7 @@ pub mod limits {
 pub mod front_end {
     pub use crate::model::printable::printable;
     pub use crate::os::clock::interruptible;
+    pub use crate::patterns::claims::{ClaimTable, Claims};
     pub use crate::patterns::keeper::{KeeperName, list_keepers};
     pub use crate::transport::{ListedProcess, list_exports};
     pub use crate::wire::{ListedExport, ListedHolder};

@@ -1,5 +1,6 @@
-//! Patterns built from exports: rings, channels and keepers.
+//! Patterns built from exports: rings, channels, claims and keepers.
 
 pub(crate) mod channel;
+pub(crate) mod claims;
 pub(crate) mod keeper;
 pub(crate) mod ring;
