@@ -136,7 +136,7 @@ class Counters:
                 if hasattr(target, name):
                     self._time(target, name)
         kinds: Any = _kv_cache
-        for name in ("_send", "receive"):
+        for name in ("begin", "check"):
             self._time_part(kinds._Peer, name)
         for name in ("begin_copies", "end_copies"):
             self._time_part(kinds.CacheImporter, name)

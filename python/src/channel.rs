@@ -128,6 +128,14 @@ impl Channel {
         }
         Ok(())
     }
+
+    pub(crate) fn sender(&self) -> PyResult<&ChannelSender> {
+        self.check().map(|()| &self.sender)
+    }
+
+    pub(crate) fn receiver(&self) -> PyResult<&ChannelReceiver> {
+        self.check().map(|()| &self.receiver)
+    }
 }
 
 /// Memory in a message.

@@ -7,6 +7,7 @@ mod backend;
 mod blocks;
 mod buffer;
 mod channel;
+mod claims;
 mod counters;
 mod cuda_array_interface;
 mod devices;
@@ -50,6 +51,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     remedy::install();
     module.add_class::<blocks::_BlockCopy>()?;
     module.add_class::<channel::Channel>()?;
+    module.add_class::<claims::_ClaimTable>()?;
+    module.add_class::<claims::_Claims>()?;
     module.add_class::<channel::Listener>()?;
     module.add_class::<channel::Received>()?;
     module.add_class::<channel::ReceivedExport>()?;

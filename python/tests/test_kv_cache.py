@@ -1,5 +1,6 @@
 """Blocks of KV caches that one process computes and another one copies, as engines do, without an engine."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -110,9 +111,10 @@ def loaded(importer: CacheImporter) -> "tuple[set[str], list[tuple[Load, str]]]"
     return done, failed
 
 
-def is_answered(importer: CacheImporter, peer: Any) -> bool:
-    """Returns whether the answers to all claims have arrived. The importer takes them with the next load."""
-    return importer.poll() == (set(), []) and (None not in peer._asked.values() or bool(peer._readable.poll(0)))
+def is_claimed(importer: CacheImporter, peer: Any) -> bool:
+    """Returns whether the connection is ready, and what was asked for is claimed."""
+    assert importer.poll() == (set(), [])
+    return peer.channel is not None and not peer._changes
 
 
 def test_blocks_are_copied_and_returned(start: Start) -> None:
@@ -172,7 +174,7 @@ def until(condition):
 importer.claim(name, ord("a" if step == "claimed" else "z"))
 importer.submit()
 peer = importer._peers[name]
-until(lambda: None not in peer._asked.values() or peer._readable.poll(0))
+until(lambda: peer.channel is not None and not peer._changes)
 if step in ("copied", "read"):
     importer.load(name, Load("x", ord("a"), [(array("I", [1]), array("I", [2]))]))
     importer.submit()
@@ -210,7 +212,7 @@ def test_claimed_blocks_stay_after_the_limit(start: Start) -> None:
     importer.claim(exporter.name, ord("a"))
     importer.submit()
     peer = importer._peers[exporter.name]
-    until(lambda: is_answered(importer, peer))
+    until(lambda: is_claimed(importer, peer))
     exporter.ask("lend", "a", "b")
     assert exporter.returns() == ["b"]
     assert exporter.ask("returned") == []
@@ -227,17 +229,14 @@ def test_exporter_killed_at_a_step_fails_the_load(start: Start, step: str) -> No
     importer.claim(exporter.name, ord("a" if step == "claimed" else "z"))
     importer.submit()
     peer = importer._peers[exporter.name]
-    until(lambda: is_answered(importer, peer))
+    until(lambda: is_claimed(importer, peer))
     if step == "read":
         importer.load(exporter.name, load("x", "a", [1], [1]))
         assert loaded(importer) == ({"x"}, [])
     if step == "copied":
-        # It is stopped, and does not answer the claim.
-        exporter.process.send_signal(signal.SIGSTOP)
-        os.waitpid(exporter.process.pid, os.WUNTRACED)
         importer.load(exporter.name, load("x", "a", [1], [1]))
         importer.submit()
-        assert (importer.views["layer.2"][0][1] == 201).all() and importer.poll() == (set(), [])
+        assert (importer.views["layer.2"][0][1] == 201).all()
     exporter.process.kill()
     exporter.process.wait(LIMIT)
     if step != "copied":
@@ -250,6 +249,39 @@ def test_exporter_killed_at_a_step_fails_the_load(start: Start, step: str) -> No
     importer.load(exporter.name, load("y", "a", [1], [1]))
     assert loaded(importer) == ({"y"}, []) and exporter.returns() == ["a"]
     importer.close()
+
+
+def test_exporter_that_is_stopped_delays_no_load(start: Start) -> None:
+    exporter = Exporter(start)
+    exporter.ask("lend", "a", "b")
+    importer = importer_of(empty_caches())
+    importer.load(exporter.name, load("x", "a", [1], [1]))
+    assert loaded(importer) == ({"x"}, [])
+    exporter.process.send_signal(signal.SIGSTOP)
+    os.waitpid(exporter.process.pid, os.WUNTRACED)
+    importer.load(exporter.name, load("y", "b", [1], [1]))
+    importer.submit()
+    assert importer.poll() == ({"y"}, [])
+    exporter.process.send_signal(signal.SIGCONT)
+    assert sorted(exporter.returns() + exporter.ask("returned")) == ["a", "b"]
+    importer.close()
+
+
+def test_blocks_of_two_importers_stay_until_both_have_read(start: Start) -> None:
+    exporter = Exporter(start, limit=0)
+    exporter.ask("offer", "a")
+    importers = [importer_of(empty_caches()) for _ in range(2)]
+    for importer in importers:
+        importer.claim(exporter.name, ord("a"))
+        importer.submit()
+        peer = importer._peers[exporter.name]
+        until(functools.partial(is_claimed, importer, peer))
+    exporter.ask("lend", "a")
+    for importer, returned in zip(importers, ([], ["a"]), strict=True):
+        importer.load(exporter.name, load("x", "a", [1], [1]))
+        assert loaded(importer) == ({"x"}, [])
+        assert exporter.ask("returned") == returned
+        importer.close()
 
 
 def test_importer_without_requests_unmaps_what_a_dead_exporter_has_left(start: Start) -> None:

@@ -4,14 +4,14 @@ The exporter's engine has computed the blocks of a request, whose number is its 
 died, or has not claimed them within a time limit. A connection of the importer's process stands for all its claims, so there are no
 heartbeats:
 
-1. The importer connects once, receives the descriptor of the caches, and opens them: one mapping for all requests.
-2. It *claims* each ticket that it is to read. The answer says whether the exporter still has the blocks. From then on they stay.
-3. It copies the blocks on its own stream without a wait for the answer. Blocks that the exporter has when the answer is sent were not
-   reused before; a copy whose ticket is gone has failed.
-4. It says that it has *read* a ticket once the device has copied the blocks and the answer has arrived.
+1. The importer connects once, receives the descriptor of the caches and a table of claims, and opens them: one mapping for all requests.
+2. It *claims* each ticket that it is to read, by a change of a word in the table, which both processes map. A ticket that the exporter
+   does not offer any more has failed. From then on the blocks stay.
+3. It copies the blocks on its own stream.
+4. It *releases* the ticket, in the table too, once the device has copied the blocks. The exporter's engine finds that in its next step.
 
-The exporter announces a request after its device has written the blocks (the host knows the first token by then), so a copy waits for no
-event of the exporter. Messages are arrays of unsigned 64-bit integers: twice a ticket, and 1 for "read" or "granted".
+So no message and no system call belongs to a request, and no thread of the exporter wakes up for it. The exporter announces a request after
+its device has written the blocks (the host knows the first token by then), so a copy waits for no event of the exporter.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from . import _backends, _native, _streams
@@ -63,42 +63,36 @@ def _close(channel: _native.Channel) -> None:
         channel.close(timeout=0)
 
 
-def _words(message: bytes) -> array[int]:
-    words = array("Q")
-    words.frombytes(message)
-    return words
-
-
 @dataclass(eq=False)
-class _Claims:
+class _Importer:
     """One connection of an importer."""
 
     channel: _native.Channel
-    tickets: set[int] = field(default_factory=set)
+    number: int
+    """Its number in the table of claims."""
 
 
 class CacheExporter:
     """Shares the KV caches of an engine's worker, and knows which requests' blocks importers have yet to read.
 
     ``caches`` maps the names of the layers to torch tensors with ``blocks`` blocks. ``facts`` are what must be equal in an importer. Blocks
-    that no importer claims within ``limit`` seconds are given up. Importers connect to ``name``. All methods return at once.
+    that no importer claims within ``limit`` seconds are given up. Importers connect to ``name``. All methods return at once, and all but
+    ``close`` belong to one thread.
     """
 
     def __init__(self, name: str, caches: Mapping[str, Any], blocks: int, facts: Mapping[str, Any], limit: float) -> None:
         for cache in caches.values():
             block_views(cache, blocks)
         self._limit = limit
-        self._lock = threading.Lock()
         self._known: dict[int, str] = {}
         self._deadlines: dict[int, float] = {}
         """The latest times of claims, in their order."""
         self._due = math.inf
-        """The time from which ``returned`` has something to do: the first deadline, or 0."""
-        self._returned: set[str] = set()
-        self._claims: list[_Claims] = []
+        """The first deadline."""
+        self._claims = _native._ClaimTable()
+        self._importers: list[_Importer] = []
         self._export = _native.share(dict(caches))
-        hello = {"caches": str(self._export), "blocks": blocks, "facts": dict(facts)}
-        self._hello = json.dumps(hello).encode()
+        self._hello = {"caches": str(self._export), "blocks": blocks, "facts": dict(facts)}
         self._listener = _native.listen(name, backend=self._export.descriptor.backend)
         self._wake, self._woken = os.pipe()
         self._thread = threading.Thread(target=self._serve, name="device-ipc-kv", daemon=True)
@@ -106,60 +100,57 @@ class CacheExporter:
 
     def offer(self, ticket: int, request: str) -> None:
         """Announces a request whose blocks are being computed."""
-        with self._lock:
-            self._known[ticket] = request
+        self._known[ticket] = request
+        if not self._claims.offer(ticket):
+            _logger.warning("the table of claims has no room for request %s, whose blocks no engine can read", request)
 
     def lend(self, ticket: int) -> None:
         """Keeps the blocks of a request that was offered, until ``returned`` names it."""
-        with self._lock:
-            if ticket in self._known:
-                deadline = self._deadlines[ticket] = time.monotonic() + self._limit
-                self._due = min(self._due, deadline)
+        if ticket in self._known:
+            deadline = self._deadlines[ticket] = time.monotonic() + self._limit
+            self._due = min(self._due, deadline)
 
     def withdraw(self, ticket: int) -> None:
         """Takes an offer back: the request has ended without blocks to read."""
-        with self._lock:
-            self._known.pop(ticket, None)
+        self._known.pop(ticket, None)
+        self._claims.withdraw(ticket)
 
     def returned(self) -> set[str]:
         """Returns the requests whose blocks may be freed, each once."""
-        now = time.monotonic()
-        if now < self._due:
+        released, now = self._claims.released(), time.monotonic()
+        if not released and now < self._due:
             return set()
-        with self._lock:
-            late = []
-            for ticket, deadline in self._deadlines.items():
-                if deadline > now:
-                    break
-                late.append(ticket)
-            for ticket in late:
-                del self._deadlines[ticket]
-                request = self._known.get(ticket)
-                self._give_back(ticket)
-                if request in self._returned:
-                    _logger.warning("no engine has claimed the KV blocks of request %s within %.0f s", request, self._limit)
-            self._due = next(iter(self._deadlines.values()), math.inf)
-            returned, self._returned = self._returned, set()
-            return returned
+        found = set()
+        for ticket in released:
+            self._deadlines.pop(ticket, None)
+            found.add(self._known.pop(ticket))
+        late = []
+        for ticket, deadline in self._deadlines.items():
+            if deadline > now:
+                break
+            late.append(ticket)
+        for ticket in late:
+            del self._deadlines[ticket]
+            if self._claims.take_back(ticket):
+                request = self._known.pop(ticket)
+                found.add(request)
+                _logger.warning("no engine has claimed the KV blocks of request %s within %.0f s", request, self._limit)
+        self._due = next(iter(self._deadlines.values()), math.inf)
+        return found
 
     def close(self, timeout: float = 2.0) -> None:
         """Ends the connections and the export. The memory stays allocated for importers that have not closed it within ``timeout`` seconds."""
         wake, self._wake = self._wake, -1
         if wake < 0:
             return
+        for ticket in self._known:
+            self._claims.withdraw(ticket)
         os.close(wake)
         self._thread.join()
         try:
             self._export.close(timeout=timeout)
         except TimeoutError as error:
             _logger.warning("the KV caches are still in use by other engines, which close them when they look: %s", error)
-
-    def _give_back(self, ticket: int) -> None:
-        """Returns the blocks, unless another importer has claimed them too."""
-        if ticket in self._known and not any(ticket in claims.tickets for claims in self._claims):
-            self._returned.add(self._known.pop(ticket))
-            self._deadlines.pop(ticket, None)
-            self._due = 0.0
 
     def _serve(self) -> None:
         with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
@@ -170,14 +161,14 @@ class CacheExporter:
             while True:
                 for key, _ in selector.select():
                     if key.fd == self._woken:
-                        for claims in self._claims:
-                            _close(claims.channel)
+                        for importer in self._importers:
+                            _close(importer.channel)
                         return
                     try:
                         if key.data is None:
                             self._accept(selector)
                         else:
-                            self._receive(selector, key.data)
+                            self._end(selector, key.data)
                     except Exception:
                         _logger.exception("a connection to the KV caches has failed")
 
@@ -186,45 +177,26 @@ class CacheExporter:
             channel = self._listener.accept(timeout=0)
         except TimeoutError:
             return
-        channel.send(self._hello, timeout=_SEND_SECONDS)
-        claims = _Claims(channel)
-        with self._lock:
-            self._claims.append(claims)
-        selector.register(channel.fileno(), selectors.EVENT_READ, claims)
+        importer = _Importer(channel, self._claims.admit(channel))
+        self._importers.append(importer)
+        selector.register(channel.fileno(), selectors.EVENT_READ, importer)
+        channel.send(json.dumps({**self._hello, "importer": importer.number}).encode(), timeout=_SEND_SECONDS)
 
-    def _receive(self, selector: selectors.BaseSelector, claims: _Claims) -> None:
+    def _end(self, selector: selectors.BaseSelector, importer: _Importer) -> None:
+        """Releases the claims of an importer that has ended, or that does not speak this protocol."""
         try:
-            # The descriptor stays readable while there are further messages.
-            answer = self._answer(claims, _words(claims.channel.receive(timeout=0).data))
-            if answer:
-                claims.channel.send(answer.tobytes(), timeout=_SEND_SECONDS)
+            importer.channel.receive(timeout=0)
+            reason = "it sends messages, which this version of device-ipc does not expect"
         except TimeoutError:
             return
         except Exception as error:
-            # The engine has ended or died; or it does not speak this protocol. It reads nothing any more.
-            selector.unregister(claims.channel.fileno())
-            with self._lock:
-                self._claims.remove(claims)
-                for ticket in claims.tickets:
-                    self._give_back(ticket)
-            if claims.tickets:
-                _logger.warning("process %d has ended with %d requests to read: %s", claims.channel.peer, len(claims.tickets), error)
-            _close(claims.channel)
-
-    def _answer(self, claims: _Claims, words: Iterable[int]) -> array[int]:
-        answer = array("Q")
-        with self._lock:
-            for word in words:
-                ticket = word >> 1
-                if word & 1:
-                    claims.tickets.discard(ticket)
-                    self._give_back(ticket)
-                elif ticket in self._known:
-                    claims.tickets.add(ticket)
-                    answer.append(word | 1)
-                else:
-                    answer.append(word)
-        return answer
+            reason = str(error)
+        selector.unregister(importer.channel.fileno())
+        self._importers.remove(importer)
+        claims = self._claims.dismiss(importer.number)
+        if claims:
+            _logger.warning("process %d has ended with %d requests to read: %s", importer.channel.peer, claims, reason)
+        _close(importer.channel)
 
 
 @dataclass(eq=False)
@@ -245,8 +217,6 @@ class _Copies:
     event: Any
     """Behind the copies; None once they have ended."""
     loads: list[Load]
-    is_unanswered: bool = False
-    """Whether the copies have ended before the claims of some loads were answered."""
 
 
 class _Peer:
@@ -258,16 +228,16 @@ class _Peer:
         self.failure: str | None = None
         self.channel: _native.Channel | None = None
         """Set when everything is ready."""
+        self._claims: _native._Claims | None = None
         self._readable = select.poll()
         self._lock = threading.Lock()
         """Held while copies begin, and while the memory is unmapped: a thread of the library does so when the exporter has ended."""
         self._copies: list[BlockCopy] = []
         self._tensors: dt.Tensors | None = None
-        self._asked: dict[int, bool | None] = {}
-        """The claimed tickets, with the answers."""
-        self._to_send = array("Q")
+        self._changes: list[tuple[int, bool]] = []
+        """Tickets to claim (True) or to release (False) when the connection is ready."""
         self.loads: list[Load] = []
-        """Those that wait for the connection."""
+        """Those that have not begun."""
         self._running: deque[_Copies] = deque()
         """Copies in their order."""
         self._thread = threading.Thread(target=self._connect, name="device-ipc-kv", daemon=True)
@@ -280,6 +250,7 @@ class _Peer:
             channel = _native.connect(self.name, backend=backend, timeout=importer.timeout, existing=True)
             hello = json.loads(channel.receive(timeout=importer.timeout).data)
             importer.check(hello["facts"])
+            self._claims = _native._Claims(channel, hello["importer"], importer.timeout)
             self._tensors = tensors = dt.open(hello["caches"], device=importer.device, allow_read_only=True, timeout=importer.timeout)
             for layers in importer.groups:
                 sources = []
@@ -313,26 +284,18 @@ class _Peer:
             with contextlib.suppress(Error):
                 tensors.close()
 
-    def claim(self, ticket: int) -> None:
-        if ticket not in self._asked:
-            self._asked[ticket] = None
-            self._to_send.append(ticket << 1)
-
-    def read(self, ticket: int) -> None:
-        """Tells the exporter that nothing reads the blocks of a ticket any more."""
-        self._asked.pop(ticket, None)
-        self._to_send.append(ticket << 1 | 1)
+    def change(self, ticket: int, claims: bool) -> None:
+        """Claims or releases a ticket."""
+        self._changes.append((ticket, claims))
 
     def is_busy(self) -> bool:
         return bool(self._running or self.loads or (self.channel is None and self.failure is None))
 
     def has_news(self) -> bool:
-        """Returns whether ``advance`` has something to do: the first copies have ended and were answered, or the connection has changed."""
-        if not self._running:
-            return self.channel is not None or self.failure is not None
-        if not self._is_copied():
-            return False
-        return not self._running[0].is_unanswered or self.failure is not None or bool(self._readable.poll(0))
+        """Returns whether ``advance`` has something to do: the first copies have ended, or the connection has changed."""
+        if self._running:
+            return self._is_copied()
+        return self.channel is not None or self.failure is not None
 
     def _is_copied(self) -> bool:
         """Returns whether the first copies have ended."""
@@ -345,34 +308,29 @@ class _Peer:
         copies.event = None
         return True
 
-    def receive(self) -> None:
-        """Takes answers, and notices the exporter's end."""
-        if self.channel is None or self.failure is not None:
+    def check(self) -> None:
+        """Notices the exporter's end."""
+        if self.channel is None or self.failure is not None or not self._readable.poll(0):
             return
         try:
-            while self._readable.poll(0):
-                for word in _words(self.channel.receive(timeout=0).data):
-                    ticket = word >> 1
-                    if ticket in self._asked:
-                        self._asked[ticket] = bool(word & 1)
+            self.channel.receive(timeout=0)
         except TimeoutError:
             pass
         except Error as error:
             self.failure = f"{type(error).__name__}: {error}"
 
-    def _send(self) -> None:
-        if not self._to_send or self.failure is not None or self.channel is None:
-            return
-        words, self._to_send = self._to_send, array("Q")
-        try:
-            self.channel.send(words.tobytes(), timeout=_SEND_SECONDS)
-        except Error as error:
-            self.failure = f"{type(error).__name__}: {error}"
-
     def begin(self) -> None:
-        """Sends what was asked for, and submits the copies of all loads, if the connection is ready."""
-        self._send()
-        if not self.loads or self.channel is None:
+        """Makes the changes in the table of claims, and submits the copies of all loads, if the connection is ready."""
+        if self.channel is None or self.failure is not None:
+            return
+        assert self._claims is not None
+        for ticket, claims in self._changes:
+            if claims:
+                self._claims.claim(ticket)
+            else:
+                self._claims.release(ticket)
+        self._changes.clear()
+        if not self.loads:
             return
         with self._lock:
             if self.failure is not None:
@@ -380,6 +338,9 @@ class _Peer:
             loads, self.loads = self.loads, []
             stream = self._importer.begin_copies()
             for load in loads:
+                if not self._claims.claim(load.ticket):
+                    load.failure = "the other engine no longer has the blocks"
+                    continue
                 try:
                     for copy, (sources, destinations) in zip(self._copies, load.parts, strict=True):
                         copy.copy(sources, destinations, stream)
@@ -388,32 +349,22 @@ class _Peer:
             self._running.append(_Copies(self._importer.end_copies(), loads))
 
     def advance(self, done: set[str], failed: list[tuple[Load, str]]) -> None:
-        """Reports the loads whose copies have ended and were answered. Before the end of a copy nothing else may write its blocks."""
+        """Reports the loads whose copies have ended. Before the end of a copy nothing else may write its blocks."""
         self.begin()
-        self.receive()
+        if self._running:
+            self.check()
         while self._running and self._is_copied():
-            copies, left = self._running[0], []
-            for load in copies.loads:
+            for load in self._running.popleft().loads:
                 failure = load.failure or self.failure
-                answer = self._asked.get(load.ticket)
-                if failure is None and answer is None:
-                    left.append(load)
-                    continue
-                if failure is None and not answer:
-                    failure = "the other engine no longer has the blocks"
                 if failure is None:
                     done.add(load.request)
                 else:
                     failed.append((load, failure))
-                self.read(load.ticket)
-            if left:
-                copies.loads, copies.is_unanswered = left, True
-                break
-            self._running.popleft()
+                if self._claims is not None:
+                    self._claims.release(load.ticket)
         if self.failure is not None:
             failed += [(load, self.failure) for load in self.loads]
             self.loads.clear()
-        self._send()
 
     @property
     def has_ended(self) -> bool:
@@ -422,7 +373,7 @@ class _Peer:
     def close(self) -> None:
         self._thread.join()
         if self.channel is not None:
-            # The exporter gives back what this connection has claimed, also where it has not received the last message.
+            # The exporter releases what this connection has claimed.
             _close(self.channel)
         with self._lock:
             self._unmap()
@@ -463,20 +414,18 @@ class CacheImporter:
 
     def claim(self, peer: str, ticket: int) -> None:
         """Makes an exporter keep the blocks of a request until ``load`` has read them, or ``release`` is called."""
-        self._peer(peer).claim(ticket)
+        self._peer(peer).change(ticket, True)
 
     def release(self, peer: str, ticket: int) -> None:
         """Gives blocks up that are not to be read."""
-        self._peer(peer).read(ticket)
+        self._peer(peer).change(ticket, False)
 
     def load(self, peer: str, load: Load) -> None:
         """Asks for the blocks of a request. ``poll`` names it at the end."""
-        found = self._peer(peer)
-        found.claim(load.ticket)
-        found.loads.append(load)
+        self._peer(peer).loads.append(load)
 
     def submit(self) -> None:
-        """Sends what was asked for, and begins the copies from the peers that are connected."""
+        """Claims and releases what was asked for, and begins the copies from the peers that are connected."""
         for peer in tuple(self._watched):
             peer.begin()
 
@@ -530,7 +479,7 @@ class CacheImporter:
         """Returns the connection to an exporter, a new one after the end of the last exporter of this name."""
         peer = self._peers.get(name)
         if peer is not None and not peer.is_busy():
-            peer.receive()
+            peer.check()
             if peer.has_ended:
                 self._forget(peer)
                 peer = None
