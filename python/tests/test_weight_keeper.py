@@ -260,6 +260,19 @@ def test_group_ends_for_all_when_one_of_its_ranks_leaves(start: Start, name: str
         assert "none of 2" in refused["error"]
 
 
+def test_reason_of_a_rank_that_fails_reaches_the_others(start: Start, name: str) -> None:
+    with WeightKeeper(name):
+        assert "not the one that publishes" in Engine(start, name, "reads").ask('{"failed":"alone"}')["error"]
+        for rank in (0, 1):
+            publish(start, name, rank, rank)
+        first, second = (joined(start, name, rank, 2) for rank in (0, 1))
+        first.begin('{"take":true}')
+        second.begin(json.dumps({"failed": "x" * 5000}))
+        for one in (first, second):
+            reason = one.end()["gone"]
+            assert reason.startswith("rank 1 has failed: xxx") and len(reason) < 2000
+
+
 def test_weights_stay_readable_after_the_keeper_is_killed(start: Start, name: str) -> None:
     keeper = start(f"from device_ipc.vllm import WeightKeeper; k = WeightKeeper({name!r}); print(1, flush=True); sys.stdin.readline()")
     assert keeper.stdout

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,6 +26,9 @@ from . import torch as dt
 from ._errors import Error, GoneError, LayoutError, TimeoutError, UnsupportedError
 from ._manifest import IN_PLACE, Manifest
 from ._weight_keeper import channel
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SMALL = 4096
 """Tensors of fewer bytes are real in a model that is built on the meta device: they are scales and the like, which Python reads."""
@@ -366,6 +369,16 @@ class Together(Source):
         except TimeoutError as error:
             raise GoneError(f"the keeper {model.address.name!r} does not run: {error}") from None
         self.ask({"rank": manifest.rank, "ranks": manifest.ranks, "group": group})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None:
+            # The other ranks name it in their exceptions.
+            with contextlib.suppress(Error):
+                self._channel.send(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode(), timeout=CONNECT_LIMIT)
+        self.close()
 
 
 class Update:

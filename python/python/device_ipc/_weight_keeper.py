@@ -16,9 +16,10 @@ an engine                                the keeper
 ``{"take": true}``                       ``{"descriptor", "manifest", "former"}`` of the present version, when all ranks have asked: the same version for
                                          each. ``former`` is the one before, ``{"descriptor", "grant"}``, or null where no engine has it
 ``{"taken": true}``                      ``{"done": true}``, when all ranks have taken it
+``{"failed": reason}``                   ``{"gone"}`` with the reason, to all ranks of the group
 =======================================  =====================================================================================
 
-When one rank of a group ends its connection, by its death too, the others receive ``{"gone"}``, the reason, and their connections end: what they
+When one rank of a group fails, or ends its connection, by its death too, the others receive ``{"gone"}``, the reason, and their connections end: what they
 do together has no effect. ``done`` and the ``kept`` of an update come when it has succeeded.
 """
 
@@ -44,6 +45,9 @@ _logger = logging.getLogger("device_ipc")
 
 ANSWER_LIMIT = 5.0
 """Seconds that an engine may take to make room for an answer; one that takes longer is given up."""
+
+REASON_LIMIT = 1000
+"""Characters of the reason of a rank that are passed on."""
 
 TAKE_LIMIT = 60.0
 """Seconds for which a rank can return to the former version, after all ranks have asked for the present one."""
@@ -181,6 +185,8 @@ class WeightKeeper:
         group = engine.group
         if group is not None and "update" in request:
             self._update(engine, part)
+        elif group is not None and "failed" in request:
+            self._dissolve(group, f"rank {engine.rank} has failed: {str(request['failed'])[:REASON_LIMIT]}")
         elif group is not None and ("take" in request or "taken" in request):
             self._together(group, engine, "take" if "take" in request else "taken")
         elif part is None or part.publisher is not engine:

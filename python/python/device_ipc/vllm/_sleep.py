@@ -6,7 +6,6 @@ newer, under the same tensors and captured graphs. What is the engine's own, suc
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 from vllm.device_allocator.sleep_mode_backend import CuMemBackend
@@ -35,7 +34,7 @@ class SleepBackend(CuMemBackend):  # type: ignore[misc]
         if tags is None or "weights" in tags:
             for model in MODELS:
                 begin = time.perf_counter()
-                with contextlib.closing(model.together("wakes")) as ranks:
+                with model.together("wakes") as ranks:
                     model.take(ranks)
                 took = (time.perf_counter() - begin) * 1000
                 _logger.info("device_ipc: the weights of %s are mapped again after %.1f ms", model.address.name, took)
