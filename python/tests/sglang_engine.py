@@ -3,6 +3,7 @@
     python sglang_engine.py VERSION
 
 It answers each line of its input: ``[LOAD_FORMAT, EXTRA_CONFIG, CHANGES]`` loads a model, and the other requests are for that model.
+``{"update": TEXTS}``, with one text for each rank, updates it.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ CONTEXT: "dict[str, Any]" = {
 """The arguments of SGLang's server, and the sizes and ranks of its parallel groups."""
 
 context: "dict[str, Any]" = {}
-"""Those of the present load."""
+"""Those of the present load, and the ``kind`` of the model: ``plain``, whose weights are not processed, or ``derived``, beside a tensor derived from them."""
 
 
 
@@ -46,22 +47,26 @@ class Layer(torch.nn.Module):
     def __init__(self, parts: int) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(parts * SIZE, SIZE, dtype=torch.bfloat16), requires_grad=False)
-        self.quant_method = Transposing()
+        if "kind" not in context:
+            self.quant_method = Transposing()
 
 
 class Model(torch.nn.Module):
     """Fused and tied parameters, a table of its own, and a tensor that is derived from the weights."""
 
     table: Any
+    derived: Any = None
 
     def __init__(self) -> None:
         super().__init__()
+        self.calls = 0
         self.fused, self.embed = Layer(2), Layer(1)
         self.head = self.embed
         self.norm = torch.nn.Parameter(torch.ones(SIZE, dtype=torch.bfloat16), requires_grad=False)
         self.register_buffer("table", torch.arange(SIZE * SIZE, dtype=torch.float32).view(SIZE, SIZE).cos())
 
     def load_weights(self, weights: Any) -> None:
+        self.calls += 1
         for name, weight in weights:
             if name in ("gate", "up"):
                 self.fused.weight.data[SIZE * (name == "up") :][:SIZE].copy_(weight)
@@ -70,12 +75,16 @@ class Model(torch.nn.Module):
         self.post_load_weights()
 
     def post_load_weights(self) -> None:
-        self.derived = self.fused.weight.data[:SIZE].t().contiguous()
+        if context.get("kind") != "plain":
+            self.derived = self.fused.weight.data[:SIZE].t().contiguous()
 
     def answer(self) -> "list[Any]":
         """Returns the digests of all tensors, and of a result that needs each of them."""
-        tensors = {**dict(self.named_parameters(remove_duplicate=False)), **dict(self.named_buffers()), "derived": self.derived}
-        x = self.table.bfloat16() @ self.embed.weight @ self.fused.weight[:, :SIZE] * self.norm + self.derived
+        tensors = {**dict(self.named_parameters(remove_duplicate=False)), **dict(self.named_buffers())}
+        x = self.table.bfloat16() @ self.embed.weight @ self.fused.weight.reshape(2, SIZE, SIZE).sum(0) * self.norm
+        if self.derived is not None:
+            tensors["derived"] = self.derived
+            x = x + self.derived
         return [{name: digest(one) for name, one in tensors.items()}, digest(x)]
 
 
@@ -110,7 +119,8 @@ def modules(version: str) -> None:
     own("configs/load_config")
     choices: "list[str]" = ["auto", "dummy"]
     add("sglang.srt.server_args", LOAD_FORMAT_CHOICES=choices, add_load_format_choices=choices.extend)
-    add("sglang.srt.distributed", get_world_group=lambda: types.SimpleNamespace(broadcast_object=lambda value: value))
+    world = types.SimpleNamespace(broadcast_object=lambda value: context.get("group", value))
+    add("sglang.srt.distributed", get_world_group=lambda: world, get_tensor_model_parallel_rank=lambda: context["tp_rank"])
     add("sglang.srt.lora.layers", BaseLayerWithLoRA=type("BaseLayerWithLoRA", (), {}))
     config: Any = sys.modules["sglang.srt.configs.load_config"]
 
@@ -124,6 +134,7 @@ def modules(version: str) -> None:
         "set_default_torch_dtype": lambda _dtype: contextlib.nullcontext(), "_get_quantization_config": lambda *_: None,
         "_initialize_model": lambda *_: Model(), "initialize_dummy_weights": fill, "get_bool_env_var": lambda _name: False,
         "is_pin_memory_available": lambda: False, "monokernel_weights_iterator": lambda model, weights: weights,
+        "QuantizeMethodBase": type("QuantizeMethodBase", (), {}),
         "envs": types.SimpleNamespace(SGLANG_CPU_QUANTIZATION=types.SimpleNamespace(get=lambda: False)),
     }  # fmt: skip
     for name in ("contextlib", "abc", "typing"):
@@ -142,8 +153,12 @@ def modules(version: str) -> None:
     def namespace() -> Any:
         return types.SimpleNamespace(**context)
 
-    methods = {"update_weights_from_tensor": update_function(version, 0)}
-    add("sglang.srt.model_executor.model_runner_components.weight_updater", WeightUpdater=type("WeightUpdater", (), methods))
+    updater = source("model_executor/model_runner_components/weight_updater")
+    wanted = ["update_weights_from_disk", *(name for name in ("begin_weight_update", "end_weight_update") if f"def {name}(" in updater)]
+    loader = {"DefaultModelLoader": names["DefaultModelLoader"], "post_load_weights": names.get("post_load_weights")}
+    methods = frameworks.run(frameworks.methods(updater, "WeightUpdater", *wanted), torch=torch, **loader)
+    members = {"update_weights_from_tensor": update_function(version, 0), **{name: methods[name] for name in wanted}}
+    add("sglang.srt.model_executor.model_runner_components.weight_updater", WeightUpdater=type("WeightUpdater", (), members))
     add("sglang.srt.runtime_context", get_server_args=namespace, get_parallel=namespace)
     for _ in range(2):
         device_ipc.sglang.register()
@@ -166,25 +181,57 @@ def load(load_format: str, extra: Any, changes: "dict[str, Any]") -> Any:
     return loader.load_model(model_config=model, device_config=types.SimpleNamespace(device=torch.device("cpu")))
 
 
+class Engine:
+    """A model, with the objects of SGLang that update it and release its memory."""
+
+    def __init__(self, load_format: str, extra: "dict[str, Any]", changes: "dict[str, Any]") -> None:
+        self.model: Any = load(load_format, extra, changes)
+        self.updater: Any = sys.modules["sglang.srt.model_executor.model_runner_components.weight_updater"].WeightUpdater()
+        # An engine in place needs no --custom-weight-loader.
+        loaders = [] if extra.get("in_place") else [device_ipc.sglang.LOAD_FORMAT]
+        self.updater.device, self.updater.tp_rank, self.updater.custom_weight_loaders = "cpu", context["tp_rank"], loaders
+        self.updater.get_model, self.updater._assert_weight_cache_inactive = lambda: self.model, lambda _operation: None
+
+    def write(self, _value: Any) -> None:
+        self.model.norm.data.fill_(1)
+
+    def update(self, texts: "list[str]", load_format: "str | None" = device_ipc.sglang.LOAD_FORMAT) -> Any:
+        if hasattr(self.updater, "begin_weight_update"):
+            self.updater.begin_weight_update()
+        pairs = device_ipc.sglang.named_tensors(*texts)
+        answer = self.updater.update_weights_from_tensor(named_tensors=pairs, load_format=load_format)
+        if hasattr(self.updater, "end_weight_update"):
+            self.updater.end_weight_update(run_post_load=False)
+        return answer
+
+    def update_otherwise(self, texts: "list[str]") -> Any:
+        return [self.update(texts, None), self.updater.update_weights_from_disk("path", "auto")]
+
+    def broken(self, dies: bool) -> None:
+        import vllm_engines
+
+        vllm_engines.break_take(self.model.device_ipc_weights, dies)
+
+    def facts(self, _value: Any) -> "list[Any]":
+        """Returns the addresses of the parameters, and the number of loads."""
+        addresses = {name: one.data_ptr() for name, one in self.model.named_parameters()}
+        return [addresses, self.model.calls]
+
+
 def main(version: str) -> None:
     modules(version)
-    model: Any = None
-    updater: Any = sys.modules["sglang.srt.model_executor.model_runner_components.weight_updater"].WeightUpdater()
-    updater.device, updater.tp_rank, updater.custom_weight_loaders = "cpu", 0, [device_ipc.sglang.LOAD_FORMAT]
-    updater.get_model, updater._assert_weight_cache_inactive = lambda: model, lambda _operation: None
+    engine: Any = None
     for line in sys.stdin:
         try:
             request = json.loads(line)
             if isinstance(request, list):
-                model = load(*request)
+                engine = Engine(*request)
                 answer: Any = "ready"
-            elif request == "write":
-                model.norm.data.fill_(1)
             elif request:
-                pairs = device_ipc.sglang.named_tensors(request)
-                answer = updater.update_weights_from_tensor(named_tensors=pairs, load_format=device_ipc.sglang.LOAD_FORMAT)
+                ((name, value),) = request.items()
+                answer = getattr(engine, name)(value)
             else:
-                answer = model.answer()
+                answer = engine.model.answer()
         except Exception as error:
             answer = f"{type(error).__name__}: {error}"
         print(json.dumps(answer), flush=True)

@@ -80,10 +80,11 @@ def test_engines_share_one_copy_which_outlives_the_first(start: Start, engine: P
         third = start()
         assert ask(third, in_place(name)) == "ready" and ask(third) == found, "an engine that starts later"
         export = device_ipc.share({"norm": device_ipc.empty((64,), "float32", "mock:0")})
-        done, reason = ask(third, str(export))
-        assert not done and reason.startswith("UnsupportedError: the weights of this engine are the memory of a keeper")
-        assert ask(third) == found, "after an update was refused"
-        send(third, "write")
+        for done, reason in ask(third, {"update_otherwise": [str(export)]}):
+            assert not done and reason.startswith("UnsupportedError: the weights of this engine are the memory of a keeper")
+            assert f"named_tensors('keeper:{name}')" in reason
+        assert ask(third) == found, "after updates were refused"
+        send(third, {"write": None})
         assert third.stdout is not None and third.stdout.readline() == "", "a write ends the engine"
         assert ask(second) == found, "after another engine has written"
 
@@ -120,7 +121,7 @@ def test_weights_of_an_export_are_copied_at_the_start(engine: Process) -> None:
     expected = {"fused.weight": fused, "embed.weight": state["embed"].t(), "derived": state["gate"].t(), "norm": state["norm"]}
     assert {name: tensors[name] for name in expected} == {name: digest(tensor) for name, tensor in expected.items()}
     # Models of this process were in place, whose updates are refused. This one's update reaches its load, which cannot load processed weights.
-    assert ask(engine, str(export)).startswith("StaleError")
+    assert ask(engine, {"update": [str(export)]}).startswith("StaleError")
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from . import _backends, _native
 from . import torch as dt
 from ._errors import Error, GoneError, LayoutError, TimeoutError, UnsupportedError
 from ._manifest import IN_PLACE, Manifest
+from ._recorded import is_in
 from ._weight_keeper import channel
 
 if TYPE_CHECKING:
@@ -301,6 +302,13 @@ class InPlace:
         """Whether the engine sleeps: there is no memory at the addresses of the parameters."""
         return self.weights.mapping.is_suspended
 
+    def is_named(self, source: str) -> bool:
+        """Returns whether the source of an update is the keeper of the weights."""
+        try:
+            return Address.parse(source) == self.address
+        except ValueError:
+            return False
+
     def together(self, purpose: str = "") -> Together:
         """Returns a connection of this rank and the others of the engine, which act as one through the keeper. ``purpose`` keeps those for
         different purposes apart."""
@@ -382,14 +390,28 @@ class Together(Source):
 
 
 class Update:
-    """The next version of the weights of a model in place: memory of the keeper that no engine reads yet."""
+    """The next version of the weights of a model in place: memory of the keeper that no engine reads yet.
+
+    Unless it is published, its end undoes what a load by the engine has made of the model's tensors.
+    """
 
     def __init__(self, model: torch.nn.Module, device: torch.device, ranks: Together) -> None:
-        self._model, self._in_place = model, getattr(model, IN_PLACE)
-        self._device, self._ranks = device, ranks
+        in_place: InPlace = getattr(model, IN_PLACE)
+        self._device, self._ranks, self._layouts = device, ranks, in_place.published.tensors
+        # What an engine adds to its modules later, such as its KV cache, is not of the weights.
+        found = {name: one for name, one in held(model, device).items() if name in self._layouts}
+        block = in_place.block
+        self._kept = {name: one for name, one in found.items() if is_in(one.tensor, block.data_ptr(), block)}
+        self._own = {name: one for name, one in found.items() if name not in self._kept}
         _, message = ranks.ask({"update": True})
-        self._memory = dt.Tensors(message.open(device=device, access="rw", timeout=self._in_place.timeout))
-        self._former: list[tuple[Held, torch.Tensor]] = []
+        self._memory = dt.Tensors(message.open(device=device, access="rw", timeout=in_place.timeout))
+        self._former: list[tuple[Held, torch.Tensor, torch.Tensor | None]] = []
+        """The tensors of the model during a load by the engine, with the contents of its own ones."""
+        with torch.no_grad():
+            for name, one in self._kept.items():
+                if not one.is_parameter:
+                    # No load has to write it.
+                    self._memory[name].copy_(_flat(name, one.tensor))
 
     @property
     def block(self) -> torch.Tensor:
@@ -397,33 +419,38 @@ class Update:
         return _block(self._memory)
 
     def lend(self) -> None:
-        """Makes the memory that of the parameters, for a load by the engine."""
-        for name, one in held(self._model, self._device).items():
-            if one.is_parameter:
-                self._former.append((one, one.tensor))
-                one.set(_alike(one.tensor, _view(self._memory[name], *self._in_place.published.tensors[name])))
+        """Makes the memory that of the tensors in place, for a load by the engine."""
+        for name, one in self._kept.items():
+            self._former.append((one, one.tensor, None))
+            one.set(_alike(one.tensor, _view(self._memory[name], *self._layouts[name])))
+        self._former += [(one, one.tensor, one.tensor.detach().clone()) for one in self._own.values()]
 
     def take_back(self) -> None:
-        """Gives the parameters their former memory, which the engine reads until it follows."""
-        for one, tensor in self._former:
-            one.set(tensor)
-        self._former.clear()
+        """Gives the tensors in place their former memory, which the engine reads until it follows."""
+        for one, tensor, contents in self._former:
+            if contents is None:
+                one.set(tensor)
 
     def publish(self) -> None:
         """Has the keeper share the memory as the next version, once all ranks have filled theirs."""
         with torch.no_grad():
-            for name, one in held(self._model, self._device).items():
-                # For engines that start later. What an engine adds to its modules later, such as its KV cache, is not of the weights.
-                if not one.is_parameter and name in self._in_place.published.tensors:
-                    self._memory[name].copy_(_flat(name, one.tensor))
+            for name, one in self._own.items():
+                # For engines that start later.
+                self._memory[name].copy_(_flat(name, one.tensor))
         if self._device.type != "cpu":
             torch.accelerator.current_stream(self._device).synchronize()
         self._memory.close()
         self._ranks.ask({"filled": True})
+        self._former.clear()
 
     def close(self) -> None:
         """Gives the update up, unless it is published."""
-        self.take_back()
+        with torch.no_grad():
+            for one, tensor, contents in self._former:
+                one.set(tensor)
+                if contents is not None:
+                    tensor.copy_(contents)
+        self._former.clear()
         with contextlib.suppress(Error):
             self._memory.close()
 

@@ -473,7 +473,7 @@ class Plan:
         ``NotCopiesError`` if tensors are copied elsewhere.
         """
         moved = copy.copy(self)
-        moved._fills = [(_moved(view, address, block) if _is_in(view, address, block) else view, value) for view, value in self._fills]
+        moved._fills = [(_moved(view, address, block) if is_in(view, address, block) else view, value) for view, value in self._fills]
         moved._copies = [[(_moved(view, address, block), *rest) for view, *rest in part] for part in self._copies]
         return moved
 
@@ -662,14 +662,14 @@ def _view(tensor: Any, dtype: Any, offset: int, dims: Sequence[tuple[int, int]])
     return empty.set_(tensor.untyped_storage(), offset // unit, [size for size, _ in dims], [stride // unit for _, stride in dims])
 
 
-def _is_in(view: Any, address: int, block: Any) -> bool:
-    """Returns whether a view is in the block at an address, which is as long as another one."""
+def is_in(view: Any, address: int, block: Any) -> bool:
+    """Returns whether a tensor is in the block at an address, which is as long as another one."""
     return bool(address <= view.data_ptr() < address + block.numel())
 
 
 def _moved(view: Any, address: int, block: Any) -> Any:
     """Returns a view of a block of bytes at the place that another view has in the block at an address."""
-    if not _is_in(view, address, block):
+    if not is_in(view, address, block):
         raise NotCopiesError("the load copies tensors to memory beside the parameters")
     offset = view.data_ptr() - address
     empty = torch.empty(0, dtype=view.dtype, device=block.device)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _native
 from .. import torch as _tensors
 from .._errors import DescriptorError
+from .._manifest import IN_PLACE
 from .._weight_keeper import WeightKeeper
 
 if TYPE_CHECKING:
@@ -115,7 +116,11 @@ def load_weights(model: Any, named_tensors: Iterable[tuple[str, Any]]) -> None:
     The tensors are opened on this worker's device, by a copy through the host where the devices have no peer access. They are
     released when the work that ``model.load_weights`` has submitted to the current stream has finished. A load that is only copies is recorded, and
     later ones of equal tensors are copied by that record, without ``model.load_weights``; the log says why a load is none.
+
+    A model in place takes the present version of its keeper, if the update names it. Else it publishes the tensors as the next version, and
+    takes that.
     """
+    from .._in_place import MODELS
     from .._recorded import loads
 
     pairs = list(named_tensors)
@@ -124,7 +129,16 @@ def load_weights(model: Any, named_tensors: Iterable[tuple[str, Any]]) -> None:
     _name, tensor = pairs[0 if len(pairs) == 1 else _rank(len(pairs))]
     # SGLang has moved the tensor to the worker's device. Memory of the mock arrives as memory of the CPU, which names no device.
     device = None if tensor.device.type == "cpu" else tensor.device
-    with _tensors.open(_text(tensor), device=device, copy="staged-if-needed", allow_read_only=True) as weights:
+    source = _text(tensor)
+    if hasattr(model, IN_PLACE):
+        from ._updates import update
+
+        update(model, source)
+        return
+    if any(target.is_named(source) for target in MODELS):
+        # A draft model, whose weights the keeper of the target does not have.
+        return
+    with _tensors.open(source, device=device, copy="staged-if-needed", allow_read_only=True) as weights:
         loads(model)(model.load_weights, list(weights.items()))
 
 

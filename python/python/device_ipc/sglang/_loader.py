@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import uuid
 from typing import Any
@@ -13,14 +12,13 @@ import torch
 from sglang.srt.configs.load_config import LoadFormat
 from sglang.srt.distributed import get_world_group
 from sglang.srt.model_loader.loader import DefaultModelLoader, get_model_loader
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_parallel, get_server_args
 
 from .. import torch as dt
 from .._errors import UnsupportedError
 from .._in_place import Options, Source, Unfilled, described, load
-from .._manifest import IN_PLACE
 from ._manifest import SglangManifest
+from ._updates import install
 
 _logger = logging.getLogger(__name__)
 
@@ -75,7 +73,7 @@ class ModelLoader(DefaultModelLoader):  # type: ignore[misc]
         group = get_world_group().broadcast_object(uuid.uuid4().hex)
         with contextlib.closing(Source.of(self.options)) as source:
             model = load(source, manifest, device, load_normally, load_without_weights, group, _logger)
-        _refuse_updates(model)
+        install(model)
         return model
 
     def load_weights_and_postprocess(self, model: Any, weights: Any, target_device: Any) -> None:
@@ -102,31 +100,6 @@ class ModelLoader(DefaultModelLoader):  # type: ignore[misc]
             post(model, [], target_device)
         finally:
             del vars(model)["load_weights"]
-
-
-REFUSAL = "the weights of this engine are the memory of a keeper, which is read-only; start the keeper and the engines again for new weights"
-_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
-
-
-def _refuse_updates(model: Any) -> None:
-    """Has SGLang answer updates of a model in place with an error, instead of writing memory that is read-only, which ends the engine."""
-
-    def refuse(_weights: Any) -> None:
-        raise UnsupportedError(REFUSAL)
-
-    # In case this release of SGLang loads weights otherwise.
-    vars(model)["load_weights"] = refuse
-    for name in vars(importlib.import_module(_UPDATER).WeightUpdater):
-        if name.startswith("update_weights_from_"):
-            HookRegistry.register(f"{_UPDATER}.WeightUpdater.{name}", _update, HookType.AROUND)
-    HookRegistry.apply_hooks()
-
-
-def _update(update: Any, updater: Any, *arguments: Any, **options: Any) -> Any:
-    """Answers an update as SGLang does: whether it was done, and the reason."""
-    if hasattr(updater.get_model(), IN_PLACE):
-        return False, f"UnsupportedError: {REFUSAL}"
-    return update(updater, *arguments, **options)
 
 
 def _refuse_unsupported(model: Any, arguments: Any) -> None:

@@ -1,0 +1,145 @@
+"""Updates of an engine whose weights are in place.
+
+An update by this package's loader names the keeper, whose present version the engine takes, or tensors, which the engine loads into other memory
+of the keeper, publishes and takes. All ranks of the engine act together, through the keeper. Every other update would write memory
+that is read-only, which ends the engine, and is answered with an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import time
+import types
+from typing import Any
+
+from sglang.srt.model_loader.loader import DefaultModelLoader
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from .. import torch as dt
+from .._errors import UnsupportedError
+from .._in_place import InPlace, Update
+from .._manifest import IN_PLACE
+from .._recorded import layout, load_key, loads
+from . import LOAD_FORMAT
+
+_logger = logging.getLogger(__name__)
+
+REFUSAL = (
+    "the weights of this engine are the memory of a keeper, which is read-only; send device_ipc.sglang.named_tensors('keeper:{}') for its present "
+    f"version, or tensors by device_ipc.sglang.share, with load_format={LOAD_FORMAT!r}"
+)
+_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
+
+
+def install(model: Any) -> None:
+    """Has SGLang pass updates of a model in place to this module."""
+
+    def refuse(_weights: Any) -> None:
+        raise UnsupportedError(_refusal(model))
+
+    # In case this release of SGLang loads weights otherwise.
+    vars(model)["load_weights"] = refuse
+    hooks: dict[str, Any] = {}
+    for name in vars(importlib.import_module(_UPDATER).WeightUpdater):
+        if name in ("begin_weight_update", "end_weight_update"):
+            hooks[f"{_UPDATER}.WeightUpdater.{name}"] = _prepare
+        elif name.startswith("update_weights_from_"):
+            hooks[f"{_UPDATER}.WeightUpdater.{name}"] = _update_from_tensor if name.endswith("_tensor") else _update
+    for target, hook in hooks.items():
+        HookRegistry.register(target, hook, HookType.AROUND)
+    HookRegistry.apply_hooks()
+
+
+def update(model: Any, source: str) -> None:
+    """Has a model in place take new weights: the present version of its keeper, if ``source`` names it, else tensors, which are published.
+
+    All ranks of the engine take them, or none does.
+    """
+    in_place: InPlace = getattr(model, IN_PLACE)
+    if not _is_joint(in_place):
+        raise UnsupportedError("SGLang passes a request to a pipeline stage when the stage before has answered it, so no stages take a version together")
+    with in_place.together() as ranks:
+        if not in_place.is_named(source):
+            _publish(model, source, ranks)
+        begin = time.perf_counter()
+        in_place.take(ranks)
+    _logger.info("device_ipc: the present version of %s in %.1f ms", in_place.address.name, (time.perf_counter() - begin) * 1000)
+
+
+def _is_joint(in_place: InPlace) -> bool:
+    """Returns whether all ranks answer a request at the same time."""
+    return in_place.published.manifest.pipeline_parallel_size == 1
+
+
+def _publish(model: Any, source: str, ranks: Any) -> None:
+    """Loads tensors into other memory of the keeper, as the next version for all engines."""
+    kept = getattr(model, IN_PLACE).block
+    # Memory of the mock is memory of the CPU, which names no device.
+    device = None if kept.device.type == "cpu" else kept.device
+    found, load, begin = loads(model), types.MethodType(_load, model), time.perf_counter()
+    with (
+        dt.open(source, device=device, copy="staged-if-needed", allow_read_only=True) as weights,
+        contextlib.closing(Update(model, kept.device, ranks)) as version,
+    ):
+        pairs = list(weights.items())
+        plan = found.plan(load_key(load, layout(pairs)))
+        if plan is not None:
+            plan.onto(kept.data_ptr(), version.block).copy(0, [tensor for _, tensor in pairs])
+        else:
+            address = version.block.data_ptr()
+            version.lend()
+            found(load, pairs)
+            version.take_back()
+            if not found.move(address, kept):
+                raise UnsupportedError(
+                    "the load of these weights is not recorded as copies alone (the log of the engine has the reason), so other engines cannot take "
+                    "it; send all weights at once, or restart the keeper and the engines for new weights"
+                )
+        version.publish()
+    took, how = (time.perf_counter() - begin) * 1000, "loaded" if plan is None else "replayed"
+    _logger.info("device_ipc: the next version of %s was %s and published in %.1f ms", getattr(model, IN_PLACE).address.name, how, took)
+
+
+def _load(model: Any, weights: Any) -> None:
+    """Loads weights as for an engine that starts."""
+    refuse, device = vars(model).pop("load_weights"), next(model.parameters()).device
+    try:
+        restore = getattr(DefaultModelLoader, "restore_weights_before_loading", None)
+        if restore is not None:
+            restore(model, device)
+        DefaultModelLoader.load_weights_and_postprocess(model, weights, device)
+    finally:
+        vars(model)["load_weights"] = refuse
+
+
+def _refusal(model: Any) -> str:
+    return REFUSAL.format(getattr(model, IN_PLACE).address.name)
+
+
+def _update(update: Any, updater: Any, *arguments: Any, **options: Any) -> Any:
+    """Answers an update as SGLang does: whether it was done, and the reason."""
+    if hasattr(model := updater.get_model(), IN_PLACE):
+        return False, f"UnsupportedError: {_refusal(model)}"
+    return update(updater, *arguments, **options)
+
+
+def _update_from_tensor(update: Any, updater: Any, named_tensors: Any, load_format: str | None = None) -> Any:
+    """Answers an update by the loader of this package, whose exceptions would end the engine."""
+    if not hasattr(updater.get_model(), IN_PLACE):
+        return update(updater, named_tensors, load_format)
+    if load_format != LOAD_FORMAT:
+        return _update(update, updater)
+    try:
+        if LOAD_FORMAT not in updater.custom_weight_loaders:
+            # Of an engine without --custom-weight-loader.
+            updater.custom_weight_loaders.append(LOAD_FORMAT)
+        return update(updater, named_tensors, load_format)
+    except Exception as error:
+        return False, f"{type(error).__name__}: {error}"
+
+
+def _prepare(prepare: Any, updater: Any, **options: Any) -> Any:
+    """Leaves the parameters as they are before and after an update, which has SGLang process weights in other memory."""
+    return None if hasattr(updater.get_model(), IN_PLACE) else prepare(updater, **options)
