@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device_ipc_core::limits::{CacheLimits, set_cache_limits};
-use device_ipc_core::{Buffer, Descriptor, Dtype, Export, Ipc, TensorLayout, ViewMut};
-use device_ipc_cuda::{CudaBackend, VIRTUAL_MEMORY};
+use device_ipc_core::{Buffer, Descriptor, Dtype, Export, Ipc, OwnedRegion, Region, TensorLayout, ViewMut};
+use device_ipc_cuda::{CudaBackend, LEGACY, VIRTUAL_MEMORY};
 use device_ipc_test_process::{Process, command_of_test, output_of, request};
 use libloading::Library;
 
@@ -16,6 +16,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Number of tensors of a bundle.
 const TENSORS: usize = 3;
+
+/// Number of tensors of a large model.
+const MANY: u64 = 291;
+
+/// Bytes of the block that they lie in.
+const BLOCK_BYTES: u64 = 2 << 20;
 
 /// The calls that enter and leave a device's context for a call.
 const ENTER: [&str; 3] = ["cuThreadExchangeStreamCaptureMode", "cuCtxGetId", "cuCtxPushCurrent"];
@@ -96,6 +102,24 @@ fn bundle(ipc: &Ipc, tensors: &[Arc<Buffer>; TENSORS]) -> Export {
     ipc.share_all(all).start().expect("shared")
 }
 
+/// Shares tensors side by side in one block, which they do not state, as those of PyTorch do not.
+fn in_one_block(ipc: &Ipc, block: Buffer, count: u64) -> Export {
+    let (backend, whole) = (ipc.backend().info().name, block.range());
+    let (mut all, mut owner) = (ipc.tensors(), Some(block));
+    for index in 0..count {
+        let region = Region::new(backend, whole.slice(512 * index, 64).expect("it fits"));
+        let memory = match owner.take() {
+            // SAFETY: the block is the memory.
+            Some(block) => all.memory(unsafe { OwnedRegion::new(block, region) }),
+            // SAFETY: the set has the block.
+            None => unsafe { all.further_memory(region) },
+        };
+        let layout = TensorLayout::contiguous(Dtype::U8, [64]).expect("a layout");
+        all.tensor(index.to_string(), memory, 0, layout).expect("one of its kind");
+    }
+    ipc.share_all(all).start().expect("shared")
+}
+
 /// Starts a process with two exports of one block, one export of another block that is ready behind a stream, and a
 /// bundle, on this device.
 fn exporter(device: u32) -> (Process, Vec<Descriptor>, Descriptor) {
@@ -128,6 +152,15 @@ fn the_exporter() {
     let version = || ipc.share(ipc.allocate_for(device, 4096, VIRTUAL_MEMORY).expect("memory")).start();
     let versions = [version().expect("shared"), version().expect("shared")];
     for export in &versions {
+        println!("\n{}", export.descriptor());
+    }
+    let sets = [LEGACY, VIRTUAL_MEMORY].map(|kind| {
+        [1, MANY].map(|count| {
+            let block = ipc.allocate_for(device, BLOCK_BYTES, kind).expect("memory");
+            in_one_block(&ipc, block, count)
+        })
+    });
+    for export in sets.iter().flatten() {
         println!("\n{}", export.descriptor());
     }
     // Until the parent exits, or kills this process.
@@ -221,6 +254,7 @@ fn operations() {
     opens_at_home(&ipc, &recorder);
     opens_on_the_other_device(&ipc, &recorder);
     bundles(&ipc, &recorder);
+    bundles_in_one_block(&ipc, &recorder);
     replacements(&ipc, &recorder);
 }
 
@@ -292,6 +326,39 @@ fn bundles(ipc: &Ipc, recorder: &Recorder) {
     assert_eq!(opened, in_context(&opens.repeat(TENSORS)), "a bundle's first open");
     drop(mapping);
     settle();
+}
+
+/// The calls do not depend on the number of tensors in a block.
+fn bundles_in_one_block(ipc: &Ipc, recorder: &Recorder) {
+    let (exporter, _, _) = exporter(0);
+    let descriptor = || exporter.line(|line| line.parse::<Descriptor>().ok());
+    let _versions = [descriptor(), descriptor()];
+    let place = [LOOK, "cuPointerGetAttributes", "cuMemGetAddressRange", LOOK];
+    let legacy = (vec!["cuIpcGetMemHandle"], vec!["cuIpcOpenMemHandle", "cuMemGetAddressRange"]);
+    let virtual_memory = (
+        vec!["cuMemRetainAllocationHandle", "cuMemExportToShareableHandle", "cuMemRelease"],
+        vec![
+            "cuMemGetAllocationGranularity",
+            "cuMemImportFromShareableHandle",
+            "cuMemGetAllocationPropertiesFromHandle",
+            "cuMemAddressReserve",
+            "cuMemMap",
+            "cuMemRelease",
+            "cuMemSetAccess",
+        ],
+    );
+    for (kind, (handle, open)) in [(LEGACY, legacy), (VIRTUAL_MEMORY, virtual_memory)] {
+        for count in [1, MANY] {
+            let block = ipc.allocate_for(0, BLOCK_BYTES, kind).expect("memory");
+            let (shared, export) = recorder.calls(|| in_one_block(ipc, block, count));
+            assert_eq!(shared, in_context(&[&place, &*handle].concat()), "{count} tensors of {kind:?}");
+            let descriptor = descriptor();
+            let (opened, mapping) = recorder.calls(|| ipc.open(&descriptor).at_home().expect("opened"));
+            assert_eq!(opened, entered(&open), "an open of {count} tensors of {kind:?}");
+            drop((export, mapping));
+            settle();
+        }
+    }
 }
 
 fn exports(ipc: &Ipc, recorder: &Recorder) {
