@@ -58,8 +58,8 @@ pub fn handed_over_again(context: &Context) -> Outcome {
     nothing_stays_open()
 }
 
-/// What only looks like memory that is open is opened: other allocations of the same sizes, and the same ones in another
-/// order.
+/// What only looks like memory that is open is opened: other allocations of the same sizes, the same ones in another order,
+/// and the same ones on another device.
 pub fn what_looks_the_same_is_told_apart(context: &Context) -> Outcome {
     let (mut exporter, first) = three_tensors(context)?;
     for index in 0..3 {
@@ -85,8 +85,16 @@ pub fn what_looks_the_same_is_told_apart(context: &Context) -> Outcome {
     let mixed = ipc.open(&mixed).on(&stream)?;
     same(&tensor_bytes(&mixed.get("t1")?, &stream)?, &pattern(4197)[101..], "the one that is another")?;
     same(&tensor_bytes(&mixed.get("t2")?, &stream)?, &pattern(4098)[2..], "one that is the same")?;
+    let again = share_again(&mut exporter, "again", SAME)?;
+    if let Ok([_, away]) = context.two_peers() {
+        let stream = ipc.create_stream(away.ordinal)?;
+        let opened = counters().driver_opens_total;
+        let away = ipc.open(&again).on(&stream)?;
+        that(counters().driver_opens_total > opened, "the driver should open the memory on the other device")?;
+        has_the_pattern(&away, &stream, 0)?;
+    }
     drop((mapping, others, turned, mixed));
-    for name in ["b", "other", "turned", "mixed"] {
+    for name in ["b", "other", "turned", "mixed", "again"] {
         exporter.must(&Command::Drop { names: vec![name.into()] })?;
     }
     nothing_stays_open()
