@@ -45,7 +45,14 @@ impl Default for Pace {
 impl Pace {
     /// Creates the policy of a receiver that spins for at most `limit`.
     pub(crate) fn within(limit: Duration) -> Self {
-        Self { limit, possible: several_processors(), since: 0, required: 1, successes: 0 }
+        static SEVERAL: OnceLock<bool> = OnceLock::new();
+        Self {
+            limit,
+            possible: *SEVERAL.get_or_init(has_several_processors),
+            since: 0,
+            required: 1,
+            successes: 0,
+        }
     }
 
     /// Waits until `poll` returns a value: first spinning if the policy says so, but not beyond `until`, then sleeping.
@@ -131,10 +138,9 @@ pub(crate) enum PollMode {
     Sleep,
 }
 
-/// Returns whether this process has several processors. On a single one, spinning would keep the sender from running.
-fn several_processors() -> bool {
-    static SEVERAL: OnceLock<bool> = OnceLock::new();
-    *SEVERAL.get_or_init(|| std::thread::available_parallelism().is_ok_and(|count| count.get() > 1))
+/// Returns whether this thread may run on several processors. On a single one, spinning would keep the sender from running.
+fn has_several_processors() -> bool {
+    std::thread::available_parallelism().is_ok_and(|count| count.get() > 1)
 }
 
 #[cfg(test)]

@@ -80,3 +80,16 @@ fn wait_spins_to_its_limit_then_sleeps_until_found() {
     });
     assert_eq!(refused, Err(8), "an error ends the wait");
 }
+
+#[test]
+fn single_processor_is_not_taken_for_several() {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let on_one_processor = std::thread::spawn(|| {
+        let permitted = sched_getaffinity(None).unwrap();
+        let mut one = CpuSet::new();
+        one.set((0..CpuSet::MAX_CPU).find(|cpu| permitted.is_set(*cpu)).unwrap());
+        sched_setaffinity(None, &one).unwrap();
+        has_several_processors()
+    });
+    assert!(!on_one_processor.join().unwrap());
+}
