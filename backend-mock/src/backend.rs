@@ -300,7 +300,12 @@ impl DeviceIpc for MockBackend {
             return Err(no_events());
         }
         let event = self.machine.create_event(device.index(), true).map_err(engine("create_event"))?;
-        Ok(Box::new(MockEvent { machine: Arc::clone(&self.machine), event, device, opened: false }))
+        Ok(Box::new(MockEvent { machine: Arc::clone(&self.machine), event, device, is_exportable: true }))
+    }
+
+    fn create_local_event(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
+        let event = self.machine.create_event(device.index(), false).map_err(engine("create_event"))?;
+        Ok(Box::new(MockEvent { machine: Arc::clone(&self.machine), event, device, is_exportable: false }))
     }
 
     fn open_event(&self, handle: &[u8], on: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
@@ -308,7 +313,12 @@ impl DeviceIpc for MockBackend {
             return Err(no_events());
         }
         let event = self.machine.open_event(handle, on.index()).map_err(engine("open_event"))?;
-        Ok(Box::new(MockEvent { machine: Arc::clone(&self.machine), event, device: on, opened: true }))
+        Ok(Box::new(MockEvent {
+            machine: Arc::clone(&self.machine),
+            event,
+            device: on,
+            is_exportable: false,
+        }))
     }
 
     fn synchronize_device(&self, device: DeviceOrdinal) -> Result<()> {

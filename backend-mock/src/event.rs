@@ -10,13 +10,14 @@ use device_ipc_mock_engine::{EventId, Machine};
 use crate::errors::{engine, timeout, unsupported};
 use crate::stream::stream_of;
 
-/// An event that this process created, or opened from another process.
+/// An event that this process created, for itself or for others, or opened from another process.
 #[derive(Debug)]
 pub(crate) struct MockEvent {
     pub(crate) machine: Arc<Machine>,
     pub(crate) event: EventId,
     pub(crate) device: DeviceOrdinal,
-    pub(crate) opened: bool,
+    /// Whether another process can open it by a handle from this one.
+    pub(crate) is_exportable: bool,
 }
 
 impl DeviceEvent for MockEvent {
@@ -25,9 +26,9 @@ impl DeviceEvent for MockEvent {
     }
 
     fn export(&self) -> Result<HandleBytes> {
-        if self.opened {
+        if !self.is_exportable {
             return Err(unsupported(
-                "export an event of another process",
+                "export an event of another process, or of this one alone",
                 "forward the handle by which it was opened",
             ));
         }

@@ -141,6 +141,10 @@ impl DeviceIpc for AscendBackend {
         Ok(Box::new(AscendEvent::create(&self.driver, device)?))
     }
 
+    fn create_local_event(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
+        Ok(Box::new(AscendEvent::create_local(&self.driver, device)?))
+    }
+
     fn open_event(&self, handle: &[u8], on: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
         Ok(Box::new(AscendEvent::open(&self.driver, handle, on)?))
     }

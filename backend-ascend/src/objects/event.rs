@@ -1,4 +1,4 @@
-//! Interprocess events.
+//! Events, of this process or between processes.
 //!
 //! "Event Management" of the ACL manual (`aclrtCreateEventExWithFlag`, `aclrtIpcGetEventHandle`,
 //! `aclrtIpcOpenEventHandle`). A record is submitted when `aclrtRecordEvent` returns (`IpcEvent::IpcEventRecord` of the
@@ -25,14 +25,15 @@ const ANY_PAGE_SINCE_DRIVER: u32 = 26;
 
 const HANDLE_BYTES: usize = ACL_IPC_EVENT_HANDLE_SIZE as usize;
 
-/// An interprocess event, created by this process or opened from another.
+/// An event: of this process alone, or an interprocess event, created by this process or opened from another.
 #[derive(Debug)]
 pub(crate) struct AscendEvent {
     driver: Arc<Driver>,
     device: DeviceOrdinal,
     /// `aclrtEvent`.
     raw: usize,
-    opened: bool,
+    /// Whether another process can open it by a handle from this one.
+    is_exportable: bool,
     /// The relay for streams of other devices, created by their first wait. Waits through it are serialised.
     relay: Mutex<Option<Relay>>,
 }
@@ -79,19 +80,28 @@ impl AscendEvent {
         Self::create_untried(driver, device)
     }
 
+    /// Creates an event of this process alone.
+    pub(crate) fn create_local(driver: &Arc<Driver>, device: DeviceOrdinal) -> Result<Self> {
+        let _current = driver.enter(device)?;
+        let mut raw = aclrtEvent(std::ptr::null_mut());
+        // SAFETY: writes one event.
+        let status = unsafe { call!(driver, aclrtCreateEventExWithFlag(&raw mut raw, ACL_EVENT_SYNC)) };
+        driver.check("aclrtCreateEventExWithFlag", status)?;
+        Ok(Self::of(driver, device, raw, false))
+    }
+
     fn create_untried(driver: &Arc<Driver>, device: DeviceOrdinal) -> Result<Self> {
         let _current = driver.enter(device)?;
         let mut raw = aclrtEvent(std::ptr::null_mut());
         // SAFETY: writes one event. The runtime refuses the flag in combination with others.
         let status = unsafe { call!(driver, aclrtCreateEventExWithFlag(&raw mut raw, ACL_EVENT_IPC)) };
         driver.check_event_call("aclrtCreateEventExWithFlag", status, "create", device)?;
-        Ok(Self {
-            driver: Arc::clone(driver),
-            device,
-            raw: raw.0 as usize,
-            opened: false,
-            relay: Mutex::default(),
-        })
+        Ok(Self::of(driver, device, raw, true))
+    }
+
+    fn of(driver: &Arc<Driver>, device: DeviceOrdinal, raw: aclrtEvent, is_exportable: bool) -> Self {
+        let raw = raw.0 as usize;
+        Self { driver: Arc::clone(driver), device, raw, is_exportable, relay: Mutex::default() }
     }
 
     /// Opens an event of another process. The handle's bytes are untrusted.
@@ -130,13 +140,7 @@ impl AscendEvent {
         }
         driver.check_event_call("aclrtIpcOpenEventHandle", status, "open", on)?;
         tracing::debug!(target: crate::LOG, device = %on, "opened an IPC event");
-        Ok(Self {
-            driver: Arc::clone(driver),
-            device: on,
-            raw: raw.0 as usize,
-            opened: true,
-            relay: Mutex::default(),
-        })
+        Ok(Self::of(driver, on, raw, false))
     }
 
     fn raw(&self) -> aclrtEvent {
@@ -192,10 +196,11 @@ impl DeviceEvent for AscendEvent {
     }
 
     fn export(&self) -> Result<HandleBytes> {
-        if self.opened {
+        if !self.is_exportable {
             return Err(Error::Unsupported {
                 backend: NAME,
-                what: "export an event that was opened from another process".into(),
+                what: "export an event that was opened from another process, or created for this one alone"
+                    .into(),
                 why: "only its creator can export it; forward the handle that it was opened with".into(),
             });
         }

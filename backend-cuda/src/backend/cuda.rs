@@ -22,7 +22,7 @@ use crate::memory::pool::export::ExportedPools;
 use crate::memory::virtual_memory::reserved::ReservationTable;
 use crate::memory::{export, extents, kind};
 use crate::objects::driver::Driver;
-use crate::objects::event::CudaIpcEvent;
+use crate::objects::event::CudaEvent;
 use crate::objects::host_pages::HostPages;
 
 /// The NVIDIA CUDA backend. See the [crate's documentation](crate).
@@ -151,7 +151,7 @@ impl CudaBackend {
             self.driver.device_attribute(ordinal, DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED);
         let supported = match attribute {
             Some(value) => value != 0,
-            None => CudaIpcEvent::create(&self.driver, ordinal).is_ok(),
+            None => CudaEvent::create(&self.driver, ordinal).is_ok(),
         };
         Ok(*device.ipc_events.get_or_init(|| supported))
     }
@@ -229,11 +229,15 @@ impl DeviceIpc for CudaBackend {
     }
 
     fn create_event(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
-        Ok(Box::new(CudaIpcEvent::create(&self.driver, device)?))
+        Ok(Box::new(CudaEvent::create(&self.driver, device)?))
+    }
+
+    fn create_local_event(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
+        Ok(Box::new(CudaEvent::create_local(&self.driver, device)?))
     }
 
     fn open_event(&self, handle: &[u8], on: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
-        Ok(Box::new(CudaIpcEvent::open(&self.driver, handle, on)?))
+        Ok(Box::new(CudaEvent::open(&self.driver, handle, on)?))
     }
 
     /// Waits on the host for all work of a device.

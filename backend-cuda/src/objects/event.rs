@@ -1,4 +1,4 @@
-//! Interprocess events ("Event Management", `group__CUDA__EVENT`).
+//! Events, of this process or between processes ("Event Management", `group__CUDA__EVENT`).
 //!
 //! An event belongs to a context and is recorded on streams of that context only. Streams of any device may wait for
 //! it, those of other devices through a [relay](super::relay). The driver keeps IPC events in `/dev/shm`, which both
@@ -17,18 +17,29 @@ use crate::library::status::number;
 use crate::objects::driver::Driver;
 use crate::objects::relay::Relay;
 
-/// An interprocess event, created by this process or opened from another.
+/// An event: of this process alone, or an interprocess event, created by this process or opened from another.
 #[derive(Debug)]
-pub(crate) struct CudaIpcEvent {
+pub(crate) struct CudaEvent {
     driver: Arc<Driver>,
     device: DeviceOrdinal,
     raw: Event,
-    opened: bool,
+    /// Whether another process can open it by a handle from this one.
+    is_exportable: bool,
     /// The relay for streams of other devices, created by their first wait. Waits through it are serialised.
     relay: Mutex<Option<Relay>>,
 }
 
-impl CudaIpcEvent {
+impl CudaEvent {
+    /// Creates an event of this process alone.
+    pub(crate) fn create_local(driver: &Arc<Driver>, device: DeviceOrdinal) -> Result<Self> {
+        let _current = driver.enter(device)?;
+        let mut raw = Event::NULL;
+        // SAFETY: writes one event.
+        let status = unsafe { (driver.api.event_create)(&raw mut raw, EVENT_DISABLE_TIMING) };
+        driver.check("cuEventCreate", status)?;
+        Ok(Self::of(driver, device, raw, false))
+    }
+
     /// Creates an event that can be exported.
     pub(crate) fn create(driver: &Arc<Driver>, device: DeviceOrdinal) -> Result<Self> {
         let _current = driver.enter(device)?;
@@ -44,7 +55,11 @@ impl CudaIpcEvent {
             });
         }
         driver.check("cuEventCreate", status)?;
-        Ok(Self { driver: Arc::clone(driver), device, raw, opened: false, relay: Mutex::default() })
+        Ok(Self::of(driver, device, raw, true))
+    }
+
+    fn of(driver: &Arc<Driver>, device: DeviceOrdinal, raw: Event, is_exportable: bool) -> Self {
+        Self { driver: Arc::clone(driver), device, raw, is_exportable, relay: Mutex::default() }
     }
 
     /// Opens an event of another process. The handle's bytes are untrusted.
@@ -62,13 +77,7 @@ impl CudaIpcEvent {
         let hint = match status {
             number::SUCCESS => {
                 tracing::debug!(target: crate::LOG, device = %on, "opened a CUDA IPC event");
-                return Ok(Self {
-                    driver: Arc::clone(driver),
-                    device: on,
-                    raw,
-                    opened: true,
-                    relay: Mutex::default(),
-                });
+                return Ok(Self::of(driver, on, raw, false));
             }
             number::ERROR_MAP_FAILED => {
                 "The handle is corrupt or its event was destroyed; or the two processes do not share /dev/shm, where the \
@@ -97,16 +106,17 @@ impl CudaIpcEvent {
     }
 }
 
-impl DeviceEvent for CudaIpcEvent {
+impl DeviceEvent for CudaEvent {
     fn device(&self) -> DeviceOrdinal {
         self.device
     }
 
     fn export(&self) -> Result<HandleBytes> {
-        if self.opened {
+        if !self.is_exportable {
             return Err(Error::Unsupported {
                 backend: NAME,
-                what: "export an event that was opened from another process".into(),
+                what: "export an event that was opened from another process, or created for this one alone"
+                    .into(),
                 why: "only its creator can export it; forward the handle that it was opened with".into(),
             });
         }
@@ -161,7 +171,7 @@ impl DeviceEvent for CudaIpcEvent {
     }
 }
 
-impl Drop for CudaIpcEvent {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         let Ok(_current) = self.driver.enter(self.device) else { return };
         // SAFETY: the event is owned by this value. The driver keeps the resources of pending records and waits.

@@ -22,7 +22,8 @@ pub trait DeviceEvent: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`](crate::Error::Unsupported) for an event that was opened from another process.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for an event that was opened from another process, or
+    /// created for this one alone.
     fn export(&self) -> Result<HandleBytes>;
 
     /// Records the event on a stream. When the call returns, the record has been submitted to the device.

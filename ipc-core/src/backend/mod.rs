@@ -347,6 +347,17 @@ pub trait DeviceIpc: fmt::Debug + Send + Sync {
     /// [`Error::Unsupported`](crate::Error::Unsupported) if [`Capabilities::ipc_events`] is false.
     fn create_event(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>>;
 
+    /// Creates an event on `device` for this process alone, also on devices without interprocess events.
+    ///
+    /// The default creates one that can be exported.
+    ///
+    /// # Errors
+    ///
+    /// The vendor's error.
+    fn create_local_event(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
+        self.create_event(device)
+    }
+
     /// Opens an event of another process from the bytes of its handle, for streams of `on`. The bytes are hostile.
     ///
     /// # Errors

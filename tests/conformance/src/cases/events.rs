@@ -169,6 +169,24 @@ pub fn garbage_is_no_event(context: &Context) -> Outcome {
     Ok(())
 }
 
+/// An event of this process alone, also without interprocess events, orders two streams.
+pub fn local_event_orders_streams(context: &Context) -> Outcome {
+    let device = DeviceOrdinal::new(0);
+    let [event, behind] =
+        [context.backend().create_local_event(device)?, context.backend().create_local_event(device)?];
+    that(event.query()?, "an event that was never recorded counts as reached")?;
+    let [first, second] = [context.ipc().create_stream(0)?, context.ipc().create_stream(0)?];
+    let gate = Gate::close(&first)?;
+    event.record(first.as_stream())?;
+    event.wait_on(second.as_stream())?;
+    behind.record(second.as_stream())?;
+    let (recorded, waited) = (event.query()?, behind.query()?);
+    gate.open("a record and a wait")?;
+    that(!recorded && !waited, format!("reached too early: the record {recorded}, the wait {waited}"))?;
+    behind.synchronize(SOON)?;
+    that(event.query()?, "an event that a reached one waits for should be reached")
+}
+
 /// An event of one card is not recorded on another one's stream, nor on another backend's. Another card's stream may
 /// wait for it, as with both vendors, or is refused.
 pub fn stream_of_another_device(context: &Context) -> Outcome {

@@ -137,6 +137,7 @@ themes! {
         recorded_again,
         opened_event_is_not_exported_again,
         garbage_is_no_event,
+        local_event_orders_streams,
         stream_of_another_device;
     timelines:
         stream_waits_for_the_exporter,
