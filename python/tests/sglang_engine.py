@@ -3,7 +3,7 @@
     python sglang_engine.py VERSION
 
 It answers each line of its input: ``[LOAD_FORMAT, EXTRA_CONFIG, CHANGES]`` loads a model, and the other requests are for that model.
-``{"update": TEXTS}``, with one text for each rank, updates it.
+``{"update": TEXTS}``, with one text for each rank, updates it, ``{"release": TAGS}`` and ``{"resume": TAGS}`` do the same as SGLang's requests.
 """
 
 import contextlib
@@ -159,10 +159,42 @@ def modules(version: str) -> None:
     methods = frameworks.run(frameworks.methods(updater, "WeightUpdater", *wanted), torch=torch, **loader)
     members = {"update_weights_from_tensor": update_function(version, 0), **{name: methods[name] for name in wanted}}
     add("sglang.srt.model_executor.model_runner_components.weight_updater", WeightUpdater=type("WeightUpdater", (), members))
+    add("sglang.srt.managers.scheduler_components.weight_updater", SchedulerWeightUpdaterManager=manager(source))
     add("sglang.srt.runtime_context", get_server_args=namespace, get_parallel=namespace)
     for _ in range(2):
         device_ipc.sglang.register()
     sys.modules["sglang.srt.plugins.hook_registry"].HookRegistry.apply_hooks()
+
+
+def manager(source: Any) -> Any:
+    """Returns SGLang's class that releases and resumes memory."""
+    text, wanted = source("managers/scheduler_components/weight_updater"), ["release_memory_occupation", "resume_memory_occupation"]
+    constants = frameworks.run(source("constants"))
+    # No process group, and no device.
+    group = types.SimpleNamespace(barrier=lambda _group: None)
+    device = types.SimpleNamespace(synchronize=lambda: None)
+    stub = types.SimpleNamespace(distributed=group, get_device_module=lambda: device, inference_mode=torch.inference_mode)
+    names = {"torch": stub, "ReleaseMemoryOccupationReqOutput": list, "ResumeMemoryOccupationReqOutput": list, **constants}
+    names = frameworks.run(frameworks.definitions(text, "_export_static_state", "_import_static_state"), **names)
+    names = frameworks.run(frameworks.methods(text, "SchedulerWeightUpdaterManager", *wanted), **names)
+    return type("SchedulerWeightUpdaterManager", (), {name: names[name] for name in wanted})
+
+
+class Saver:
+    """Loses the contents of memory that is paused, as SGLang's memory saver does."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def pause(self, tag: str) -> None:
+        in_place = self.model.device_ipc_weights
+        block = in_place.block
+        for one in [self.model.table, self.model.derived] if tag == "weights" else []:
+            if one is not None and not block.data_ptr() <= one.data_ptr() < block.data_ptr() + block.numel():
+                one.fill_(-1)
+
+    def resume(self, tag: str) -> None:
+        pass
 
 
 def load(load_format: str, extra: Any, changes: "dict[str, Any]") -> Any:
@@ -191,6 +223,17 @@ class Engine:
         loaders = [] if extra.get("in_place") else [device_ipc.sglang.LOAD_FORMAT]
         self.updater.device, self.updater.tp_rank, self.updater.custom_weight_loaders = "cpu", context["tp_rank"], loaders
         self.updater.get_model, self.updater._assert_weight_cache_inactive = lambda: self.model, lambda _operation: None
+        self.flushes = 0
+        self.manager: Any = sys.modules["sglang.srt.managers.scheduler_components.weight_updater"].SchedulerWeightUpdaterManager()
+        runner = types.SimpleNamespace(model=self.model)
+        vars(self.manager).update(
+            is_fully_idle=lambda **_options: True, offload_tags=set(), scheduler=None, tp_cpu_group=None, flush_cache=self.flush,
+            memory_saver_adapter=Saver(self.model), tp_worker=types.SimpleNamespace(model_runner=runner),
+            _assert_weight_cache_inactive=lambda _operation: None,
+        )  # fmt: skip
+
+    def flush(self) -> None:
+        self.flushes += 1
 
     def write(self, _value: Any) -> None:
         self.model.norm.data.fill_(1)
@@ -207,15 +250,21 @@ class Engine:
     def update_otherwise(self, texts: "list[str]") -> Any:
         return [self.update(texts, None), self.updater.update_weights_from_disk("path", "auto")]
 
+    def release(self, tags: "list[str] | None") -> None:
+        self.manager.release_memory_occupation(types.SimpleNamespace(tags=tags))
+
+    def resume(self, tags: "list[str] | None") -> None:
+        self.manager.resume_memory_occupation(types.SimpleNamespace(tags=tags))
+
     def broken(self, dies: bool) -> None:
         import vllm_engines
 
         vllm_engines.break_take(self.model.device_ipc_weights, dies)
 
     def facts(self, _value: Any) -> "list[Any]":
-        """Returns the addresses of the parameters, and the number of loads."""
+        """Returns the addresses of the parameters, and the numbers of loads and flushes."""
         addresses = {name: one.data_ptr() for name, one in self.model.named_parameters()}
-        return [addresses, self.model.calls]
+        return [addresses, self.model.calls, self.flushes]
 
 
 def main(version: str) -> None:

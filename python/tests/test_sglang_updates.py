@@ -1,4 +1,4 @@
-"""New weights of SGLang's engines in place, on the mock: as test_sglang_in_place.py."""
+"""New weights of SGLang's engines in place, and the release of their memory, on the mock: as test_sglang_in_place.py."""
 
 import json
 import os
@@ -120,7 +120,7 @@ def test_engines_take_new_weights_at_the_addresses_of_the_former(engines: Engine
             assert ask(second, keeper) == SUCCESS
             assert ask(second) == now
             former = now
-        found, loads = ask(second, {"facts": None})
+        found, loads, _ = ask(second, {"facts": None})
         assert found == addresses and loads == 0
         assert ask(first, {"facts": None})[1] == 1, "later loads are replayed"
         # Either engine publishes, and one that starts later has the present version.
@@ -229,10 +229,12 @@ def test_no_rank_publishes_what_another_cannot_load(engines: Engines, name: str)
 
 def test_pipeline_stages_are_refused_at_once(engines: Engines, name: str) -> None:
     (first,) = engines(1)
-    with ds.WeightKeeper(name):
+    with ds.WeightKeeper(name) as kept:
         assert ask(first, loaded(name, "plain", publish=True, pp_size=2)) == "ready"
         done, reason = ask(first, {"update": [f"keeper:{name}"]})
         assert not done and reason.startswith("UnsupportedError: SGLang passes a request to a pipeline stage")
+        assert ask(first, {"release": None}) is None
+        assert readers(kept) == [1]
 
 
 def test_update_without_a_keeper_is_an_answer(engines: Engines, name: str) -> None:
@@ -243,3 +245,40 @@ def test_update_without_a_keeper_is_an_answer(engines: Engines, name: str) -> No
     done, reason = ask(first, {"update": [f"keeper:{name}"]})
     assert not done and "GoneError" in reason and "does not run" in reason
     assert ask(first) == former
+
+
+@pytest.mark.parametrize("tags", [None, ["weights"]])
+def test_released_weights_come_back_at_their_addresses(engines: Engines, name: str, tags: "list[str] | None") -> None:
+    first, second = engines(2)
+    with ds.WeightKeeper(name) as kept:
+        # The publishing engine has derived tensors of its own.
+        assert ask(first, loaded(name, None, publish=True)) == ask(second, loaded(name, None, publish=False)) == "ready"
+        found, addresses = ask(first), [ask(one, {"facts": None})[0] for one in (first, second)]
+        for _ in range(2):
+            for number, one in enumerate((first, second)):
+                assert ask(one, {"release": ["kv_cache"]}) is None
+                assert readers(kept) == [2]
+                assert ask(one, {"resume": ["kv_cache"]}) is None
+                assert ask(one, {"release": tags}) is None
+                assert readers(kept) == [1]
+                done, reason = ask(one, {"update": [f"keeper:{name}"]})
+                assert not done and "resume it before an update" in reason
+                assert ask(second if one is first else first) == found
+                assert ask(one, {"resume": tags}) is None
+                assert ask(one) == found and ask(one, {"facts": None})[0] == addresses[number]
+
+
+def test_released_weights_come_back_as_the_present_version(engines: Engines, name: str) -> None:
+    first, second = engines(2)
+    with ds.WeightKeeper(name) as kept:
+        assert ask(first, loaded(name, "plain", publish=True)) == ask(second, loaded(name, "plain", publish=False)) == "ready"
+        assert ask(second, {"release": ["weights"]}) is None
+        with device_ipc.share(weights(4)) as export:
+            assert ask(first, {"update": [str(export)]}) == SUCCESS
+        flushes = ask(second, {"facts": None})[2]
+        assert ask(second, {"resume": ["weights"]}) is None
+        assert ask(second) == ask(first) == expected(weights(4))
+        assert ask(second, {"facts": None})[2] == flushes + 1, "the cache is that of the former version"
+        assert ask(second, {"release": ["weights"]}) is None
+    del kept
+    assert ask(second, {"resume": ["weights"]}).startswith("GoneError")

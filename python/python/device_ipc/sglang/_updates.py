@@ -1,4 +1,4 @@
-"""Updates of an engine whose weights are in place.
+"""Updates of an engine whose weights are in place, and the time in which its memory is released.
 
 An update by this package's loader names the keeper, whose present version the engine takes, or tensors, which the engine loads into other memory
 of the keeper, publishes and takes. All ranks of the engine act together, through the keeper. Every other update would write memory
@@ -12,16 +12,18 @@ import importlib
 import logging
 import time
 import types
+import weakref
 from typing import Any
 
+import torch
 from sglang.srt.model_loader.loader import DefaultModelLoader
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from .. import torch as dt
 from .._errors import UnsupportedError
-from .._in_place import InPlace, Update
+from .._in_place import InPlace, Update, held
 from .._manifest import IN_PLACE
-from .._recorded import layout, load_key, loads
+from .._recorded import is_in, layout, load_key, loads
 from . import LOAD_FORMAT
 
 _logger = logging.getLogger(__name__)
@@ -31,17 +33,23 @@ REFUSAL = (
     f"version, or tensors by device_ipc.sglang.share, with load_format={LOAD_FORMAT!r}"
 )
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
+_MANAGER = "sglang.srt.managers.scheduler_components.weight_updater"
+_WEIGHTS = "weights"
+"""SGLang's tag of the memory of weights."""
 
 
 def install(model: Any) -> None:
-    """Has SGLang pass updates of a model in place to this module."""
+    """Has SGLang pass updates of a model in place, and the release of its memory, to this module."""
 
     def refuse(_weights: Any) -> None:
         raise UnsupportedError(_refusal(model))
 
     # In case this release of SGLang loads weights otherwise.
     vars(model)["load_weights"] = refuse
-    hooks: dict[str, Any] = {}
+    hooks: dict[str, Any] = {
+        f"{_MANAGER}.SchedulerWeightUpdaterManager.release_memory_occupation": _release,
+        f"{_MANAGER}.SchedulerWeightUpdaterManager.resume_memory_occupation": _resume,
+    }
     for name in vars(importlib.import_module(_UPDATER).WeightUpdater):
         if name in ("begin_weight_update", "end_weight_update"):
             hooks[f"{_UPDATER}.WeightUpdater.{name}"] = _prepare
@@ -58,6 +66,8 @@ def update(model: Any, source: str) -> None:
     All ranks of the engine take them, or none does.
     """
     in_place: InPlace = getattr(model, IN_PLACE)
+    if in_place.is_suspended:
+        raise UnsupportedError("the memory of the weights is released; resume it before an update")
     if not _is_joint(in_place):
         raise UnsupportedError("SGLang passes a request to a pipeline stage when the stage before has answered it, so no stages take a version together")
     with in_place.together() as ranks:
@@ -143,3 +153,46 @@ def _update_from_tensor(update: Any, updater: Any, named_tensors: Any, load_form
 def _prepare(prepare: Any, updater: Any, **options: Any) -> Any:
     """Leaves the parameters as they are before and after an update, which has SGLang process weights in other memory."""
     return None if hasattr(updater.get_model(), IN_PLACE) else prepare(updater, **options)
+
+
+_released: weakref.WeakKeyDictionary[InPlace, list[tuple[torch.Tensor, torch.Tensor]]] = weakref.WeakKeyDictionary()
+"""For each model whose weights are released, its own tensors that SGLang does not restore, with their contents."""
+
+
+def _release(release: Any, manager: Any, request: Any) -> Any:
+    """Releases the memory of the weights too, which keep their addresses."""
+    model = manager.tp_worker.model_runner.model
+    in_place: InPlace | None = getattr(model, IN_PLACE, None)
+    if in_place is None or not _is_joint(in_place) or (request.tags and _WEIGHTS not in request.tags):
+        return release(manager, request)
+    block, buffers = in_place.block, dict(model.named_buffers())
+    address = block.data_ptr()
+    kept = {name for name, one in buffers.items() if is_in(one, address, block)}
+    known, layouts = {id(one) for one in buffers.values()}, in_place.published.tensors
+    others = [one.tensor for name, one in held(model, block.device).items() if name in layouts and not is_in(one.tensor, address, block)]
+    own = [(one, one.detach().to("cpu", copy=True)) for one in others if id(one) not in known]
+    answer = release(manager, request)
+    # SGLang writes them when it resumes.
+    state = manager.stashed_model_static_state
+    state["buffers"] = [(name, one) for name, one in state["buffers"] if name not in kept]
+    _released[in_place] = own
+    in_place.suspend()
+    return answer
+
+
+def _resume(resume: Any, manager: Any, request: Any) -> Any:
+    """Maps the present version of the weights again, for all ranks. An exception ends the engine: SGLang's answer has no error."""
+    in_place: InPlace | None = getattr(manager.tp_worker.model_runner.model, IN_PLACE, None)
+    if in_place is None or not in_place.is_suspended or (request.tags and _WEIGHTS not in request.tags):
+        return resume(manager, request)
+    begin = time.perf_counter()
+    with in_place.together("wakes") as ranks:
+        in_place.take(ranks)
+    _logger.info("device_ipc: the weights of %s are mapped again after %.1f ms", in_place.address.name, (time.perf_counter() - begin) * 1000)
+    answer = resume(manager, request)
+    with torch.no_grad():
+        for tensor, contents in _released.pop(in_place):
+            tensor.copy_(contents)
+    # What it has may be of a former version.
+    manager.flush_cache()
+    return answer
