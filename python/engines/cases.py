@@ -16,7 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from . import carry, engine, models, server, trainer
-from .common import SLACK, check, devices, filled, gigabytes, kept, lines, needs_memory, pooled, with_one_copy
+from .common import (
+    SLACK,
+    check,
+    devices,
+    filled,
+    follow_versions,
+    gigabytes,
+    kept,
+    lines,
+    median_ms,
+    milliseconds,
+    needs_memory,
+    pooled,
+    timed_versions,
+    with_one_copy,
+)
 from .suite import Skipped, case
 
 WAYS: dict[str, dict[str, Any]] = {"export": {}, "kept": {"keep_export": True}, "buckets": {"bucket_bytes": 8 << 20}}
@@ -258,18 +273,6 @@ def lora(folder: Path) -> dict[str, Any]:
         return {"copies": min(one.replayed())}
 
 
-def median_ms(function: Any, count: int) -> float:
-    import torch
-
-    times = []
-    for _ in range(count):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        function()
-        times.append((time.perf_counter() - begin) * 1000)
-    return statistics.median(times)
-
-
 def in_place(model: Path, name: str, further: dict[str, Any] | None = None, **extra: Any) -> dict[str, Any]:
     """Returns the arguments of an engine whose weights are in place."""
     source = {"source": f"keeper:{name}", "in_place": True, "timeout": 120.0, **extra}
@@ -299,17 +302,12 @@ def in_place_engines(folder: Path, config: dict[str, Any], ranks: int = 1) -> di
             check(one.tokens(), tokens, "tokens and log-probabilities")
         ordinary = stack.enter_context(updated(folder, "ordinary", config, parallel))
         senders = [stack.enter_context(contextlib.closing(sender(one, keep_export=True))) for one in (second, ordinary)]
-        for step in range(1, 5):
-            models.fill(state, step)
-            before = [one.digests() for one in (first, second)]
+
+        def send() -> None:
             for source in senders:
                 source.send(state.items())
-            check([one.digests() for one in (first, second)], before, "checksums before the engines follow")
-            for one in (first, second):
-                device_ipc.vllm.follow(one)
-                check(one.digests(), ordinary.digests(), f"checksums after update {step}")
-            expected = ordinary.tokens()
-            check([one.tokens() for one in (first, second)], [expected] * 2, f"tokens after update {step}")
+
+        expected = follow_versions(state, 4, send, [first, second], [first, second], device_ipc.vllm.follow, ordinary)
         first_stack.close()
         check(second.tokens(), expected, "tokens after the first engine has ended")
         return {"parameters": len(digests[0]), "copies": is_replayed(second, True)}
@@ -330,23 +328,9 @@ def in_place_large(folder: Path) -> dict[str, Any]:
         engines, found = with_one_copy(folder, [functools.partial(start, further) for further in ({}, {}, GRAPHS)], stack)
         check(engines[2].digests(), engines[0].digests(), "checksums")
         with pooled(models.LARGE) as state, contextlib.closing(sender(engines[0], keep_export=True)) as source:
-            for _ in range(3):
-                source.send(state.items())
-                for one in engines:
-                    device_ipc.vllm.follow(one)
-            sends, follows = [], []
-            for _ in range(8):
-                sends.append(median_ms(lambda: source.send(state.items()), 1))
-                follows += [median_ms(functools.partial(device_ipc.vllm.follow, one), 1) for one in engines]
-            found |= {"send ms": statistics.median(sends), "follow ms": statistics.median(follows), "GB after updates": gigabytes()}
+            found |= timed_versions(lambda: source.send(state.items()), engines, device_ipc.vllm.follow)
             check(engines[2].digests(), engines[0].digests(), "checksums after updates")
     return found
-
-
-def milliseconds(function: Any) -> float:
-    begin = time.perf_counter()
-    function()
-    return (time.perf_counter() - begin) * 1000
 
 
 @case("in-place-sleep-1", 900.0, level=1)

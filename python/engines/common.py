@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from . import models
+from .engine import Engine
 from .suite import Skipped
 
 Started = TypeVar("Started")
@@ -99,3 +103,64 @@ def with_one_copy(
         found[f"GB with {number + 1} engines"] = gigabytes()
         found[f"in place {number}"] = lines(folder, f"engine{number}", "in place in ")
     return engines, found
+
+
+def milliseconds(function: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    function()
+    return (time.perf_counter() - begin) * 1000
+
+
+def median_ms(function: Callable[[], object], count: int) -> float:
+    import torch
+
+    times = []
+    for _ in range(count):
+        torch.cuda.synchronize()
+        times.append(milliseconds(function))
+    return statistics.median(times)
+
+
+def follow_versions(
+    state: dict[str, Any],
+    count: int,
+    send: Callable[[], None],
+    engines: Sequence[Engine],
+    followers: Sequence[Engine],
+    follow: Callable[[Engine], None],
+    ordinary: Engine,
+) -> Any:
+    """Publishes versions of the weights by ``send``, which also updates an ordinary engine; returns the tokens of the last one.
+
+    Fails if followers change before they follow, and if engines differ from the ordinary one after that.
+    """
+    expected = None
+    for step in range(1, count + 1):
+        models.fill(state, step)
+        before = [one.digests() for one in followers]
+        send()
+        check([one.digests() for one in followers], before, "checksums before the engines follow")
+        for one in followers:
+            follow(one)
+        for one in engines:
+            check(one.digests(), ordinary.digests(), f"checksums after update {step}")
+        expected = ordinary.tokens()
+        check([one.tokens() for one in engines], [expected] * len(engines), f"tokens after update {step}")
+    return expected
+
+
+def timed_versions(send: Callable[[], object], followers: Sequence[Engine], follow: Callable[[Engine], object]) -> dict[str, Any]:
+    """Returns the times of publishing a version, and of following it, and the device memory after that."""
+    sends, follows = [], []
+    for number in range(11):
+        sent = median_ms(send, 1)
+        followed = [median_ms(functools.partial(follow, one), 1) for one in followers]
+        if number >= 3:
+            sends.append(sent)
+            follows += followed
+    return {
+        "send ms": statistics.median(sends),
+        "follow ms": statistics.median(follows),
+        "follow, lowest and highest": [round(min(follows), 1), round(max(follows), 1)],
+        "GB after updates": gigabytes(),
+    }

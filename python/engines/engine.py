@@ -99,7 +99,9 @@ def not_ready(subject: str, status: int | None, log: Path) -> str:
 
 
 @contextlib.contextmanager
-def started(folder: Path, name: str, arguments: dict[str, Any], module: str = "engines.engine", **variables: str) -> Iterator[Engine]:
+def started(
+    folder: Path, name: str, arguments: dict[str, Any], module: str = "engines.engine", kind: type[Engine] = Engine, /, **variables: str
+) -> Iterator[Engine]:
     """Starts an engine, whose process runs a module, and ends it with all its processes.
 
     Raises ``RuntimeError`` with the end of its log if it does not start.
@@ -110,7 +112,7 @@ def started(folder: Path, name: str, arguments: dict[str, Any], module: str = "e
     command = [sys.executable, "-m", module, address, json.dumps(arguments)]
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env={**os.environ, **variables})
-    engine = Engine(address)
+    engine = kind(address)
     try:
         limit = time.monotonic() + READY_SECONDS
         while True:

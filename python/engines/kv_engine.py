@@ -61,7 +61,7 @@ class Engine(engine.Engine):
 @contextlib.contextmanager
 def started(folder: Path, name: str, arguments: dict[str, Any], **variables: str) -> Iterator[Engine]:
     """Starts an engine, and ends it."""
-    with engine.started(folder, name, arguments, module="engines.kv_engine", **variables) as one:
+    with engine.started(folder, name, arguments, "engines.kv_engine", **variables) as one:
         found = Engine(one.address)
         found.pid = found.call("pid")
         yield found

@@ -13,7 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from . import engine, models, sglang_engine
-from .common import SLACK, check, filled, gigabytes, kept, lines, needs_memory, pooled, with_one_copy
+from .common import (
+    SLACK,
+    check,
+    filled,
+    follow_versions,
+    gigabytes,
+    kept,
+    lines,
+    milliseconds,
+    needs_memory,
+    pooled,
+    timed_versions,
+    with_one_copy,
+)
 from .suite import case
 
 GRAPHS = {"disable_cuda_graph": False, "disable_prefill_cuda_graph": True, "cuda_graph_max_bs_decode": 4}
@@ -22,7 +35,7 @@ GRAPHS = {"disable_cuda_graph": False, "disable_prefill_cuda_graph": True, "cuda
 @contextlib.contextmanager
 def started(folder: Path, name: str, model: Path, further: dict[str, Any] | None = None, **variables: str) -> Iterator[engine.Engine]:
     arguments = sglang_engine.options(model, **(further or {}))
-    with engine.started(folder, name, arguments, "engines.sglang_engine", **variables) as one:
+    with engine.started(folder, name, arguments, "engines.sglang_engine", sglang_engine.SglangEngine, **variables) as one:
         yield one
 
 
@@ -39,7 +52,7 @@ def loaded(folder: Path, config: dict[str, Any], state: dict[str, Any], further:
     """Returns the checksums and the tokens of an engine that has loaded the weights from a file."""
     model = models.write(config, folder / "file-model", state)
     with started(folder, "file", model, {**(further or {}), "load_format": "safetensors"}) as one:
-        return one.call("digests"), one.call("tokens")
+        return one.digests(), one.tokens()
 
 
 @case("sglang-import", 400.0)
@@ -61,7 +74,7 @@ def update(folder: Path, config: Any = models.SMALL, parts: int = 1, further: An
             models.fill(state, step)
             names = list(state)
             send(one, *({name: state[name] for name in names[part::parts]} for part in range(parts)))
-        digests, tokens = one.call("digests"), one.call("tokens")
+        digests, tokens = one.digests(), one.tokens()
     expected_digests, expected_tokens = loaded(folder, config, state, further)
     for found, expected in zip(digests, expected_digests, strict=True):
         check(found, expected, "checksums of the tensors")
@@ -83,7 +96,7 @@ def replay(folder: Path) -> dict[str, Any]:
             pairs = list(state.items())[:: 1 if step % 4 < 2 else -1]
             for one in engines:
                 send(one, dict(pairs))
-            found = [one.call("digests") for one in engines]
+            found = [one.digests() for one in engines]
             check(found[0][0], found[1][0], f"checksums after update {step}")
             copies.append(min(engines[0].call("replayed")))
         assert all(copies), f"copies of the last load's plan after each update: {copies}"
@@ -112,7 +125,7 @@ def times(folder: Path, config: dict[str, Any], memory: int) -> dict[str, Any]:
                 with device_ipc.sglang.share(state) as update:
                     (export,) = update.exports
                     kept = one.call("timed", 12, str(export.descriptor))[2:]
-                copies, digests = one.call("replayed"), one.call("digests")
+                copies, digests = one.call("replayed"), one.digests()
                 assert all(copies) == (switch == "1"), f"copies of the last load's plan: {copies}"
                 check(digests, found.setdefault("digests", digests), "checksums of the engine that replays and of the one that does not")
                 for what, values in (("an export for each", fresh), ("one export", kept)):
@@ -150,7 +163,7 @@ def sleep(folder: Path) -> dict[str, Any]:
     state = filled(models.SMALL)
     with started(folder, "engine", models.write(models.SMALL, folder / "model"), {"enable_memory_saver": True}) as one:
         send(one, state)
-        digests, tokens = one.call("digests"), one.call("tokens")
+        digests, tokens = one.digests(), one.tokens()
         found: dict[str, Any] = {"GB awake": gigabytes()}
         for _ in range(2):
             one.call("release", None)
@@ -158,8 +171,8 @@ def sleep(folder: Path) -> dict[str, Any]:
             one.call("resume", ["weights"])
             send(one, state)
             one.call("resume", ["kv_cache"])
-            check(one.call("digests"), digests, "checksums after the update")
-            check(one.call("tokens"), tokens, "tokens after the update")
+            check(one.digests(), digests, "checksums after the update")
+            check(one.tokens(), tokens, "tokens after the update")
         assert found["GB released"] < found["GB awake"], f"nothing was released: {found}"
         return found
 
@@ -179,8 +192,8 @@ def keeper(folder: Path) -> dict[str, Any]:
     digests, tokens = loaded(folder, models.SMALL, state)
     with device_ipc.keep(name, device_ipc.share(state)):
         with started(folder, "engine", models.write(models.SMALL, folder / "model"), from_keeper(name)) as one:
-            check(one.call("digests"), digests, "checksums of the tensors")
-            check(one.call("tokens"), tokens, "tokens and log-probabilities")
+            check(one.digests(), digests, "checksums of the tensors")
+            check(one.tokens(), tokens, "tokens and log-probabilities")
     return {"tensors": len(digests[0])}
 
 
@@ -200,45 +213,116 @@ def in_place(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         (model / "model.safetensors").unlink()
         second = stack.enter_context(started(folder, "second", model, from_keeper(name, GRAPHS, in_place=True)))
         for one in (first, second):
-            check(one.call("digests"), digests, "checksums of the tensors")
-            check(one.call("tokens"), tokens, "tokens and log-probabilities")
+            check(one.digests(), digests, "checksums of the tensors")
+            check(one.tokens(), tokens, "tokens and log-probabilities")
         with contextlib.suppress(EOFError, OSError):
             first.call("die")
         first_stack.close()
-        check(second.call("tokens"), tokens, "tokens after the first engine was killed")
+        check(second.tokens(), tokens, "tokens after the first engine was killed")
         third = stack.enter_context(started(folder, "third", model, from_keeper(name, in_place=True)))
-        check(third.call("digests"), digests, "checksums of an engine that was started later")
-        check(third.call("tokens"), tokens, "tokens of an engine that was started later")
+        check(third.digests(), digests, "checksums of an engine that was started later")
+        check(third.tokens(), tokens, "tokens of an engine that was started later")
     return {"tensors": len(digests[0]), "in place": [lines(folder, one, "in place in ") for one in ("first", "second", "third")]}
 
 
 @case("sglang-in-place-refused", 900.0)
 def in_place_refused(folder: Path) -> dict[str, Any]:
-    """An engine of another element type is refused with the first difference, and so is an update; the first engine answers as before"""
+    """An engine of another element type is refused with the first difference, and so are updates of a part and otherwise; the first engine answers as before"""
     state = filled(models.SMALL)
     model, name = models.write(models.SMALL, folder / "model", state), f"engines-{os.getpid()}"
     with kept(name), started(folder, "first", model, from_keeper(name, in_place=True, publish=True, load_format="safetensors")) as first:
-        tokens = first.call("tokens")
+        tokens = first.tokens()
+        otherwise = first.call("update_otherwise")
         try:
-            send(first, state)
+            send(first, dict(list(state.items())[::2]))
         except RuntimeError as error:
-            update = str(error)
+            part = str(error)
         else:
-            raise AssertionError("an update of weights in place was not refused")
-        check(first.call("tokens"), tokens, "tokens after an update was refused")
+            raise AssertionError("an update of a part of the weights was not refused")
+        check(first.tokens(), tokens, "tokens after updates were refused")
         try:
             with started(folder, "other", model, from_keeper(name, {"dtype": "float16"}, in_place=True)):
                 raise AssertionError("an engine with another manifest has started")
         except RuntimeError:
             refused = lines(folder, "other", "the kept weights have another ")
         assert refused, "the log has no refusal"
-        check(first.call("tokens"), tokens, "tokens after the refusal")
-    return {"refused": refused[0], "update": update}
+        check(first.tokens(), tokens, "tokens after the refusal")
+    return {"refused": refused[0], "otherwise": otherwise, "part": part}
+
+
+def follow(name: str, one: engine.Engine) -> None:
+    """Has an engine in place take the present version of its keeper."""
+    one.call("update", f"keeper:{name}")
+
+
+@case("sglang-in-place-updates", 1800.0)
+def in_place_updates(folder: Path) -> dict[str, Any]:
+    """Three versions that one engine publishes and another one with CUDA graphs takes: those of an engine with the usual updates, and with the file"""
+    state = filled(models.SMALL)
+    model, name = models.write(models.SMALL, folder / "model", state), f"engines-{os.getpid()}"
+    with kept(name), contextlib.ExitStack() as stack:
+        first = stack.enter_context(started(folder, "first", model, from_keeper(name, in_place=True, publish=True, load_format="safetensors")))
+        second = stack.enter_context(started(folder, "second", model, from_keeper(name, GRAPHS, in_place=True)))
+        ordinary = stack.enter_context(started(folder, "ordinary", models.write(models.SMALL, folder / "ordinary-model")))
+
+        def publish() -> None:
+            for one in (first, ordinary):
+                send(one, state)
+
+        tokens = follow_versions(state, 3, publish, [first, second], [second], functools.partial(follow, name), ordinary)
+        third = stack.enter_context(started(folder, "third", model, from_keeper(name, in_place=True)))
+        digests, expected = loaded(folder, models.SMALL, state)
+        for one in (first, second, third):
+            check(one.digests(), digests, "checksums of the last version")
+            check(one.tokens(), expected, "tokens of the last version")
+        check(tokens, expected, "tokens of the ordinary engine")
+        # Three versions in one go, of which the second engine takes the last.
+        for step in range(4, 7):
+            models.fill(state, step)
+            publish()
+        for one in (second, third):
+            follow(name, one)
+            check(one.digests(), ordinary.digests(), "checksums after versions that were skipped")
+    published = lines(folder, "first", "the next version of ")
+    assert ["replayed" in line for line in published] == [False] + [True] * 5, f"loads: {published}"
+    return {"published": published, "took": lines(folder, "second", "the present version of ")}
+
+
+@case("sglang-in-place-sleep", 1200.0)
+def in_place_sleep(folder: Path) -> dict[str, Any]:
+    """An engine with CUDA graphs releases its memory and resumes it beside another one, with the same weights and then with newer ones"""
+    state = filled(models.SMALL)
+    model, name = models.write(models.SMALL, folder / "model", state), f"engines-{os.getpid()}"
+    with kept(name), contextlib.ExitStack() as stack:
+        options = from_keeper(name, {"enable_memory_saver": True}, in_place=True, publish=True, load_format="safetensors")
+        first = stack.enter_context(started(folder, "first", model, options))
+        second = stack.enter_context(started(folder, "second", model, from_keeper(name, {**GRAPHS, "enable_memory_saver": True}, in_place=True)))
+        digests, tokens = first.digests(), first.tokens()
+        found: dict[str, Any] = {"GB awake": gigabytes()}
+        for step in range(4):
+            # The engine that has published, and has tensors of its own; then the one with graphs, which also skips versions.
+            one, other = (first, second) if step == 0 else (second, first)
+            one.call("release", None)
+            found["GB released"] = gigabytes()
+            check(other.tokens(), tokens, "tokens of the engine that is awake")
+            if step > 1:
+                models.fill(state, step)
+                send(other, state)
+                digests, tokens = other.digests(), other.tokens()
+            found["resume weights ms"] = milliseconds(functools.partial(one.call, "resume", ["weights"]))
+            one.call("resume", ["kv_cache", "cuda_graph"])
+            check(one.digests(), digests, "checksums after the weights were resumed")
+            check(one.tokens(), tokens, "tokens after the weights were resumed")
+        assert found["GB released"] < found["GB awake"], f"nothing was released: {found}"
+        found["mapped again"] = [lines(folder, each, "are mapped again after ") for each in ("first", "second")]
+    return found
 
 
 @case("sglang-in-place-large", 1500.0)
 def in_place_large(folder: Path) -> dict[str, Any]:
-    """Device memory and times of three engines with one copy of 16 GB, and the checksums of the first and the last"""
+    """Device memory and times of three engines with one copy of 16 GB, and of new weights for them; the checksums of the first and the last"""
+    import device_ipc.sglang
+
     needs_memory(75)
     model, name = models.write(models.LARGE, folder / "model"), f"engines-{os.getpid()}"
 
@@ -250,6 +334,15 @@ def in_place_large(folder: Path) -> dict[str, Any]:
         engines, found = with_one_copy(folder, [functools.partial(start, further) for further in ({}, {}, GRAPHS)], stack)
         for number in range(len(engines)):
             found[f"load {number}"] = [line.split(",")[0] for line in lines(folder, f"engine{number}", "Load weight end. ")]
-        check(engines[2].call("digests"), engines[0].call("digests"), "checksums")
-        check(engines[2].call("tokens"), engines[0].call("tokens"), "tokens")
+        check(engines[2].digests(), engines[0].digests(), "checksums")
+        check(engines[2].tokens(), engines[0].tokens(), "tokens")
+        with pooled(models.LARGE) as state, device_ipc.sglang.share(state) as update:
+            (export,) = update.exports
+            text = str(export.descriptor)
+            found |= timed_versions(lambda: engines[0].call("update", text), engines[1:], functools.partial(follow, name))
+            check(engines[2].digests(), engines[0].digests(), "checksums after updates")
+            check(engines[2].tokens(), engines[0].tokens(), "tokens after updates")
+        found["published"] = lines(folder, "engine0", "the next version of ")[-3:]
+        for number in range(len(engines)):
+            found[f"took {number}"] = lines(folder, f"engine{number}", "the present version of ")[-3:]
     return found

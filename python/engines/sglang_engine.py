@@ -12,10 +12,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .engine import PROMPTS, answer_calls
+from .engine import PROMPTS, Engine, answer_calls
 
 LOADER = "device_ipc.sglang.load_weights"
 REPORTER = "engines.sglang_engine.report"
+
+
+class SglangEngine(Engine):
+    """The client of one engine."""
+
+    def digests(self) -> list[dict[str, str]]:
+        found: list[dict[str, str]] = self.call("digests")
+        return found
+
+    def tokens(self, lora: str | None = None) -> Any:
+        return self.call("tokens")
 
 
 def options(model: Path, **further: Any) -> dict[str, Any]:
@@ -82,6 +93,15 @@ class Calls:
         done, reason = self._engine.update_weights_from_tensor(device_ipc.sglang.named_tensors(*texts), load_format=LOADER)[:2]
         if not done:
             raise RuntimeError(reason)
+
+    def update_otherwise(self) -> str:
+        """Returns the reason why an update that does not name the loader of this package is not done."""
+        import device_ipc.sglang
+
+        done, reason = self._engine.update_weights_from_tensor(device_ipc.sglang.named_tensors("nothing"))[:2]
+        if done:
+            raise RuntimeError("the update was done")
+        return str(reason)
 
     def timed(self, count: int, text: str) -> list[float]:
         """Returns the milliseconds of updates from a descriptor."""
