@@ -1,6 +1,9 @@
 use super::*;
 use crate::model::address::DevicePtr;
 use crate::model::device::DeviceOrdinal;
+use crate::model::tensor::{Dtype, TensorLayout};
+use crate::wire::descriptor::{DescribedExtent, Memory, PartRegions};
+use crate::wire::examples::{listed, plain_tensors};
 
 const fn span(region: u32, offset: u64, len: u64) -> Span {
     Span { region, offset, len }
@@ -54,4 +57,32 @@ fn spans_keep_their_alignment_and_are_found_again() {
 fn spans_of_more_bytes_than_addresses_are_refused() {
     let spans = vec![span(0, 0, u64::MAX - 5), span(1, 0, u64::MAX - 5)];
     assert!(matches!(CopyLayout::placed(spans, true), Err(Error::InvalidRegion(_))));
+}
+
+#[test]
+fn copy_of_tensors_requests_their_bytes_only() {
+    let descriptor = plain_tensors();
+    let requested = |part| CopyLayout::of_tensors(descriptor.contents(), part).unwrap().requested().to_vec();
+    assert_eq!(requested(0), [span(0, 256, 128 * 64 * 2), span(1, 0, 64 * 4)]);
+    assert_eq!(requested(1), [span(0, (1 << 20) - 512, 4096)]);
+}
+
+#[test]
+fn copy_of_more_regions_than_spans_requests_them_whole() {
+    let layout_of = |regions: u32| {
+        let byte = TensorLayout::contiguous(Dtype::U8, &[1]).unwrap();
+        let tensors = (0..regions).map(|region| (region.to_string(), 8, byte.clone()));
+        let extent = || std::iter::once(DescribedExtent { size: 4096, generation: 0 });
+        let descriptor = plain_tensors().with(|contents| {
+            contents.memory = Memory::Tensors(listed(tensors, (0..regions).collect()));
+            contents.parts = std::iter::once(contents.first().clone()).collect();
+            let regions = (0..regions).map(|_| extent()).collect();
+            contents.parts[0].regions = PartRegions::Many(std::sync::Arc::new(regions));
+        });
+        CopyLayout::of_tensors(descriptor.contents(), 0).unwrap()
+    };
+    let most = layout_of(MAX_SPANS as u32);
+    assert_eq!((most.requested().len(), most.bytes()), (MAX_SPANS, MAX_SPANS as u64));
+    let more = layout_of(MAX_SPANS as u32 + 1);
+    assert_eq!((more.requested().len(), more.bytes()), (0, (MAX_SPANS as u64 + 1) * 4096));
 }
