@@ -104,3 +104,6 @@ pub(super) fn single_copies<'a>(
         })
     })
 }
+
+#[cfg(test)]
+mod tests;
