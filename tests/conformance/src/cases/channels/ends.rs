@@ -1,5 +1,6 @@
 //! The two sides of a channel: names, how either closes, and both in one process.
 
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Instant;
 
 use device_ipc_core::{Message, ReceivedExport};
@@ -33,9 +34,11 @@ pub fn sender_killed(context: &Context) -> Outcome {
     refused(one.exports()[0].open().at_home(), "opening what died", "ExporterGone", &[&pid])
 }
 
-/// A process that closes and exits before the receiver has opened: its exports are gone.
+/// A process that closes and exits before the receiver has opened: its exports are gone, and `on_gone` is not called.
 pub fn sender_that_ends_takes_its_exports(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
+    let (told, hear) = std::sync::mpsc::channel();
+    channel.on_gone(move |error| drop(told.send(error.to_string())));
     agent.export("x", &pattern(BYTES))?;
     send(&mut agent, b"one", &["x"], None)?;
     agent.must(&Command::DropChannel { name: "c".into() })?;
@@ -43,6 +46,7 @@ pub fn sender_that_ends_takes_its_exports(context: &Context) -> Outcome {
     let one = channel.receive(PATIENCE)?;
     equal(one.bytes(), b"one", "what was sent before the end")?;
     refused(channel.receive(PATIENCE), "receiving behind the end", "ChannelClosed", &["closed"])?;
+    equal(hear.recv_timeout(SOON), Err(RecvTimeoutError::Disconnected), "on_gone's call after a close")?;
     refused(one.exports()[0].open().at_home(), "opening what has ended", "ExporterGone", &[])
 }
 
