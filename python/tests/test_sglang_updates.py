@@ -47,7 +47,8 @@ def engines(processes: "tuple[str, list[Process]]") -> Engines:
     def take(count: int) -> "list[Process]":
         for number in range(count):
             if number == len(started) or started[number].poll() is not None:
-                command = [sys.executable, "-u", str(PROGRAM), version]
+                # Tensors of an update that outlive it are an error.
+                command = [sys.executable, "-u", "-W", "error::ResourceWarning", str(PROGRAM), version]
                 new = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
                 if number < len(started):
                     started[number].communicate(timeout=30)

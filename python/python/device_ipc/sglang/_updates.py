@@ -85,31 +85,37 @@ def _is_joint(in_place: InPlace) -> bool:
 
 def _publish(model: Any, source: str, ranks: Any) -> None:
     """Loads tensors into other memory of the keeper, as the next version for all engines."""
-    kept = getattr(model, IN_PLACE).block
+    in_place: InPlace = getattr(model, IN_PLACE)
+    device, begin = in_place.block.device, time.perf_counter()
     # Memory of the mock is memory of the CPU, which names no device.
-    device = None if kept.device.type == "cpu" else kept.device
-    found, load, begin = loads(model), types.MethodType(_load, model), time.perf_counter()
+    there = None if device.type == "cpu" else device
     with (
-        dt.open(source, device=device, copy="staged-if-needed", allow_read_only=True) as weights,
-        contextlib.closing(Update(model, kept.device, ranks)) as version,
+        dt.open(source, device=there, copy="staged-if-needed", allow_read_only=True) as weights,
+        contextlib.closing(Update(model, device, ranks)) as version,
     ):
-        pairs = list(weights.items())
-        plan = found.plan(load_key(load, layout(pairs)))
-        if plan is not None:
-            plan.onto(kept.data_ptr(), version.block).copy(0, [tensor for _, tensor in pairs])
-        else:
-            address = version.block.data_ptr()
-            version.lend()
-            found(load, pairs)
-            version.take_back()
-            if not found.move(address, kept):
-                raise UnsupportedError(
-                    "the load of these weights is not recorded as copies alone (the log of the engine has the reason), so other engines cannot take "
-                    "it; send all weights at once, or restart the keeper and the engines for new weights"
-                )
+        how = _fill(model, version, list(weights.items()))
         version.publish()
-    took, how = (time.perf_counter() - begin) * 1000, "loaded" if plan is None else "replayed"
-    _logger.info("device_ipc: the next version of %s was %s and published in %.1f ms", getattr(model, IN_PLACE).address.name, how, took)
+    took = (time.perf_counter() - begin) * 1000
+    _logger.info("device_ipc: the next version of %s was %s and published in %.1f ms", in_place.address.name, how, took)
+
+
+def _fill(model: Any, version: Update, weights: list[tuple[str, torch.Tensor]]) -> str:
+    """Copies weights to the memory of a version; returns in which way."""
+    kept, found, load = getattr(model, IN_PLACE).block, loads(model), types.MethodType(_load, model)
+    plan = found.plan(load_key(load, layout(weights)))
+    if plan is not None:
+        plan.onto(kept.data_ptr(), version.block).copy(0, [tensor for _, tensor in weights])
+        return "replayed"
+    address = version.block.data_ptr()
+    version.lend()
+    found(load, weights)
+    version.take_back()
+    if not found.move(address, kept):
+        raise UnsupportedError(
+            "the load of these weights is not recorded as copies alone (the log of the engine has the reason), so other engines cannot take it; "
+            "send all weights at once, or restart the keeper and the engines for new weights"
+        )
+    return "loaded"
 
 
 def _load(model: Any, weights: Any) -> None:
