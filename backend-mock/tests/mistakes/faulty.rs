@@ -19,6 +19,7 @@ use device_ipc_core::{
 };
 use device_ipc_mock::MockBackend;
 use device_ipc_mock::engine::Address;
+use rustix::mm::MprotectFlags;
 
 /// The mistake that the backend makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,9 +255,11 @@ impl DeviceMemory for Faulty {
                 freed.map_err(|error| Error::Protocol(error.to_string()))
             }
             Mistake::FreeUnmapsAtOnce => {
+                let (begin, none) = (range.ptr.get() as *mut _, MprotectFlags::empty());
+                // Not unmapped: the engine still lists the range, and host memory mapped there later could not be registered.
                 // SAFETY: none. Pending work reads this memory, which is the mistake.
-                let unmapped = unsafe { rustix::mm::munmap(range.ptr.get() as *mut _, range.len as usize) };
-                unmapped.map_err(|error| Error::io("munmap", error))
+                let protected = unsafe { rustix::mm::mprotect(begin, range.len as usize, none) };
+                protected.map_err(|error| Error::io("mprotect", error))
             }
             // SAFETY: as the caller promised.
             _ => unsafe { self.mock.memory().free(range) },
