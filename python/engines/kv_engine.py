@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -75,12 +76,21 @@ def event() -> Any:
     return kind(enable_timing=True)
 
 
-def external(stream: int | None) -> Any:
-    """Returns a stream by its handle."""
-    import torch
+class Queue:
+    """A queue of copies whose calls are timed."""
 
-    kind: Any = torch.cuda.ExternalStream
-    return None if stream is None else kind(stream)
+    def __init__(self, queue: Any, counters: Counters) -> None:
+        self._queue, self._counters = queue, counters
+
+    def submit(self, *arguments: Any) -> Any:
+        begin = time.perf_counter()
+        found = self._queue.submit(*arguments)
+        parts = self._counters.parts
+        parts["submit"] = parts.get("submit", 0.0) + time.perf_counter() - begin
+        return found
+
+    def synchronize(self) -> None:
+        self._queue.synchronize()
 
 
 SCHEDULER_METHODS = (
@@ -100,7 +110,8 @@ class Counters:
         self.parts: dict[str, float] = {}
         """Seconds of parts of these methods."""
         self.counting = 0.0
-        self.copies: list[tuple[int, Any, Any]] = []
+        self.copies: list[tuple[list[Any], list[Any]]] = []
+        """What was copied since ``take``."""
         self.began: dict[str, float] = {}
         self.came: dict[str, float] = {}
         self.nixl: dict[str, list[float]] = {}
@@ -108,26 +119,27 @@ class Counters:
     def watch(self, connector: Any, scheduler: Any) -> None:
         """Counts and times the calls of a connector's two halves."""
         from device_ipc import _kv_cache
-        from device_ipc._blocks import BlockCopy
 
-        kind: Any = BlockCopy
-        copy = kind.copy
+        kind: Any = _kv_cache._Peer
+        begin = kind.begin
 
-        def counted_copy(one: Any, sources: Any, destinations: Any, stream: int | None = None) -> None:
+        def counted_begin(peer: Any) -> None:
             entered = time.perf_counter()
-            begin, end, place = event(), event(), external(stream)
-            begin.record(place)
+            waiting, importer = peer.loads, peer._importer
+            if not isinstance(importer.queue, Queue):
+                importer.queue = Queue(importer.queue, self)
             called = time.perf_counter()
-            copy(one, sources, destinations, stream)
+            begin(peer)
             returned = time.perf_counter()
-            self.parts["copy"] = self.parts.get("copy", 0.0) + returned - called
-            end.record(place)
-            self.loads += 1
-            self.blocks += len(sources)
-            self.copies.append((len(sources), begin, end))
+            if waiting and peer.loads is not waiting:
+                begun = [load for load in waiting if load.failure is None]
+                self.loads += len(begun)
+                self.blocks += sum(len(sources) for load in begun for sources, _ in load.parts)
+                self.copies += [(peer._copies, load.parts) for load in begun]
+            self.parts["begin"] = self.parts.get("begin", 0.0) + returned - called
             self.counting += called - entered + time.perf_counter() - returned
 
-        kind.copy = counted_copy
+        kind.begin = counted_begin
         for target, names in (
             (connector, ("start_load_kv", "get_finished", "get_block_ids_with_load_errors")),
             (scheduler.connector, SCHEDULER_METHODS),
@@ -135,11 +147,7 @@ class Counters:
             for name in names:
                 if hasattr(target, name):
                     self._time(target, name)
-        kinds: Any = _kv_cache
-        for name in ("begin", "check"):
-            self._time_part(kinds._Peer, name)
-        for name in ("begin_copies", "end_copies"):
-            self._time_part(kinds.CacheImporter, name)
+        self._time_part(kind, "check")
         preempt = scheduler._preempt_request
 
         def preempted(*arguments: Any, **named: Any) -> Any:
@@ -196,12 +204,32 @@ class Counters:
 
         setattr(target, name, timed)
 
+    def copy_again(self, count: int = 5) -> float | None:
+        """Returns the seconds of the copies since ``take`` on the device: makes them again, between blocks that nothing else uses."""
+        import torch
+
+        sleep: Any = torch.cuda._sleep
+        times = []
+        for _ in range(count if self.copies else 0):
+            begin, end = event(), event()
+            torch.cuda.synchronize()
+            # The device begins when the host has submitted everything.
+            sleep(2_000_000)
+            begin.record()
+            for copies, parts in self.copies:
+                for copy, (sources, destinations) in zip(copies, parts, strict=True):
+                    copy.copy(sources, destinations)
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
+        return statistics.median(times) if times else None
+
     def take(self) -> dict[str, Any]:
         """Returns what was measured since the last call."""
         found: dict[str, Any] = {
             "host": self.host, "parts": self.parts, "polls": self.polls, "nixl": self.nixl,
             "transfers": [self.came[name] - self.began[name] for name in self.began if name in self.came],
-            "copies": [(count, begin.elapsed_time(end) / 1e3) for count, begin, end in self.copies],
+            "blocks": sum(len(sources) for _, parts in self.copies for sources, _ in parts),
         }  # fmt: skip
         self.host, self.parts, self.polls = {}, {}, 0
         self.copies, self.began, self.came, self.nixl = [], {}, {}, {}
@@ -267,8 +295,6 @@ class Served:
 
     def one_copy(self, nbytes: int, source_device: int, count: int = 12) -> float:
         """Returns the seconds of one contiguous copy to the engine's device, from a device of this process."""
-        import statistics
-
         import torch
 
         target, source = (torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{device}") for device in (0, source_device))
@@ -289,8 +315,8 @@ class Served:
             return getattr(self, method)(*values)
         if method == "abort":
             return self.engine.abort_request(*values)
-        if method == "take":
-            return self.counters.take()
+        if method in ("take", "copy_again"):
+            return getattr(self.counters, method)()
         if method == "collective_rpc":
             return self.engine.collective_rpc(*values)
         if method == "reset_prefix_cache":

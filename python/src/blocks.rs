@@ -1,14 +1,20 @@
 //! Copies of blocks between tensors of a framework.
 
-use device_ipc::backend::{BlockedTensors, check_blocks};
-use device_ipc::{AsStream as _, DevicePtr, DeviceRange, Error, Ipc};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use device_ipc::backend::{BlockedTensors, DeviceEvent, check_blocks};
+use device_ipc::{
+    AsStream as _, BorrowedStream, DeviceOrdinal, DevicePtr, DeviceRange, Error, Ipc, Result, Stream,
+};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::error::OrRaise as _;
-use crate::session::{DeviceArg, ipc};
+use crate::session::{DeviceArg, check_fork, ipc};
 use crate::stream::StreamArg;
+use crate::wait;
 
 /// The address, the bytes, and the bytes from block to block of a tensor.
 type Place = (u64, u64, u64);
@@ -17,44 +23,43 @@ type Place = (u64, u64, u64);
 #[pyclass(frozen, module = "device_ipc")]
 pub(crate) struct _BlockCopy {
     /// The destinations' device; `None` is the host.
-    device: Option<(Ipc, DeviceArg)>,
-    tensors: Vec<BlockedTensors>,
-    block_bytes: u64,
+    device: Option<(Ipc, DeviceOrdinal)>,
+    /// The tensors of each size of a block.
+    tensors: Vec<(u64, Vec<BlockedTensors>)>,
     /// The number of blocks that every source has, and every destination.
     blocks: [u64; 2],
 }
 
 #[pymethods]
 impl _BlockCopy {
-    /// Loads the kernel too, for which the driver may wait until all streams of the device are idle.
+    /// Takes the destination, the source and the bytes of a block of each pair. Loads the kernel too, for which the driver may wait
+    /// until all streams of the device are idle.
     #[new]
     fn new(
         py: Python<'_>,
         device: Option<&Bound<'_, PyAny>>,
-        tensors: Vec<(Place, Place)>,
-        block_bytes: u64,
+        tensors: Vec<(Place, Place, u64)>,
     ) -> PyResult<Self> {
-        let device = match device.map(DeviceArg::parse).transpose()? {
-            Some(device) => Some((ipc(py, device.backend)?, device)),
-            None => None,
-        };
-        let ordinal = device.as_ref().map_or(0.into(), |(_, device)| device.ordinal);
+        let device = device_of(py, device)?;
+        let ordinal = device.as_ref().map_or(0.into(), |(_, ordinal)| *ordinal);
         let range = |(ptr, bytes, _): Place| DeviceRange::new(ordinal, DevicePtr::new(ptr), bytes);
-        let blocked = |(dst, src): (Place, Place)| BlockedTensors {
-            dst: range(dst),
-            dst_stride: dst.2,
-            src: range(src),
-            src_stride: src.2,
+        let count = |range: DeviceRange, stride: u64, block: u64| {
+            range.len.checked_sub(block).map_or(0, |last| last / stride.max(1) + 1)
         };
-        let tensors: Vec<_> = tensors.into_iter().map(blocked).collect();
-        let count = |range: DeviceRange, stride: u64| {
-            range.len.checked_sub(block_bytes).map_or(0, |last| last / stride.max(1) + 1)
-        };
-        let sources = tensors.iter().map(|one| count(one.src, one.src_stride)).min();
-        let destinations = tensors.iter().map(|one| count(one.dst, one.dst_stride)).min();
-        let blocks = [sources, destinations].map(Option::unwrap_or_default);
-        let made = Self { device, tensors, block_bytes, blocks };
-        made.submit(py, &[], &[], None)?;
+        let mut by_size = BTreeMap::<u64, Vec<_>>::new();
+        let mut blocks = [u64::MAX; 2];
+        for (dst, src, block) in tensors {
+            let pair =
+                BlockedTensors { dst: range(dst), dst_stride: dst.2, src: range(src), src_stride: src.2 };
+            let counts = [count(pair.src, pair.src_stride, block), count(pair.dst, pair.dst_stride, block)];
+            blocks = [blocks[0].min(counts[0]), blocks[1].min(counts[1])];
+            by_size.entry(block).or_default().push(pair);
+        }
+        let made = Self { device, tensors: by_size.into_iter().collect(), blocks };
+        if let Some((ipc, device)) = &made.device {
+            let load = || made.submit(&[], &[], ipc, ipc.create_stream(*device)?.as_stream());
+            py.detach(load).or_raise(py)?;
+        }
         Ok(made)
     }
 
@@ -67,52 +72,284 @@ impl _BlockCopy {
         destinations: &Bound<'_, PyAny>,
         stream: Option<u64>,
     ) -> PyResult<()> {
-        let [of, to] = self.blocks;
-        let (sources, destinations) =
-            (numbers(sources, "source", of)?, numbers(destinations, "destination", to)?);
+        let (sources, destinations) = self.numbers(sources, destinations)?;
         if sources.is_empty() && destinations.is_empty() {
             return Ok(());
         }
-        self.submit(py, &sources, &destinations, stream)
-    }
-}
-
-impl _BlockCopy {
-    /// Checks blocks, and copies them.
-    fn submit(
-        &self,
-        py: Python<'_>,
-        sources: &[u32],
-        destinations: &[u32],
-        stream: Option<u64>,
-    ) -> PyResult<()> {
-        let (tensors, bytes) = (&self.tensors, self.block_bytes);
-        let Some((ipc, device)) = &self.device else {
-            check_blocks(tensors, bytes, sources, destinations).map_err(invalid)?;
-            py.detach(|| copy_on_host(tensors, bytes, sources, destinations));
-            return Ok(());
+        let copied = match &self.device {
+            None => py.detach(|| self.copy_on_host(&sources, &destinations)),
+            Some((ipc, device)) => {
+                let stream = match stream {
+                    Some(raw) => StreamArg::of_framework(ipc, *device, raw),
+                    None => current(py, ipc, *device)?,
+                };
+                // A driver whose queue is full waits, possibly for work that another thread of Python is to release.
+                py.detach(|| self.submit(&sources, &destinations, ipc, stream.as_stream()))
+            }
         };
-        let stream = match stream {
-            Some(raw) => Some(StreamArg::of_framework(ipc, device.ordinal, raw)),
-            None => StreamArg::of_torch(py, ipc, device.ordinal)?,
-        };
-        let Some(stream) = stream else {
-            let name = ipc.backend().info().name;
-            return Err(PyRuntimeError::new_err(format!(
-                "PyTorch has no current stream on a device of {name}"
-            )));
-        };
-        let memory = ipc.backend().memory();
-        // A driver whose queue is full waits, possibly for work that another thread of Python is to release.
-        let copied = py.detach(|| {
-            // SAFETY: the caller keeps the tensors until the stream has passed the copy.
-            unsafe { memory.copy_blocks(tensors, bytes, sources, destinations, stream.as_stream()) }
-        });
         match copied {
             Err(error @ Error::InvalidRegion(_)) => Err(invalid(error)),
             copied => copied.or_raise(py),
         }
     }
+}
+
+impl _BlockCopy {
+    /// Reads the numbers of sources and destinations.
+    fn numbers(
+        &self,
+        sources: &Bound<'_, PyAny>,
+        destinations: &Bound<'_, PyAny>,
+    ) -> PyResult<(Vec<u32>, Vec<u32>)> {
+        let [of, to] = self.blocks;
+        Ok((numbers(sources, "source", of)?, numbers(destinations, "destination", to)?))
+    }
+
+    fn submit(
+        &self,
+        sources: &[u32],
+        destinations: &[u32],
+        ipc: &Ipc,
+        stream: BorrowedStream<'_>,
+    ) -> Result<()> {
+        let memory = ipc.backend().memory();
+        self.tensors.iter().try_for_each(|(bytes, tensors)| {
+            // SAFETY: the caller keeps the tensors until the stream has passed the copy.
+            unsafe { memory.copy_blocks(tensors, *bytes, sources, destinations, stream) }
+        })
+    }
+
+    fn copy_on_host(&self, sources: &[u32], destinations: &[u32]) -> Result<()> {
+        for (bytes, tensors) in &self.tensors {
+            check_blocks(tensors, *bytes, sources, destinations)?;
+        }
+        for (bytes, tensors) in &self.tensors {
+            copy_on_host(tensors, *bytes, sources, destinations);
+        }
+        Ok(())
+    }
+}
+
+/// The blocks of one group of layers, of all loads that are submitted together.
+struct Batch<'a> {
+    copy: &'a _BlockCopy,
+    sources: Vec<u32>,
+    destinations: Vec<u32>,
+    /// The position of each load, and the end of its blocks.
+    loads: Vec<(usize, usize)>,
+}
+
+/// The position of a load whose blocks are invalid, and the reason.
+type Failure = (usize, String);
+
+impl Batch<'_> {
+    /// Submits all loads at once, or each one separately if blocks of one of them are invalid. Returns the loads that have failed so.
+    fn submit(&self, submit: impl Fn(&_BlockCopy, &[u32], &[u32]) -> Result<()>) -> Result<Vec<Failure>> {
+        let (sources, destinations) = (&self.sources, &self.destinations);
+        match submit(self.copy, sources, destinations) {
+            Err(Error::InvalidRegion(_)) => {}
+            submitted => return submitted.map(|()| Vec::new()),
+        }
+        let (mut failures, mut begin) = (Vec::new(), 0);
+        for &(load, end) in &self.loads {
+            match submit(self.copy, &sources[begin..end], &destinations[begin..end]) {
+                Err(error @ Error::InvalidRegion(_)) => failures.push((load, error.to_string())),
+                submitted => submitted?,
+            }
+            begin = end;
+        }
+        Ok(failures)
+    }
+}
+
+type Event = Box<dyn DeviceEvent>;
+
+/// Copies of blocks on a stream of their own, which begin behind the work of another stream.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct _CopyQueue {
+    /// `None` is the host, which copies at once.
+    device: Option<Arc<QueueDevice>>,
+}
+
+struct QueueDevice {
+    ipc: Ipc,
+    device: DeviceOrdinal,
+    stream: Stream,
+    /// Events whose copies have ended, for others.
+    events: Mutex<Vec<Event>>,
+}
+
+impl QueueDevice {
+    fn events(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn event(&self) -> Result<Event> {
+        let known = self.events().pop();
+        known.map_or_else(|| self.ipc.backend().create_local_event(self.device), Ok)
+    }
+
+    /// Submits copies behind the work of a stream, with the device's context current once for all calls. Returns the event behind
+    /// them, and the copies whose blocks are invalid.
+    fn submit(&self, batches: &[Batch<'_>], after: BorrowedStream<'_>) -> Result<(Event, Vec<Failure>)> {
+        let mut submitted = None;
+        self.ipc.backend().with_device_context(self.device, &mut || {
+            submitted = Some(self.submit_in_context(batches, after));
+        });
+        submitted.expect("the context runs its body once")
+    }
+
+    fn submit_in_context(
+        &self,
+        batches: &[Batch<'_>],
+        after: BorrowedStream<'_>,
+    ) -> Result<(Event, Vec<Failure>)> {
+        let (event, stream) = (self.event()?, self.stream.as_stream());
+        // A wait takes the record that was submitted before it, so one event serves both.
+        event.record(after)?;
+        event.wait_on(stream)?;
+        let mut failures = Vec::new();
+        for batch in batches {
+            failures.extend(batch.submit(|copy, from, to| copy.submit(from, to, &self.ipc, stream))?);
+        }
+        event.record(stream)?;
+        Ok((event, failures))
+    }
+}
+
+#[pymethods]
+impl _CopyQueue {
+    /// Creates the stream.
+    #[new]
+    fn new(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let Some((ipc, device)) = device_of(py, device)? else { return Ok(Self { device: None }) };
+        let stream = py.detach(|| ipc.create_stream(device)).or_raise(py)?;
+        Ok(Self { device: Some(Arc::new(QueueDevice { ipc, device, stream, events: Mutex::default() })) })
+    }
+
+    /// Submits loads: for each one the sources and destinations of each of `copies`. They begin behind the work so far of the stream
+    /// `after`, by default PyTorch's current one.
+    ///
+    /// A load whose blocks are invalid is one of `failures`; others are copied.
+    #[pyo3(signature = (copies, loads, after=None))]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        copies: Vec<PyRef<'_, _BlockCopy>>,
+        loads: Vec<Vec<(Bound<'_, PyAny>, Bound<'_, PyAny>)>>,
+        after: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<_SubmittedCopies> {
+        check_fork()?;
+        let mut failures = Vec::new();
+        let batch = |copy| Batch { copy, sources: Vec::new(), destinations: Vec::new(), loads: Vec::new() };
+        let mut batches: Vec<_> = copies.iter().map(|copy| batch(&**copy)).collect();
+        for (load, parts) in loads.iter().enumerate() {
+            match blocks_of(&copies, parts) {
+                Ok(blocks) => {
+                    for (batch, (sources, destinations)) in batches.iter_mut().zip(blocks) {
+                        batch.sources.extend(sources);
+                        batch.destinations.extend(destinations);
+                        batch.loads.push((load, batch.sources.len()));
+                    }
+                }
+                Err(error) => failures.push((load, error.value(py).to_string())),
+            }
+        }
+        batches.retain(|batch| !batch.sources.is_empty());
+        let mut event = None;
+        match &self.device {
+            None => {
+                let copy = |batch: &Batch<'_>| batch.submit(_BlockCopy::copy_on_host);
+                let failed = py.detach(|| batches.iter().map(copy).collect::<Result<Vec<_>>>());
+                failures.extend(failed.or_raise(py)?.into_iter().flatten());
+            }
+            Some(_) if batches.is_empty() => {}
+            Some(device) => {
+                let after = match after {
+                    Some(stream) => StreamArg::parse(stream, &device.ipc, device.device)?,
+                    None => current(py, &device.ipc, device.device)?,
+                };
+                // Once for all calls. A driver whose queue is full waits, possibly for work that another thread of Python is to
+                // release.
+                let submitted = py.detach(|| device.submit(&batches, after.as_stream()));
+                let (behind, invalid) = submitted.or_raise(py)?;
+                failures.extend(invalid);
+                event = Some((behind, Arc::clone(device)));
+            }
+        }
+        Ok(_SubmittedCopies { event: Mutex::new(event), failures })
+    }
+
+    /// Waits until all copies have ended.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(device) = self.device.clone() else { return Ok(()) };
+        wait::aside(py, move || device.stream.synchronize())?.or_raise(py)
+    }
+}
+
+/// Copies that were submitted together.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct _SubmittedCopies {
+    /// Behind the copies; `None` once they have ended.
+    event: Mutex<Option<(Event, Arc<QueueDevice>)>>,
+    failures: Vec<Failure>,
+}
+
+#[pymethods]
+impl _SubmittedCopies {
+    /// The loads whose blocks are invalid, by their positions, with the reasons.
+    #[getter]
+    fn failures(&self) -> Vec<Failure> {
+        self.failures.clone()
+    }
+
+    /// Returns whether the copies have ended.
+    fn query(&self, py: Python<'_>) -> PyResult<bool> {
+        check_fork()?;
+        let mut event = self.event.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((behind, _)) = &*event else { return Ok(true) };
+        // Waits for nothing, so that other threads of Python need not run meanwhile.
+        if !behind.query().or_raise(py)? {
+            return Ok(false);
+        }
+        if let Some((behind, device)) = event.take() {
+            device.events().push(behind);
+        }
+        Ok(true)
+    }
+}
+
+fn device_of(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Option<(Ipc, DeviceOrdinal)>> {
+    let Some(device) = device.map(DeviceArg::parse).transpose()? else { return Ok(None) };
+    Ok(Some((ipc(py, device.backend)?, device.ordinal)))
+}
+
+/// Reads the numbers of the blocks of a load: as many sources as destinations for each copy.
+fn blocks_of(
+    copies: &[PyRef<'_, _BlockCopy>],
+    parts: &[(Bound<'_, PyAny>, Bound<'_, PyAny>)],
+) -> PyResult<Vec<(Vec<u32>, Vec<u32>)>> {
+    if parts.len() != copies.len() {
+        let text = format!("{} groups of blocks for {} copies", parts.len(), copies.len());
+        return Err(PyValueError::new_err(text));
+    }
+    let read = |(copy, (from, to)): (&PyRef<'_, _BlockCopy>, &(Bound<'_, PyAny>, Bound<'_, PyAny>))| {
+        let (sources, destinations) = copy.numbers(from, to)?;
+        if sources.len() != destinations.len() {
+            let [from, to] = [sources.len(), destinations.len()];
+            return Err(PyValueError::new_err(format!("{from} source blocks and {to} destination blocks")));
+        }
+        Ok((sources, destinations))
+    };
+    copies.iter().zip(parts).map(read).collect()
+}
+
+/// Returns PyTorch's current stream.
+fn current(py: Python<'_>, ipc: &Ipc, device: DeviceOrdinal) -> PyResult<StreamArg> {
+    StreamArg::of_torch(py, ipc, device)?.ok_or_else(|| {
+        let name = ipc.backend().info().name;
+        PyRuntimeError::new_err(format!("PyTorch has no current stream on a device of {name}"))
+    })
 }
 
 /// Returns the exception for blocks that cannot be copied.

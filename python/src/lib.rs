@@ -1,7 +1,7 @@
 //! The Python extension module `device_ipc._native`; the package around it is `python/device_ipc`.
 //!
-//! Every call that may reach a driver or wait releases the interpreter lock. Waits run in short slices, between which pending
-//! signals are handled, so that Ctrl-C ends each of them.
+//! Every call that may reach a driver or wait releases the interpreter lock, except for the query of an event, which waits for
+//! nothing. Waits run in short slices, between which pending signals are handled, so that Ctrl-C ends each of them.
 
 mod backend;
 mod blocks;
@@ -50,6 +50,8 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     remedy::install();
     module.add_class::<blocks::_BlockCopy>()?;
+    module.add_class::<blocks::_CopyQueue>()?;
+    module.add_class::<blocks::_SubmittedCopies>()?;
     module.add_class::<channel::Channel>()?;
     module.add_class::<claims::_ClaimTable>()?;
     module.add_class::<claims::_Claims>()?;

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Start
+from conftest import Gate, Start
 
 import device_ipc
 
@@ -372,3 +372,33 @@ def test_copies_of_permuted_blocks() -> None:
         BlockCopy([to[..., :4]], [of[..., :4]])
     with pytest.raises(ValueError, match="shape"):
         BlockCopy([to], [of[:, :1]])
+
+
+def test_queue_copies_behind_another_stream() -> None:
+    def place(tensor: Any) -> "tuple[int, int, int]":
+        return tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor.stride(0) * tensor.element_size()
+
+    def memory(value: float) -> Any:
+        return torch.from_dlpack(device_ipc.empty((8, 16), "float32", "mock:0")).fill_(value)
+
+    of, to = [memory(1), memory(2)], [memory(0), memory(0)]
+    pairs = zip(to, of, strict=True)
+    copy = device_ipc._native._BlockCopy("mock:0", [(place(to), place(of), 64) for to, of in pairs])
+    queue, stream = device_ipc._native._CopyQueue("mock:0"), device_ipc.Stream("mock:0")
+    numbers = functools.partial(array, "I")
+    for _ in range(3):
+        gate = Gate(stream)
+        blocks = [([1, 2], [5, 4]), ([1], [8]), ([0, 1], [6, 6]), ([3], [7]), ([1], [])]
+        loads = [[(numbers(sources), numbers(destinations))] for sources, destinations in blocks]
+        copies = queue.submit([copy], [*loads, []], stream)
+        failures = dict(copies.failures)
+        assert sorted(failures) == [1, 2, 4, 5] and "destination block 8" in failures[1] and "twice" in failures[2]
+        assert not copies.query() and not any(tensor.any() for tensor in to)
+        gate.open()
+        until(copies.query)
+        for tensor, value in zip(to, (1, 2), strict=True):
+            assert tensor[[4, 5, 7]].eq(value).all() and not tensor[[0, 1, 2, 3, 6]].any()
+            tensor.zero_()
+        assert copies.query()
+    assert queue.submit([copy], [], stream).query()
+    queue.synchronize()

@@ -280,13 +280,6 @@ def test_calls_do_not_depend_on_blocks_and_layers(start: Start) -> None:
     assert few == many and sum(few.values()) < 130, (few, many)
 
 
-class Unfinished:
-    """The event of a copy that has not ended."""
-
-    def query(self) -> bool:
-        return False
-
-
 def test_polls_without_news_look_at_no_connection(start: Start) -> None:
     prefill, decode = Prefill(start), Engine("decode")
 
@@ -306,14 +299,15 @@ def test_polls_without_news_look_at_no_connection(start: Start) -> None:
     assert poll(decode) == idle
     # A copy runs.
     importer = decode.worker._part._importer
-    importer.end_copies = Unfinished
+    unfinished = types.SimpleNamespace(query=lambda: False, failures=[])
+    queue, importer.queue = importer.queue, types.SimpleNamespace(submit=lambda *_: unfinished)
     arrive(decode, "d3", 8, prefill.ask("prefill", "p3", 8, [6, 8]), [6, 7])
     decode.step()
     # Its event is queried, and nothing else.
-    assert poll(decode) == idle + 3
-    (peer,) = importer._peers.values()
-    peer._running[0].event = None
+    assert poll(decode) == idle + 2
+    unfinished.query = lambda: True
     assert decode.until(1) == {"d3"}
+    importer.queue = queue
     # The prefill engine has nothing to do before the first time limit.
     lender = Engine("prefill")
     idle = poll(lender)

@@ -38,12 +38,9 @@ class BlockCopy:
             if to.device != destinations[0].device:
                 raise ValueError(f"tensor {position}: the destination is on {to.device}, and the first one on {destinations[0].device}")
             sizes.append(_block_bytes(to, position))
-        pairs = list(zip(destinations, sources, sizes, strict=True))
         device = None if destinations[0].device.type == "cpu" else destinations[0].device
-        self._copies: list[_native._BlockCopy] = []
-        for one in sorted(set(sizes)):
-            places = [(_place(to, size), _place(of, size)) for to, of, size in pairs if size == one]
-            self._copies.append(_native._BlockCopy(device, places, one))
+        pairs = zip(destinations, sources, sizes, strict=True)
+        self._copy = _native._BlockCopy(device, [(_place(to, size), _place(of, size), size) for to, of, size in pairs])
 
     def copy(self, sources: Sequence[int], destinations: Sequence[int], stream: int | None = None) -> None:
         """Copies block ``sources[i]`` to block ``destinations[i]`` in all tensors.
@@ -52,8 +49,7 @@ class BlockCopy:
         an ``array("I")`` or another buffer of unsigned 32-bit integers are passed without a loop in Python. Raises ``IndexError`` where a
         tensor has no such block, and ``ValueError`` for a destination that is named twice; then nothing is copied.
         """
-        for copy in self._copies:
-            copy.copy(sources, destinations, stream)
+        self._copy.copy(sources, destinations, stream)
 
 
 def _block_bytes(tensor: Any, position: int) -> int:

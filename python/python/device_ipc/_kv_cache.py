@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import _backends, _native, _streams
+from . import _backends, _native
 from . import torch as dt
 from ._blocks import BlockCopy
 from ._errors import Error, LayoutError, TimeoutError
@@ -210,15 +210,6 @@ class Load:
     failure: str | None = None
 
 
-@dataclass(eq=False)
-class _Copies:
-    """Copies that were submitted together."""
-
-    event: Any
-    """Behind the copies; None once they have ended."""
-    loads: list[Load]
-
-
 class _Peer:
     """An exporter's worker. A thread of its own connects, as that takes milliseconds."""
 
@@ -232,14 +223,14 @@ class _Peer:
         self._readable = select.poll()
         self._lock = threading.Lock()
         """Held while copies begin, and while the memory is unmapped: a thread of the library does so when the exporter has ended."""
-        self._copies: list[BlockCopy] = []
+        self._copies: list[_native._BlockCopy] = []
         self._tensors: dt.Tensors | None = None
         self._changes: list[tuple[int, bool]] = []
         """Tickets to claim (True) or to release (False) when the connection is ready."""
         self.loads: list[Load] = []
         """Those that have not begun."""
-        self._running: deque[_Copies] = deque()
-        """Copies in their order."""
+        self._running: deque[tuple[_native._SubmittedCopies, list[Load]]] = deque()
+        """Copies in their order, with the loads that were submitted together."""
         self._thread = threading.Thread(target=self._connect, name="device-ipc-kv", daemon=True)
         self._thread.start()
 
@@ -258,7 +249,7 @@ class _Peer:
                     if name not in tensors:
                         raise LayoutError(f"the other engine has no layer {name}")
                     sources += block_views(tensors[name], hello["blocks"])
-                self._copies.append(BlockCopy([view for name in layers for view in importer.views[name]], sources))
+                self._copies.append(BlockCopy([view for name in layers for view in importer.views[name]], sources)._copy)
             self._readable.register(channel.fileno(), select.POLLIN)
             # Its descriptor is readable when an attempt is worthwhile, after one that was not.
             with contextlib.suppress(TimeoutError):
@@ -294,19 +285,8 @@ class _Peer:
     def has_news(self) -> bool:
         """Returns whether ``advance`` has something to do: the first copies have ended, or the connection has changed."""
         if self._running:
-            return self._is_copied()
+            return self._running[0][0].query()
         return self.channel is not None or self.failure is not None
-
-    def _is_copied(self) -> bool:
-        """Returns whether the first copies have ended."""
-        copies = self._running[0]
-        if copies.event is None:
-            return True
-        if not copies.event.query():
-            return False
-        self._importer.events.append(copies.event)
-        copies.event = None
-        return True
 
     def check(self) -> None:
         """Notices the exporter's end."""
@@ -336,25 +316,24 @@ class _Peer:
             if self.failure is not None:
                 return
             loads, self.loads = self.loads, []
-            stream = self._importer.begin_copies()
+            begun = []
             for load in loads:
-                if not self._claims.claim(load.ticket):
+                if self._claims.claim(load.ticket):
+                    begun.append(load)
+                else:
                     load.failure = "the other engine no longer has the blocks"
-                    continue
-                try:
-                    for copy, (sources, destinations) in zip(self._copies, load.parts, strict=True):
-                        copy.copy(sources, destinations, stream)
-                except (IndexError, ValueError) as error:
-                    load.failure = str(error)
-            self._running.append(_Copies(self._importer.end_copies(), loads))
+            copies = self._importer.queue.submit(self._copies, [load.parts for load in begun])
+            for position, reason in copies.failures:
+                begun[position].failure = reason
+            self._running.append((copies, loads))
 
     def advance(self, done: set[str], failed: list[tuple[Load, str]]) -> None:
         """Reports the loads whose copies have ended. Before the end of a copy nothing else may write its blocks."""
         self.begin()
         if self._running:
             self.check()
-        while self._running and self._is_copied():
-            for load in self._running.popleft().loads:
+        while self._running and self._running[0][0].query():
+            for load in self._running.popleft()[1]:
                 failure = load.failure or self.failure
                 if failure is None:
                     done.add(load.request)
@@ -391,19 +370,15 @@ class CacheImporter:
     ) -> None:
         self.groups = groups
         self.views = {name: block_views(cache, blocks) for name, cache in caches.items()}
-        (self._device,) = {view.device for views in self.views.values() for view in views}
-        self.kind = self._device.type
-        self.device = None if self.kind == "cpu" else str(self._device)
+        (device,) = {view.device for views in self.views.values() for view in views}
+        self.kind = device.type
+        self.device = None if self.kind == "cpu" else str(device)
         self.timeout = timeout
         self._facts = dict(facts)
         self._peers: dict[str, _Peer] = {}
         self._watched: set[_Peer] = set()
         """Those that ``submit`` and ``poll`` look at."""
-        self.events: list[Any] = []
-        """Events of copies that have ended, for others."""
-        self._stream: Any = None
-        self._handle: int | None = None
-        self._written: Any = None
+        self.queue = _native._CopyQueue(self.device)
 
     def check(self, facts: Mapping[str, Any]) -> None:
         """Raises ``LayoutError`` with the first difference to the facts of another engine."""
@@ -449,28 +424,9 @@ class CacheImporter:
         """Makes ``poll`` look at a peer. Any thread may call it."""
         self._watched.add(peer)
 
-    def begin_copies(self) -> int | None:
-        """Makes the stream of the copies wait for the work on the current stream, which may still use the destinations. Returns its handle."""
-        if self.device is None:
-            return None
-        import torch
-
-        if self._stream is None:
-            self._stream, self._written = torch.Stream(self._device), torch.Event(self._device)
-            with self._stream:
-                self._handle = _streams.current(self.kind, self._device.index)
-        self._written.record(torch.accelerator.current_stream(self._device))
-        self._stream.wait_event(self._written)
-        return self._handle
-
-    def end_copies(self) -> Any:
-        """Returns an event behind the copies."""
-        return None if self._stream is None else self._stream.record_event(self.events.pop() if self.events else None)
-
     def close(self) -> None:
         """Ends all connections."""
-        if self._stream is not None:
-            self._stream.synchronize()
+        self.queue.synchronize()
         for peer in self._peers.values():
             peer.close()
         self._peers.clear()
@@ -479,7 +435,8 @@ class CacheImporter:
         """Returns the connection to an exporter, a new one after the end of the last exporter of this name."""
         peer = self._peers.get(name)
         if peer is not None and not peer.is_busy():
-            peer.check()
+            if peer not in self._watched:
+                peer.check()
             if peer.has_ended:
                 self._forget(peer)
                 peer = None

@@ -26,6 +26,8 @@ __all__ = [
     "_BlockCopy",
     "_ClaimTable",
     "_Claims",
+    "_CopyQueue",
+    "_SubmittedCopies",
     "Changes",
     "Channel",
     "Descriptor",
@@ -602,10 +604,28 @@ def share(
 @final
 class _BlockCopy:
     def __new__(
-        cls, device: _Device | None, tensors: Sequence[tuple[tuple[int, int, int], tuple[int, int, int]]], block_bytes: int
+        cls, device: _Device | None, tensors: Sequence[tuple[tuple[int, int, int], tuple[int, int, int], int]]
     ) -> Self: ...
     def copy(self, sources: Sequence[int], destinations: Sequence[int], stream: int | None = None) -> None: ...
 
+@final
+class _CopyQueue:
+    def __new__(cls, device: _Device | None) -> Self: ...
+    def submit(
+        self,
+        copies: Sequence[_BlockCopy],
+        loads: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]],
+        after: _Stream | None = None,
+    ) -> _SubmittedCopies: ...
+    def synchronize(self) -> None: ...
+
+@final
+class _SubmittedCopies:
+    @property
+    def failures(self) -> list[tuple[int, str]]: ...
+    def query(self) -> bool: ...
+
+@final
 class _ClaimTable:
     def __new__(cls) -> Self: ...
     def admit(self, channel: Channel) -> int: ...
@@ -615,6 +635,7 @@ class _ClaimTable:
     def take_back(self, ticket: int) -> bool: ...
     def released(self) -> list[int]: ...
 
+@final
 class _Claims:
     def __new__(cls, channel: Channel, importer: int, timeout: float) -> Self: ...
     def claim(self, ticket: int) -> bool: ...
