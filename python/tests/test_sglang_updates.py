@@ -211,7 +211,7 @@ def test_no_rank_takes_a_version_that_another_cannot_take(engines: Engines, name
 
 def test_no_rank_publishes_what_another_cannot_load(engines: Engines, name: str) -> None:
     ranks = engines(2)
-    with ds.WeightKeeper(name):
+    with ds.WeightKeeper(name) as kept:
         start_ranks(ranks, name, "one", True)
         former = ask_all(ranks, "")
         good, bad = weights(1), weights(2)
@@ -219,7 +219,14 @@ def test_no_rank_publishes_what_another_cannot_load(engines: Engines, name: str)
             stale = str(update.exports[0])
         with ds.share(good) as update:
             (mine,) = update.exports
-            first, second = ask_all(ranks, {"update": [str(mine), stale]})
+            # The rank that fails is there before the other.
+            send(ranks[1], {"update": [str(mine), stale]})
+            deadline = time.monotonic() + AT_ONCE
+            while not any(1 in group.members for group in list(kept._groups.values())):
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            send(ranks[0], {"update": [str(mine), stale]})
+            first, second = (answer(one) for one in ranks)
         assert not first[0] and "rank 1 has failed: StaleError" in first[1]
         assert not second[0] and second[1].startswith("StaleError")
         assert ask_all(ranks, "") == former

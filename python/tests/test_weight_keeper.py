@@ -265,12 +265,16 @@ def test_reason_of_a_rank_that_fails_reaches_the_others(start: Start, name: str)
         assert "not the one that publishes" in Engine(start, name, "reads").ask('{"failed":"alone"}')["error"]
         for rank in (0, 1):
             publish(start, name, rank, rank)
-        first, second = (joined(start, name, rank, 2) for rank in (0, 1))
-        first.begin('{"take":true}')
+        first = joined(start, name, 0, 2)
+        first.begin('{"ready":true}')
+        second = joined(start, name, 1, 2)
+        assert second.ask('{"ready":true}') == first.end() == {"done": True}
         second.begin(json.dumps({"failed": "x" * 5000}))
-        for one in (first, second):
-            reason = one.end()["gone"]
-            assert reason.startswith("rank 1 has failed: xxx") and len(reason) < 2000
+        first.begin('{"take":true}')
+        reason = first.end()["gone"]
+        assert reason.startswith("rank 1 has failed: xxx") and len(reason) < 2000
+        # Its connection has ended.
+        assert second.process.wait(60) == 1
 
 
 def test_weights_stay_readable_after_the_keeper_is_killed(start: Start, name: str) -> None:

@@ -11,12 +11,13 @@ an engine                                the keeper
                                          fills; or ``{"error"}``
 ``{"filled": true}``                     ``kept``: ``{"keeper", "manifest"}``, the keeper's name to open, and the text that came with the tensors
 ``{"rank": 0, "ranks": 2, "group"}``     ``{"joined": true}``: the process acts together with the other ranks that state the same ``group``
+``{"ready": true}``                      ``{"done": true}``, when all ranks have joined and asked: none can miss the end of the group from then on
 ``{"update": true}``                     ``{"memory": true}`` with another block for the same tensors, or ``{"error"}``. When all ranks have filled theirs, they
                                          are the next version of each, and each rank gets ``kept``
 ``{"take": true}``                       ``{"descriptor", "manifest", "former"}`` of the present version, when all ranks have asked: the same version for
                                          each. ``former`` is the one before, ``{"descriptor", "grant"}``, or null where no engine has it
 ``{"taken": true}``                      ``{"done": true}``, when all ranks have taken it
-``{"failed": reason}``                   ``{"gone"}`` with the reason, to all ranks of the group
+``{"failed": reason}``                   ``{"gone"}`` with the reason, to the other ranks
 =======================================  =====================================================================================
 
 When one rank of a group fails, or ends its connection, by its death too, the others receive ``{"gone"}``, the reason, and their connections end: what they
@@ -186,9 +187,12 @@ class WeightKeeper:
         if group is not None and "update" in request:
             self._update(engine, part)
         elif group is not None and "failed" in request:
+            assert engine.rank is not None
+            del group.members[engine.rank]
             self._dissolve(group, f"rank {engine.rank} has failed: {str(request['failed'])[:REASON_LIMIT]}")
-        elif group is not None and ("take" in request or "taken" in request):
-            self._together(group, engine, "take" if "take" in request else "taken")
+            self._leave(engine)
+        elif group is not None and (step := next((one for one in ("ready", "take", "taken") if one in request), "")):
+            self._together(group, engine, step)
         elif part is None or part.publisher is not engine:
             raise ValueError("this process is not the one that publishes the weights of this rank")
         elif "tensors" in request:

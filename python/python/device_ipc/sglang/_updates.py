@@ -72,6 +72,7 @@ def update(model: Any, source: str) -> None:
         raise UnsupportedError("SGLang passes a request to a pipeline stage when the stage before has answered it, so no stages take a version together")
     with in_place.together() as ranks:
         if not in_place.is_named(source):
+            ranks.ask({"ready": True})
             _publish(model, source, ranks)
         begin = time.perf_counter()
         in_place.take(ranks)
