@@ -53,6 +53,37 @@ impl DlTensor {
         strides: ptr::null_mut(),
         byte_offset: 0,
     };
+
+    /// Returns the sizes and the strides, which are in elements; `None` where one is negative, or there are no strides.
+    ///
+    /// # Safety
+    ///
+    /// `shape` has `ndim` elements, and `strides` too unless it is null.
+    pub(crate) unsafe fn sizes(&self) -> Option<(&[u64], &[u64])> {
+        let dimensions = usize::try_from(self.ndim).ok()?;
+        let list = |at: *mut i64| {
+            if dimensions == 0 {
+                return Some(&[][..]);
+            }
+            // SAFETY: the caller knows that it has as many elements.
+            (!at.is_null()).then(|| unsafe { std::slice::from_raw_parts(at, dimensions) }).and_then(unsigned)
+        };
+        Some((list(self.shape)?, list(self.strides)?))
+    }
+
+    /// Returns the address of the first element.
+    pub(crate) fn ptr(&self) -> u64 {
+        (self.data as u64).wrapping_add(self.byte_offset)
+    }
+}
+
+/// Returns numbers none of which is negative.
+fn unsigned(numbers: &[i64]) -> Option<&[u64]> {
+    if numbers.iter().any(|number| *number < 0) {
+        return None;
+    }
+    // SAFETY: both types have the same size and alignment, and all values of one are values of the other.
+    Some(unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len()) })
 }
 
 /// `DLManagedTensor`.
@@ -291,7 +322,7 @@ pub(crate) unsafe fn foreign(tensor: &DlTensor, owner: Bound<'_, PyAny>) -> PyRe
     Ok(Foreign {
         backend,
         ordinal: tensor.device_id.max(0) as u32,
-        ptr: (tensor.data as u64).wrapping_add(tensor.byte_offset),
+        ptr: tensor.ptr(),
         layout,
         is_writable: true,
         owner: owner.unbind(),
@@ -300,14 +331,11 @@ pub(crate) unsafe fn foreign(tensor: &DlTensor, owner: Bound<'_, PyAny>) -> PyRe
 
 /// Returns the layout of a tensor of a framework. The strides are in elements.
 pub(crate) fn layout(py: Python<'_>, dtype: Dtype, shape: &[i64], strides: &[i64]) -> PyResult<TensorLayout> {
-    fn unsigned<'a>(numbers: &'a [i64], what: &str) -> PyResult<&'a [u64]> {
-        if numbers.iter().any(|number| *number < 0) {
-            return Err(PyValueError::new_err(format!("the tensor has a negative {what}; copy it first")));
-        }
-        // SAFETY: both types have the same size and alignment, and all values of one are values of the other.
-        Ok(unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len()) })
-    }
-    let layout = TensorLayout::strided(dtype, unsigned(shape, "size")?, unsigned(strides, "stride")?);
+    let checked = |numbers, what| {
+        unsigned(numbers)
+            .ok_or_else(|| PyValueError::new_err(format!("the tensor has a negative {what}; copy it first")))
+    };
+    let layout = TensorLayout::strided(dtype, checked(shape, "size")?, checked(strides, "stride")?);
     layout.map_err(Error::from).or_raise(py)
 }
 

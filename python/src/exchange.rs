@@ -104,6 +104,17 @@ impl Exchange {
         if !self.is_plain(tensor) {
             return Ok(None);
         }
+        let Some((found, owner)) = self.describe(tensor)? else { return Ok(None) };
+        // SAFETY: PyTorch has written it, and the tensor is alive and unchanged.
+        Ok(unsafe { foreign(&found, owner) }.ok())
+    }
+
+    /// Describes a plain tensor, whose object keeps what the description points to, and returns the owner of its memory. Returns `None`
+    /// as [`read`](Self::read) does.
+    pub(crate) fn describe<'py>(
+        &self,
+        tensor: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<(DlTensor, Bound<'py, PyAny>)>> {
         let mut found = DlTensor::EMPTY;
         // SAFETY: the object is of a type that has the function, which writes one `DLTensor`.
         if unsafe { (self.read)(tensor.as_ptr().cast(), &raw mut found) } != 0 {
@@ -119,8 +130,7 @@ impl Exchange {
         }
         // Not the tensor, nor a managed tensor of it: an assignment to `data` gives both another storage.
         let owner = self.storage.call(tensor)?;
-        // SAFETY: the function has written it, and the tensor is alive and unchanged.
-        Ok(unsafe { foreign(&found, owner) }.ok())
+        Ok(Some((found, owner)))
     }
 
     /// Makes a PyTorch tensor, with a storage of its own that keeps the memory mapped. No stream waits for the bytes.

@@ -46,7 +46,7 @@ pub(crate) fn pull_into(
         Err(PyValueError::new_err(format!("{name:?} is read-only; pull into writable tensors")))
     };
     let entry_point = |_: &str| Ok(ipc.clone());
-    let mut named = NamedTensors::new(py, &entry_point, &check);
+    let mut named = NamedTensors::new(py, &entry_point, Some(&check));
     match Source::read(py, tensors)? {
         Some(source) if !source.is_writable => {
             return Err(PyValueError::new_err("the tensor is read-only; pull into a writable one"));

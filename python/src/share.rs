@@ -142,7 +142,7 @@ fn host_memory() -> PyErr {
 }
 
 /// Returns the device of memory that a framework sees as memory of the host, where it has one device.
-fn device_here(backend: &str, ordinal: u32) -> DeviceOrdinal {
+pub(crate) fn device_here(backend: &str, ordinal: u32) -> DeviceOrdinal {
     if backend::is_host(backend) { 0.into() } else { ordinal.into() }
 }
 
@@ -223,7 +223,7 @@ pub(crate) fn share(
     };
     let users = allow_users.unwrap_or_default();
     let entry_point = |backend: &str| ipc_for_users(py, Some(backend), &users);
-    let mut named = NamedTensors::new(py, &entry_point, &|_, _| Ok(()));
+    let mut named = NamedTensors::new(py, &entry_point, None);
     match (Source::read(py, tensors)?, name) {
         (Some(source), Some(name)) => named.add(&name, source)?,
         (Some(source), None) => {

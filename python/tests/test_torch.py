@@ -233,6 +233,35 @@ def test_each_view_has_a_storage_and_tied_ones_share_it(start: Start, old: "list
     finish(other)
 
 
+def test_share_again_has_the_tensors_of_now() -> None:
+    flat = dt.empty([65], torch.float32, "mock:0").copy_(torch.arange(65.0))
+    state = {"a": flat[:16], "b": flat[16:32].view(4, 4), "c": flat[32:48], "d": flat[48:64].view(torch.int32)}
+    states = [
+        state,
+        state,
+        {**state, "b": state["b"].t()},
+        {**state, "a": state["a"].view(torch.int32)},
+        {**state, "b": torch.nn.Parameter(state["b"]), "c": flat[33:49]},
+        {**state, "c": flat[32:47]},
+        {**state, "c": state["c"].view(4, 4)},
+        {**state, "c": state["d"]},
+        {name: state[name] for name in ("a", "b", "c")},
+        {name: state[name] for name in ("a", "c", "b", "d")},
+        {**state, "e": flat[64:]},
+        {"a" if name == "b" else "b" if name == "a" else name: tensor for name, tensor in state.items()},
+        {**state, "b": flat[16]},
+        state,
+    ]
+
+    def place(tensor: Any) -> "tuple[Any, ...]":
+        return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+    for number, one in enumerate(states):
+        with device_ipc.share(one) as export, dt.open(export.descriptor) as views:
+            found = [(name, place(view)) for name, view in views.items()]
+        assert found == [(name, place(tensor)) for name, tensor in one.items()], number
+
+
 def test_element_types_that_dlpack_lacks_are_views_beside_others() -> None:
     if not hasattr(torch, "float4_e2m1fn_x2"):
         pytest.skip("this PyTorch has no such type")

@@ -16,9 +16,10 @@ use super::owners::Owners;
 use super::shared::{Allocation, Handles};
 use crate::backend::interop::{DeviceOwner, Region};
 use crate::backend::{DeviceBound, DeviceIpc};
-use crate::model::address::DeviceRange;
+use crate::model::address::{DevicePtr, DeviceRange};
+use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
-use crate::model::layout::{LayoutError, TensorLayout, check_alignment};
+use crate::model::layout::{Dtype, LayoutError, TensorLayout, check_alignment};
 use crate::model::tensor::{MAX_TENSORS, NamedTensor, TensorTable, check_name};
 use crate::os::Recent;
 use crate::sharing::{RecoverableError, Runtime};
@@ -143,9 +144,51 @@ impl RememberedSet {
             && Some(known.offset) == self.gathered.places[memory].offset.checked_add(tensor.offset)
             && known.layout == tensor.layout
     }
+
+    /// Returns a memory if it is that of the tensor at this position, and contains exactly this tensor.
+    fn memory_with(
+        &self,
+        position: usize,
+        memory: usize,
+        backend: &str,
+        tensor: &RawTensor<'_>,
+    ) -> Option<Region> {
+        if self.memory_of.get(position) != Some(&(memory as u32)) {
+            return None;
+        }
+        let (known, region) = (self.tensors.table().at(position), self.memories.get(memory)?);
+        let RawTensor { name, device, ptr, dtype, shape, strides } = *tensor;
+        let is_same = (region.range.device, region.range.ptr) == (device, ptr)
+            && (region.dtype, region.allocation, region.backend) == (Some(dtype), None, backend)
+            && known.name == name
+            && known.offset == self.gathered.places[memory].offset
+            && (known.layout.dtype(), known.layout.element_offset()) == (dtype, 0)
+            && (known.layout.shape(), known.layout.strides()) == (shape, strides)
+            && region.range.len == known.layout.span_bytes();
+        is_same.then_some(*region)
+    }
+}
+
+/// A tensor that is alone in its memory.
+struct RawTensor<'a> {
+    name: &'a str,
+    device: DeviceOrdinal,
+    ptr: DevicePtr,
+    dtype: Dtype,
+    shape: &'a [u64],
+    strides: &'a [u64],
 }
 
 impl List {
+    /// Adds a tensor that is the one of the earlier set at its position, also its memory, which is returned: it was checked then. Adds no
+    /// other one.
+    fn add_as_before(&mut self, memory: usize, backend: &str, tensor: &RawTensor<'_>) -> Option<Region> {
+        let Self::AsBefore(before, count) = self else { return None };
+        let region = before.memory_with(*count, memory, backend, tensor)?;
+        *count += 1;
+        Some(region)
+    }
+
     /// Adds a tensor, unless its name is used already.
     fn add(&mut self, memory: usize, tensor: NamedTensor<'_>) -> Result<()> {
         if self.len() == 0 {
@@ -238,15 +281,38 @@ impl TensorSet {
         self.add_memory(region, owner)
     }
 
-    /// Adds further memory of an owner that this set has: one owner may keep any number of regions.
+    /// Adds a tensor in further memory of an owner that this set has: one owner may keep the memory of any number of tensors. The memory
+    /// is that from the tensor's first element, at this address of this device, to the end of its last. The strides are in elements.
+    ///
+    /// # Errors
+    ///
+    /// As for [`tensor`](Self::tensor), and [`Error::Layout`] as for [`TensorLayout::strided`].
     ///
     /// # Safety
     ///
-    /// The owner of other memory of this set, on the same device, keeps the region allocated as a [`DeviceOwner`] keeps its own.
+    /// The owner of other memory of this set, on the same device, keeps this memory allocated as a [`DeviceOwner`] keeps its own.
     #[allow(unsafe_code, reason = "takes memory on trust that another value of the set owns")]
-    pub unsafe fn further_memory(&mut self, region: Region) -> MemoryId {
-        self.memories.regions.push(region);
-        MemoryId { set: self.number, index: self.memories.regions.len() - 1 }
+    pub unsafe fn further_tensor(
+        &mut self,
+        name: impl AsRef<str>,
+        place: (DeviceOrdinal, DevicePtr),
+        dtype: Dtype,
+        shape: &[u64],
+        strides: &[u64],
+    ) -> Result<()> {
+        let (name, (device, ptr)) = (name.as_ref(), place);
+        let (memory, backend) = (self.memories.regions.len(), self.backend().info().name);
+        let tensor = RawTensor { name, device, ptr, dtype, shape, strides };
+        if let Some(region) = self.list.add_as_before(memory, backend, &tensor) {
+            self.memories.regions.push(region);
+            return Ok(());
+        }
+        let layout = TensorLayout::strided(dtype, shape, strides).map_err(Error::from);
+        let layout = layout.map_err(|error| error.of_tensor(name))?;
+        let range = DeviceRange::new(device, ptr, layout.span_bytes());
+        self.add(memory, range, NamedTensor { name, offset: 0, layout: &layout })?;
+        self.memories.regions.push(Region::new(backend, range).with_dtype(dtype));
+        Ok(())
     }
 
     /// Adds memory without an owner; see [`Ipc::share_borrowed`](crate::Ipc::share_borrowed).

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use device_ipc_broker_tests::{Answer, agent, eventually};
 use device_ipc_core::{
-    Access, Buffer, DeviceOwner as _, Dtype, Error, ExposurePolicy, Ipc, Message, OwnedRegion, Region,
-    TensorLayout, TensorSet,
+    Access, Buffer, DeviceOwner as _, DevicePtr, Dtype, Error, ExposurePolicy, Ipc, Message, OwnedRegion,
+    Region, TensorLayout, TensorSet,
 };
 use device_ipc_mock::MockBackend;
 
@@ -105,28 +105,41 @@ fn named_tensors_in_borrowed_memory_are_checked_for_staleness() {
 }
 
 #[test]
-fn further_memory_of_an_owner_is_kept_until_the_release() {
+fn further_tensors_of_an_owner_are_kept_until_the_release() {
     let ipc = ipc();
     let block = Arc::new(ipc.allocate(0, 4096).expect("memory"));
-    let half = |start| {
-        let whole = block.region();
-        Region::new(whole.backend, whole.range.slice(start, 2048).expect("a half"))
+    let (backend, whole) = (block.region().backend, block.range());
+    let share = |offset: u64, last: [u64; 1]| {
+        let mut tensors = ipc.tensors();
+        let half = Region::new(backend, whole.slice(0, 1024).expect("a part"));
+        // SAFETY: the reference keeps the whole block.
+        let first = tensors.memory(unsafe { OwnedRegion::new(Arc::clone(&block), half) });
+        tensors.tensor("first", first, 0, bytes(1024)).expect("it fits");
+        for (name, offset, shape) in [("second", offset, [1024]), ("third", offset + 1024, last)] {
+            let place = (whole.device, DevicePtr::new(whole.ptr.get() + offset));
+            // SAFETY: as above.
+            let added = unsafe { tensors.further_tensor(name, place, Dtype::U8, &shape, &[1]) };
+            added.expect("a tensor of its own");
+        }
+        ipc.share_all(tensors).start().expect("shared")
     };
-    let mut tensors = ipc.tensors();
-    // SAFETY: the reference keeps the whole block.
-    let first = tensors.memory(unsafe { OwnedRegion::new(Arc::clone(&block), half(0)) });
-    tensors.tensor("first", first, 0, bytes(2048)).expect("it fits");
-    // SAFETY: as above.
-    let second = unsafe { tensors.further_memory(half(2048)) };
-    tensors.tensor("second", second, 0, bytes(2048)).expect("it fits");
-    let export = ipc.share_all(tensors).start().expect("shared");
-    assert_eq!(export.descriptor().allocations(), 1);
     let mut importer = agent!(MACHINE);
-    assert_eq!(importer.ok(&format!("open x {}", export.descriptor())), "2");
-    drop(export);
-    assert_eq!(Arc::strong_count(&block), 2, "the importer has it");
-    importer.ok("drop x");
-    eventually("references to the block", 1, || Arc::strong_count(&block));
+    // The second set is that of before; the others have another place, and another shape.
+    for (offset, last) in [(1024, [1024]), (1024, [1024]), (2048, [1024]), (2048, [512])] {
+        let export = share(offset, last);
+        let descriptor = export.descriptor();
+        assert_eq!(descriptor.allocations(), 1);
+        let sizes: Vec<_> = descriptor.tensors().map(|(_, layout)| layout.shape().to_vec()).collect();
+        assert_eq!(sizes, [vec![1024], vec![1024], last.to_vec()]);
+        assert_eq!(importer.ok(&format!("open x {descriptor}")), "3");
+        let opened = ipc.open(descriptor).timeout(PATIENCE).at_home().expect("opened");
+        let third = opened.get("third").expect("there").range();
+        assert_eq!((third.ptr.get() - whole.ptr.get(), third.len), (offset + 1024, last[0]));
+        drop((export, opened));
+        assert_eq!(Arc::strong_count(&block), 2, "the importer has it");
+        importer.ok("drop x");
+        eventually("references to the block", 1, || Arc::strong_count(&block));
+    }
 }
 
 #[test]

@@ -104,18 +104,18 @@ fn bundle(ipc: &Ipc, tensors: &[Arc<Buffer>; TENSORS]) -> Export {
 
 /// Shares tensors side by side in one block, which they do not state, as those of PyTorch do not.
 fn in_one_block(ipc: &Ipc, block: Buffer, count: u64) -> Export {
-    let (backend, whole) = (ipc.backend().info().name, block.range());
-    let (mut all, mut owner) = (ipc.tensors(), Some(block));
-    for index in 0..count {
-        let region = Region::new(backend, whole.slice(512 * index, 64).expect("it fits"));
-        let memory = match owner.take() {
-            // SAFETY: the block is the memory.
-            Some(block) => all.memory(unsafe { OwnedRegion::new(block, region) }),
-            // SAFETY: the set has the block.
-            None => unsafe { all.further_memory(region) },
-        };
-        let layout = TensorLayout::contiguous(Dtype::U8, [64]).expect("a layout");
-        all.tensor(index.to_string(), memory, 0, layout).expect("one of its kind");
+    let whole = block.range();
+    let part = |index| whole.slice(512 * index, 64).expect("it fits");
+    let mut all = ipc.tensors();
+    // SAFETY: the block is the memory.
+    let first = unsafe { OwnedRegion::new(block, Region::new(ipc.backend().info().name, part(0))) };
+    let layout = TensorLayout::contiguous(Dtype::U8, [64]).expect("a layout");
+    all.owned("0", first, Some(layout)).expect("one of its kind");
+    for index in 1..count {
+        let place = (whole.device, part(index).ptr);
+        // SAFETY: the set has the block.
+        let added = unsafe { all.further_tensor(index.to_string(), place, Dtype::U8, &[64], &[1]) };
+        added.expect("one of its kind");
     }
     ipc.share_all(all).start().expect("shared")
 }
