@@ -1,10 +1,10 @@
 //! PyTorch tensors in the memory of a mapping.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use device_ipc::{DeviceOrdinal, DeviceRange};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyString};
 
 use crate::dtype::to_dlpack;
 use crate::exchange::Exchange;
@@ -40,6 +40,7 @@ pub(crate) fn torch_views<'py>(
     let firsts = firsts(&ranges);
     let mut managed = ManagedViews::new(inner, &ranges)?;
     let (views, mut made) = (PyDict::new(py), Vec::<Bound<'py, PyAny>>::with_capacity(ranges.len()));
+    let mut names = Names::take();
     for (((name, layout), range), first) in inner.contents.tensors().zip(ranges).zip(firsts) {
         let view = if first.is_none() && to_dlpack(layout.dtype()).is_some() {
             // SAFETY: DLPack has the element type, so that the description is valid; it was just taken.
@@ -50,10 +51,53 @@ pub(crate) fn torch_views<'py>(
             let data = TensorData::new(inner.backend, range, layout, inner.is_writable(), keeper);
             other.call1((Tensor { data }, first.map(|first| &made[first])))?
         };
-        views.set_item(name, &view)?;
+        views.set_item(names.string(py, made.len(), name), &view)?;
         made.push(view);
     }
+    names.keep();
     Ok(Some(views))
+}
+
+/// The strings of names, in the order of the tensors: a state dict that is opened again has the same.
+struct Names(Vec<Py<PyString>>);
+
+/// The names of the last views.
+static LAST_NAMES: Mutex<Names> = Mutex::new(Names(Vec::new()));
+
+/// Maximum number of names that are kept.
+const MOST_NAMES: usize = 20_000;
+
+impl Names {
+    /// Takes those of the last views, unless another thread has them.
+    fn take() -> Self {
+        // A forked child may find the lock taken for ever.
+        LAST_NAMES.try_lock().map_or(Self(Vec::new()), |mut last| Self(std::mem::take(&mut last.0)))
+    }
+
+    /// Returns the string of a name, whose position is not after the next new one.
+    fn string<'py>(&mut self, py: Python<'py>, position: usize, name: &str) -> Bound<'py, PyString> {
+        if let Some(known) = self.0.get(position).map(|known| known.bind(py))
+            && known.to_str().is_ok_and(|known| known == name)
+        {
+            return known.clone();
+        }
+        let new = PyString::new(py, name);
+        self.0.truncate(position);
+        self.0.push(new.clone().unbind());
+        new
+    }
+
+    /// Keeps them for the next views.
+    fn keep(self) {
+        if self.0.len() <= MOST_NAMES
+            && let Ok(mut last) = LAST_NAMES.try_lock()
+        {
+            // Without the lock for the drop of those of another thread.
+            let replaced = std::mem::replace(&mut *last, self);
+            drop(last);
+            drop(replaced);
+        }
+    }
 }
 
 /// Returns for each range the position of the first one that is the same, if that is another.

@@ -262,6 +262,15 @@ def test_share_again_has_the_tensors_of_now() -> None:
         assert found == [(name, place(tensor)) for name, tensor in one.items()], number
 
 
+def test_views_of_the_same_names_have_the_same_strings() -> None:
+    with device_ipc.share(block(100)) as export:
+        first, second, third = (list(dt.open(export.descriptor)) for _ in range(3))
+    assert first == second == third == list(block(100))
+    assert all(one is other for one, other in zip(second, third))
+    with device_ipc.share({**block(3), "other": filled([4], torch.float32, 1)}) as export:
+        assert list(dt.open(export.descriptor)) == [*block(3), "other"]
+
+
 def test_element_types_that_dlpack_lacks_are_views_beside_others() -> None:
     if not hasattr(torch, "float4_e2m1fn_x2"):
         pytest.skip("this PyTorch has no such type")
