@@ -277,7 +277,7 @@ def calls_of_a_request(start: Start, blocks: int, layers: int) -> "dict[str, int
 
 def test_calls_do_not_depend_on_blocks_and_layers(start: Start) -> None:
     few, many = calls_of_a_request(start, 4, 1), calls_of_a_request(start, 600, 9)
-    assert few == many and sum(few.values()) < 130, (few, many)
+    assert few == many and sum(few.values()) < 110, (few, many)
 
 
 def test_polls_without_news_look_at_no_connection(start: Start) -> None:

@@ -257,6 +257,10 @@ class _Scheduler:
             first, destinations = first + null - skipped, destinations[null:]
             load.parts.append((sources[first : first + len(destinations)], destinations))
         if self._is_here(remote):
+            claim = ("claim", remote["engine"], remote["ticket"])
+            if claim in self.orders:
+                # Of this step, in which the load itself claims the blocks.
+                self.orders.remove(claim)
             self.orders.append(("load", remote["engine"], load))
         else:
             load.failure = (
