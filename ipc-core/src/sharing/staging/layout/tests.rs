@@ -70,7 +70,7 @@ fn copy_of_tensors_requests_their_bytes_only() {
 #[test]
 fn copy_of_more_regions_than_spans_requests_them_whole() {
     let layout_of = |regions: u32| {
-        let byte = TensorLayout::contiguous(Dtype::U8, &[1]).unwrap();
+        let byte = TensorLayout::contiguous(Dtype::U8, [1]).unwrap();
         let tensors = (0..regions).map(|region| (region.to_string(), 8, byte.clone()));
         let extent = || std::iter::once(DescribedExtent { size: 4096, generation: 0 });
         let descriptor = plain_tensors().with(|contents| {
