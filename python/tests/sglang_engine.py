@@ -269,18 +269,19 @@ class Engine:
 
 def main(version: str) -> None:
     modules(version)
-    engine: Any = None
+    engines: "list[Engine]" = []
     for line in sys.stdin:
         try:
             request = json.loads(line)
             if isinstance(request, list):
-                engine = Engine(*request)
+                # A draft model has its target beside it.
+                engines = [*engines[-1:], Engine(*request)]
                 answer: Any = "ready"
             elif request:
                 ((name, value),) = request.items()
-                answer = getattr(engine, name)(value)
+                answer = getattr(engines[-1], name)(value)
             else:
-                answer = engine.model.answer()
+                answer = engines[-1].model.answer()
         except Exception as error:
             answer = f"{type(error).__name__}: {error}"
         print(json.dumps(answer), flush=True)

@@ -245,6 +245,17 @@ def test_pipeline_stages_are_refused_at_once(engines: Engines, name: str) -> Non
         assert readers(kept) == [1]
 
 
+def test_draft_model_keeps_its_weights(engines: Engines, name: str) -> None:
+    (one,) = engines(1)
+    with ds.WeightKeeper(name):
+        assert ask(one, loaded(name, "plain", publish=True)) == "ready"
+        draft = in_place(name, load_format="dummy")
+        draft[2] = {"kind": "plain", "is_draft_model": True}
+        assert ask(one, draft) == "ready"
+        former = ask(one)
+        assert ask(one, {"update": [f"keeper:{name}"]}) == SUCCESS and ask(one) == former
+
+
 def test_update_without_a_keeper_is_an_answer(engines: Engines, name: str) -> None:
     (first,) = engines(1)
     with ds.WeightKeeper(name):

@@ -144,14 +144,14 @@ def _update(update: Any, updater: Any, *arguments: Any, **options: Any) -> Any:
 
 def _update_from_tensor(update: Any, updater: Any, named_tensors: Any, load_format: str | None = None) -> Any:
     """Answers an update by the loader of this package, whose exceptions would end the engine."""
+    if load_format == LOAD_FORMAT and LOAD_FORMAT not in updater.custom_weight_loaders:
+        # An engine in place needs no --custom-weight-loader, and nor does its draft model.
+        updater.custom_weight_loaders.append(LOAD_FORMAT)
     if not hasattr(updater.get_model(), IN_PLACE):
         return update(updater, named_tensors, load_format)
     if load_format != LOAD_FORMAT:
         return _update(update, updater)
     try:
-        if LOAD_FORMAT not in updater.custom_weight_loaders:
-            # Of an engine without --custom-weight-loader.
-            updater.custom_weight_loaders.append(LOAD_FORMAT)
         return update(updater, named_tensors, load_format)
     except Exception as error:
         return False, f"{type(error).__name__}: {error}"
