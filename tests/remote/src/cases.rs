@@ -356,8 +356,11 @@ pub fn further_pulls_use_the_same_connection(mut pair: Pair) {
     }
     check_disconnects(&mut pair, begun);
     assert_eq!(pair.exporter.ask("close y 60000"), "closed");
+    let begun = Instant::now();
     assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
     pair.check_resources(&before);
+    // Also a connection that was used once.
+    check_disconnects(&mut pair, begun);
     pair.finish();
 }
 
