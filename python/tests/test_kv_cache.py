@@ -311,6 +311,28 @@ def test_exporter_that_ends_waits_for_no_importer(start: Start) -> None:
     importer.close()
 
 
+def test_importer_beyond_the_room_of_the_table_is_told_so(start: Start) -> None:
+    exporter = Exporter(start)
+    exporter.ask("lend", "a", "b")
+    others = [importer_of(empty_caches()) for _ in range(46)]
+    for other in others:
+        other.load(exporter.name, load("x", "a", [1], [1]))
+        assert loaded(other) == ({"x"}, []), "the exporter does not look at what was released"
+    last = importer_of(empty_caches())
+    last.load(exporter.name, load("y", "b", [1], [1]))
+    _, failed = loaded(last)
+    assert "another importer" in failed[0][1] and "46" in failed[0][1]
+    others.pop().close()
+
+    def is_admitted() -> bool:
+        last.load(exporter.name, load("y", "b", [1], [1]))
+        return loaded(last)[0] == {"y"}
+
+    until(is_admitted)
+    for one in [*others, last]:
+        one.close()
+
+
 def test_differences_are_named(start: Start) -> None:
     exporter = Exporter(start)
     exporter.ask("lend", "a", "b")

@@ -34,7 +34,7 @@ from typing import Any
 from . import _backends, _native
 from . import torch as dt
 from ._blocks import BlockCopy
-from ._errors import Error, LayoutError, TimeoutError
+from ._errors import Error, LayoutError, TimeoutError, UnsupportedError
 
 _logger = logging.getLogger(__name__)
 
@@ -177,7 +177,13 @@ class CacheExporter:
             channel = self._listener.accept(timeout=0)
         except TimeoutError:
             return
-        importer = _Importer(channel, self._claims.admit(channel))
+        try:
+            importer = _Importer(channel, self._claims.admit(channel))
+        except UnsupportedError as error:
+            # More than the table has room for.
+            channel.send(json.dumps({"refused": str(error)}).encode(), timeout=_SEND_SECONDS)
+            _close(channel)
+            return
         self._importers.append(importer)
         selector.register(channel.fileno(), selectors.EVENT_READ, importer)
         channel.send(json.dumps({**self._hello, "importer": importer.number}).encode(), timeout=_SEND_SECONDS)
@@ -240,6 +246,8 @@ class _Peer:
             backend = _backends.of(importer.kind)
             channel = _native.connect(self.name, backend=backend, timeout=importer.timeout, existing=True)
             hello = json.loads(channel.receive(timeout=importer.timeout).data)
+            if "refused" in hello:
+                raise UnsupportedError(f"the other engine has refused: {hello['refused']}")
             importer.check(hello["facts"])
             self._claims = _native._Claims(channel, hello["importer"], importer.timeout)
             self._tensors = tensors = dt.open(hello["caches"], device=importer.device, allow_read_only=True, timeout=importer.timeout)
