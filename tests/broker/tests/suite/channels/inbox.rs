@@ -3,7 +3,9 @@
 use std::os::fd::OwnedFd;
 
 use device_ipc_broker_tests::{Answer, Child, DEADLINE, PINNING, Received, agent, eventually};
-
+use device_ipc_core::Ipc;
+use device_ipc_mock::MockBackend;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SendFlags;
 
 use super::name;
@@ -234,4 +236,28 @@ fn inbox_without_a_message_closes_the_channel() {
     page.say(SENT, 1);
     child.fails("receive c m 0", "Timeout");
     assert_eq!(child.ok("receive c m 0"), "1 0", "a few that stand before a message are passed over");
+}
+
+/// A message that came without a packet is not seen by who waits for the socket alone.
+#[test]
+fn descriptor_of_a_receiver_that_is_awake_shows_a_message_of_the_inbox() {
+    let under = name("first-use");
+    let mut sender = agent!(PINNING);
+    let ipc = Ipc::with_backend(MockBackend::from_spec(PINNING).expect("a machine"));
+    let listener = ipc.listen(&under).start().expect("the name is free");
+    sender.send(&format!("connect {under} c 20000"));
+    let receiver = listener.accept(DEADLINE).expect("it connects");
+    assert!(matches!(sender.receive(), Answer::Done(_)));
+    sender.ok("send c 1 20000");
+    assert_eq!(receiver.receive(DEADLINE).expect("it has sent one").bytes().len(), 1);
+    sender.ok("send c 2 20000");
+    let is_readable = || {
+        let mut events = [PollFd::new(&receiver, PollFlags::IN)];
+        poll(&mut events, Some(&Timespec::default())).expect("it can be polled") == 1
+    };
+    assert!(is_readable(), "at its first use");
+    assert_eq!(receiver.try_receive().expect("it is open").map(|message| message.bytes().len()), Some(2));
+    assert!(!is_readable());
+    sender.ok("send c 3 20000");
+    assert!(is_readable());
 }
