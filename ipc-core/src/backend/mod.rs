@@ -353,7 +353,7 @@ pub trait DeviceIpc: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// The vendor's error.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) from a backend without events; the vendor's error.
     fn create_local_event(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
         self.create_event(device)
     }
