@@ -145,6 +145,16 @@ impl AclLibrary {
         if status == ACL_SUCCESS { Ok(()) } else { Err(self.error(call, status, "")) }
     }
 
+    /// Creates an event of the current context and of this process alone. It can be recorded repeatedly: a wait takes the record before
+    /// it. It is complete before its first record.
+    pub(crate) fn create_local_event(&self) -> Result<aclrtEvent> {
+        let mut event = aclrtEvent(std::ptr::null_mut());
+        // SAFETY: writes one event.
+        let status = unsafe { call!(self, aclrtCreateEventExWithFlag(&raw mut event, ACL_EVENT_SYNC)) };
+        self.check("aclrtCreateEventExWithFlag", status)?;
+        Ok(event)
+    }
+
     /// Returns the error of `call` with `hint`; an empty `hint` stands for the usual one of the status.
     ///
     /// Must run on the thread that made the call, before its next one: the vendor's message is the thread's latest.

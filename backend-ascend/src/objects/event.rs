@@ -83,11 +83,7 @@ impl AscendEvent {
     /// Creates an event of this process alone.
     pub(crate) fn create_local(driver: &Arc<Driver>, device: DeviceOrdinal) -> Result<Self> {
         let _current = driver.enter(device)?;
-        let mut raw = aclrtEvent(std::ptr::null_mut());
-        // SAFETY: writes one event.
-        let status = unsafe { call!(driver, aclrtCreateEventExWithFlag(&raw mut raw, ACL_EVENT_SYNC)) };
-        driver.check("aclrtCreateEventExWithFlag", status)?;
-        Ok(Self::of(driver, device, raw, false))
+        Ok(Self::of(driver, device, driver.create_local_event()?, false))
     }
 
     fn create_untried(driver: &Arc<Driver>, device: DeviceOrdinal) -> Result<Self> {

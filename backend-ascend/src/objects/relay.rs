@@ -28,10 +28,7 @@ impl Relay {
     pub(crate) fn create(driver: &Arc<Driver>, device: DeviceOrdinal) -> Result<Self> {
         let stream = AscendStream::create(driver, device)?;
         let _current = driver.enter(device)?;
-        let mut passed = aclrtEvent(std::ptr::null_mut());
-        // SAFETY: writes one event.
-        let status = unsafe { call!(driver, aclrtCreateEventExWithFlag(&raw mut passed, ACL_EVENT_SYNC)) };
-        driver.check("aclrtCreateEventExWithFlag", status)?;
+        let passed = driver.create_local_event()?;
         Ok(Self { driver: Arc::clone(driver), device, stream, passed: passed.0 as usize })
     }
 

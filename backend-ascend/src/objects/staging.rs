@@ -130,10 +130,7 @@ impl Pool {
 
 impl Buffer {
     fn new(library: &AclLibrary, place: Place, capacity: usize) -> Result<Self> {
-        let mut passed = aclrtEvent(std::ptr::null_mut());
-        // SAFETY: writes one event. Such an event can be recorded repeatedly, and is complete before its first record.
-        let status = unsafe { call!(library, aclrtCreateEventExWithFlag(&raw mut passed, ACL_EVENT_SYNC)) };
-        library.check("aclrtCreateEventExWithFlag", status)?;
+        let passed = library.create_local_event()?;
         let mut address: *mut c_void = std::ptr::null_mut();
         let (name, status) = match place {
             Place::Host => {

@@ -14,7 +14,7 @@ use device_ipc_core::backend::{Unavailable, VendorError, VendorStatus, environme
 use device_ipc_core::{Error, Result};
 use libloading::Library;
 
-use crate::bindings::api::Api;
+use crate::bindings::api::{Api, EVENT_DISABLE_TIMING, Event};
 use search::{Loaded, OLDEST_CUDA, OLDEST_DRIVER};
 use status::number;
 
@@ -76,6 +76,15 @@ impl CudaLibrary {
     /// Returns the error of `call` with the usual hint for `status`, unless `status` is success.
     pub(crate) fn check(&self, call: &'static str, status: i32) -> Result<()> {
         if status == number::SUCCESS { Ok(()) } else { Err(self.error(call, status, "")) }
+    }
+
+    /// Creates an event of the current context and of this process alone. It can be recorded repeatedly; a wait takes the record before it.
+    pub(crate) fn create_local_event(&self) -> Result<Event> {
+        let mut event = Event::NULL;
+        // SAFETY: writes one event.
+        let status = unsafe { (self.api.event_create)(&raw mut event, EVENT_DISABLE_TIMING) };
+        self.check("cuEventCreate", status)?;
+        Ok(event)
     }
 
     /// Returns the error of `call` with `hint`; an empty `hint` stands for the usual one of the status.

@@ -33,11 +33,7 @@ impl CudaEvent {
     /// Creates an event of this process alone.
     pub(crate) fn create_local(driver: &Arc<Driver>, device: DeviceOrdinal) -> Result<Self> {
         let _current = driver.enter(device)?;
-        let mut raw = Event::NULL;
-        // SAFETY: writes one event.
-        let status = unsafe { (driver.api.event_create)(&raw mut raw, EVENT_DISABLE_TIMING) };
-        driver.check("cuEventCreate", status)?;
-        Ok(Self::of(driver, device, raw, false))
+        Ok(Self::of(driver, device, driver.create_local_event()?, false))
     }
 
     /// Creates an event that can be exported.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use device_ipc_core::{DeviceOrdinal, Result};
 
-use crate::bindings::api::{EVENT_DISABLE_TIMING, EVENT_WAIT_DEFAULT, Event, STREAM_NON_BLOCKING, Stream};
+use crate::bindings::api::{EVENT_WAIT_DEFAULT, Event, STREAM_NON_BLOCKING, Stream};
 use crate::library::status::number;
 use crate::objects::driver::Driver;
 
@@ -25,10 +25,7 @@ pub(crate) struct Relay {
 impl Relay {
     pub(crate) fn create(driver: &Arc<Driver>, device: DeviceOrdinal) -> Result<Self> {
         let _current = driver.enter(device)?;
-        let mut passed = Event::NULL;
-        // SAFETY: writes one event.
-        let status = unsafe { (driver.api.event_create)(&raw mut passed, EVENT_DISABLE_TIMING) };
-        driver.check("cuEventCreate", status)?;
+        let passed = driver.create_local_event()?;
         let mut relay = Self { driver: Arc::clone(driver), device, stream: Stream::NULL, passed };
         // SAFETY: writes one stream.
         let status = unsafe { (driver.api.stream_create)(&raw mut relay.stream, STREAM_NON_BLOCKING) };

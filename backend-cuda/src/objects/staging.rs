@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use device_ipc_core::Result;
 
-use crate::bindings::api::{EVENT_DISABLE_TIMING, Event, MEMHOSTALLOC_PORTABLE, Stream};
+use crate::bindings::api::{Event, MEMHOSTALLOC_PORTABLE, Stream};
 use crate::library::CudaLibrary;
 use crate::library::status::number;
 
@@ -100,11 +100,7 @@ impl Staging {
 
 impl Buffer {
     fn new(library: &CudaLibrary, capacity: usize) -> Result<Self> {
-        let mut copied = Event::NULL;
-        // SAFETY: writes one event.
-        library.check("cuEventCreate", unsafe {
-            (library.api.event_create)(&raw mut copied, EVENT_DISABLE_TIMING)
-        })?;
+        let copied = library.create_local_event()?;
         let mut address = std::ptr::null_mut();
         // SAFETY: writes one address.
         let status =
