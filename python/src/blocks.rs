@@ -189,9 +189,9 @@ impl QueueDevice {
         known.map_or_else(|| self.ipc.backend().create_local_event(self.device), Ok)
     }
 
-    /// Submits copies behind the work of a stream, with the device's context current once for all calls. Returns the events before and
-    /// behind them, and the copies whose blocks are invalid.
-    fn submit(&self, batches: &[Batch<'_>], after: BorrowedStream<'_>) -> Result<([Event; 2], Vec<Failure>)> {
+    /// Submits copies behind the work of a stream, with the device's context current once for all calls. Returns the event behind
+    /// them, and the copies whose blocks are invalid.
+    fn submit(&self, batches: &[Batch<'_>], after: BorrowedStream<'_>) -> Result<(Event, Vec<Failure>)> {
         let mut submitted = None;
         self.ipc.backend().with_device_context(self.device, &mut || {
             submitted = Some(self.submit_in_context(batches, after));
@@ -203,17 +203,17 @@ impl QueueDevice {
         &self,
         batches: &[Batch<'_>],
         after: BorrowedStream<'_>,
-    ) -> Result<([Event; 2], Vec<Failure>)> {
-        // Not one event: only CUDA defines what a wait does whose event is recorded again before the stream has reached it.
-        let (before, behind, stream) = (self.event()?, self.event()?, self.stream.as_stream());
-        before.record(after)?;
-        before.wait_on(stream)?;
+    ) -> Result<(Event, Vec<Failure>)> {
+        let (event, stream) = (self.event()?, self.stream.as_stream());
+        // A wait takes the record that was submitted before it, so one event serves both.
+        event.record(after)?;
+        event.wait_on(stream)?;
         let mut failures = Vec::new();
         for batch in batches {
             failures.extend(batch.submit(|copy, from, to| copy.submit(from, to, &self.ipc, stream))?);
         }
-        behind.record(stream)?;
-        Ok(([before, behind], failures))
+        event.record(stream)?;
+        Ok((event, failures))
     }
 }
 
@@ -256,7 +256,7 @@ impl _CopyQueue {
             }
         }
         batches.retain(|batch| !batch.sources.is_empty());
-        let mut events = None;
+        let mut event = None;
         match &self.device {
             None => {
                 let copy = |batch: &Batch<'_>| batch.submit(_BlockCopy::copy_on_host);
@@ -272,12 +272,12 @@ impl _CopyQueue {
                 // Once for all calls. A driver whose queue is full waits, possibly for work that another thread of Python is to
                 // release.
                 let submitted = py.detach(|| device.submit(&batches, after.as_stream()));
-                let (submitted, invalid) = submitted.or_raise(py)?;
+                let (behind, invalid) = submitted.or_raise(py)?;
                 failures.extend(invalid);
-                events = Some((submitted, Arc::clone(device)));
+                event = Some((behind, Arc::clone(device)));
             }
         }
-        Ok(_SubmittedCopies { events: Mutex::new(events), failures })
+        Ok(_SubmittedCopies { event: Mutex::new(event), failures })
     }
 
     /// Waits until all copies have ended.
@@ -290,8 +290,8 @@ impl _CopyQueue {
 /// Copies that were submitted together.
 #[pyclass(frozen, module = "device_ipc")]
 pub(crate) struct _SubmittedCopies {
-    /// Before and behind the copies; `None` once they have ended.
-    events: Mutex<Option<([Event; 2], Arc<QueueDevice>)>>,
+    /// Behind the copies; `None` once they have ended.
+    event: Mutex<Option<(Event, Arc<QueueDevice>)>>,
     failures: Vec<Failure>,
 }
 
@@ -306,14 +306,14 @@ impl _SubmittedCopies {
     /// Returns whether the copies have ended.
     fn query(&self, py: Python<'_>) -> PyResult<bool> {
         check_fork()?;
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(([_, behind], _)) = &*events else { return Ok(true) };
+        let mut event = self.event.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((behind, _)) = &*event else { return Ok(true) };
         // Waits for nothing, so that other threads of Python need not run meanwhile.
         if !behind.query().or_raise(py)? {
             return Ok(false);
         }
-        if let Some((ended, device)) = events.take() {
-            device.events().extend(ended);
+        if let Some((behind, device)) = event.take() {
+            device.events().push(behind);
         }
         Ok(true)
     }

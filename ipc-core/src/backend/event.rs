@@ -33,7 +33,7 @@ pub trait DeviceEvent: fmt::Debug + Send + Sync {
     /// [`Error::WrongStream`](crate::Error::WrongStream); otherwise the vendor's error.
     fn record(&self, stream: BorrowedStream<'_>) -> Result<()>;
 
-    /// Makes later work of `stream` wait, on the device, for the last record. The stream may be of any device.
+    /// Makes later work of `stream` wait, on the device, for the last record before this call. The stream may be of any device.
     ///
     /// # Errors
     ///
