@@ -5,6 +5,7 @@
 The sides run one after the other, each with a sender and a receiver process of its own on the first device:
 
     floor     a byte each way over a pipe, and no memory: what the wake-ups of two processes take
+    by hand   a state dict by PyTorch's exchange functions and the driver's IPC calls in C, and nothing else (by_hand.c)
     stock     torch.multiprocessing.Queue of PyTorch
     install   the same program after device_ipc.torch.install()
     ours      device_ipc: a Channel for one tensor, `share` and `device_ipc.torch.open` for state dicts
@@ -34,7 +35,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SECONDS = 60
-SIDES = ("floor", "stock", "install", "ours")
+SIDES = ("floor", "by hand", "stock", "install", "ours")
 GIB = 1 << 30
 
 
@@ -162,6 +163,31 @@ def by_bytes(rounds: int) -> None:
     note("floor", ONE_CLOSED, idle)
     pipe.send_bytes(b"end")
     peer.join(SECONDS)
+
+
+# The side "by hand".
+
+
+def state_dicts_by_hand(rounds: int) -> None:
+    from by_hand import ByHand
+
+    start("by hand")
+    peer = ByHand()
+    for name, (shapes, dtype, repeats, _) in DICTS.items():
+        first, again = [], []
+        for _ in range(repeats if rounds > 100 else 3):
+            forget()
+            state = make(shapes, dtype, None)
+            first.append(timed(lambda: peer.hand_over(state, True)))
+            # The references of each hand-over are those of one.
+            for _ in range(3):
+                peer.release()
+                again.append(timed(lambda: peer.hand_over(state, False)))
+            peer.drop()
+            del state
+        note("by hand", f"{name}, first", first[1:])
+        note("by hand", f"{name}, again", again[3:])
+    peer.end()
 
 
 # The sides "stock" and "install".
@@ -425,26 +451,31 @@ def table(found: list[dict[str, Any]]) -> str:
 
     import device_ipc
 
-    stock = {row["row"]: statistics.median(row["samples"]) for row in found if row["side"] == "stock" and "samples" in row}
+    def medians(side: str) -> dict[str, float]:
+        return {row["row"]: statistics.median(row["samples"]) for row in found if row["side"] == side and "samples" in row}
+
+    stock, bare = medians("stock"), medians("by hand")
     lines = [
         f"device_ipc {device_ipc.__version__}, torch {torch.__version__}, {torch.cuda.get_device_name(0)}; "
         f"`python {' '.join(sys.argv)}`; microseconds, median (p10 to p90)",
         "",
-        "| hand-over | side | time | goal | reached | times as fast as stock | of which, medians |",
-        "|---|---|---|---|---|---|---|",
+        "| hand-over | side | time | goal | reached | times as fast as stock | times as long as by hand | of which, medians |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     order = list(dict.fromkeys(row["row"] for row in found if "samples" in row))
     for row in sorted((row for row in found if "samples" in row), key=lambda row: order.index(row["row"])):
         median = statistics.median(row["samples"]) if row["samples"] else 0
         against = stock.get(row["row"])
         ratio = f"{against / median:.1f}" if against and median and row["side"] != "stock" else ""
+        by_hand = bare.get(row["row"])
+        longer = f"{median / by_hand:.1f}" if by_hand and row["side"] != "by hand" else ""
         parts = ", ".join(f"{name} {value:.0f}" for name, value in row["details"].items())
         goal = GOALS.get((row["row"], row["side"]))
         if isinstance(goal, float):
             goal = round(goal * against) if against else None
         reached = "" if goal is None or not median else "yes" if median <= goal else "NO"
         shown = "" if goal is None else str(goal)
-        cells = [row["row"], row["side"], cell(row["samples"]), shown, reached, ratio, parts]
+        cells = [row["row"], row["side"], cell(row["samples"]), shown, reached, ratio, longer, parts]
         lines.append(f"| {' | '.join(cells)} |")
     lines += [""] + [f"{row['side']}, {row['row']}: {row['skipped']}" for row in found if "skipped" in row]
     return "\n".join(lines)
@@ -461,6 +492,9 @@ def main() -> None:
     rounds = 100 if arguments.quick else 500
     if arguments.run == "floor":
         by_bytes(rounds)
+        return
+    if arguments.run == "by hand":
+        state_dicts_by_hand(rounds)
         return
     if arguments.run == "ours":
         by_text(rounds)
