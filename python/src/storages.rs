@@ -31,7 +31,7 @@ use crate::{backend, dlpack, wait};
 const OWN_REFERENCES: isize = 2;
 
 /// Storages to look at in each call of `share`.
-const LOOKS: usize = 2;
+const LOOKS: usize = 1;
 
 /// A storage that this process has shared.
 struct Shared {
