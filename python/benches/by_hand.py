@@ -10,6 +10,7 @@ import gc
 import struct
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ SECONDS = 60
 # Of by_hand.c.
 HEADER = struct.Struct("IIQ")
 BLOCK = struct.Struct("QQ64s")
+TIME = struct.Struct("d")
 MOST_TENSORS = 4096
 MESSAGE_BYTES = 4 << 20
 
@@ -81,7 +83,7 @@ def receive(pipe: Any, library: str) -> None:
     torch.cuda.set_device(0)
     torch.zeros(1, device="cuda:0")
     code = Code(library)
-    pipe.send_bytes(b"ready")
+    pipe.send_bytes(TIME.pack(0))
     kept: list[dict[str, Any]] = []
     bases: dict[int, int] = {}
     while pipe.poll(SECONDS) and (message := pipe.recv_bytes()) != b"end":
@@ -91,9 +93,11 @@ def receive(pipe: Any, library: str) -> None:
             for base in bases.values():
                 assert code.cuda.cuIpcCloseMemHandle(base) == 0
             bases.clear()
+            pipe.send_bytes(TIME.pack(0))
         else:
+            begun = time.perf_counter_ns()
             kept.append(code.make(message, bases))
-        pipe.send_bytes(b"1")
+            pipe.send_bytes(TIME.pack((time.perf_counter_ns() - begun) / 1e3))
 
 
 def compile_into(directory: str) -> str | None:
@@ -125,14 +129,20 @@ class ByHand:
         self.code = Code(library)
         self.answer()
         self.held = 0
+        # Microseconds to describe the tensors, and to make those of the receiver.
+        self.parts: list[tuple[float, float]] = []
 
-    def answer(self) -> None:
+    def answer(self) -> float:
         assert self.pipe.poll(SECONDS), "the receiver does not answer"
-        self.pipe.recv_bytes()
+        (microseconds,) = TIME.unpack(self.pipe.recv_bytes())
+        return float(microseconds)
 
     def hand_over(self, state: dict[str, Any], is_first: bool) -> None:
-        self.pipe.send_bytes(self.code.describe(state, is_first))
-        self.answer()
+        begun = time.perf_counter_ns()
+        message = self.code.describe(state, is_first)
+        described = (time.perf_counter_ns() - begun) / 1e3
+        self.pipe.send_bytes(message)
+        self.parts.append((described, self.answer()))
         self.held = len(state)
 
     def release(self) -> None:

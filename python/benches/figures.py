@@ -31,7 +31,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 SECONDS = 60
@@ -71,6 +71,7 @@ DICTS: dict[str, tuple[dict[str, tuple[int, ...]], str, int, list[int | None]]] 
 ONE = "one tensor"
 ONE_CLOSED = "one tensor, memory closed"
 TEXT = "ours, text over a pipe"
+OURS = ("share", "open", "views")
 # The goals: microseconds, or a part of the time of stock.
 ONE_BLOCK = "ours, pool of one block"
 GOALS: dict[tuple[str, str], int | float] = {
@@ -133,6 +134,11 @@ def note(side: str, row: str, samples: list[float], **details: float) -> None:
     print(json.dumps({"side": side, "row": row, "samples": samples, "details": details}), flush=True)
 
 
+def detail(names: tuple[str, ...], kinds: Sequence[tuple[float, ...]]) -> dict[str, float]:
+    """Returns the medians of the parts of hand-overs."""
+    return dict(zip(names, (statistics.median(part) for part in zip(*kinds))))
+
+
 # The side "floor".
 
 
@@ -185,8 +191,11 @@ def state_dicts_by_hand(rounds: int) -> None:
                 again.append(timed(lambda: peer.hand_over(state, False)))
             peer.drop()
             del state
-        note("by hand", f"{name}, first", first[1:])
-        note("by hand", f"{name}, again", again[3:])
+        names = ("describe", "open and make")
+        note("by hand", f"{name}, first", first[1:], **detail(names, peer.parts[4::4]))
+        rest = [part for i, part in enumerate(peer.parts) if i >= 4 and i % 4 > 0]
+        note("by hand", f"{name}, again", again[3:], **detail(names, rest))
+        peer.parts.clear()
     peer.end()
 
 
@@ -369,10 +378,6 @@ def by_text(rounds: int) -> None:
         exports.clear()
         device_ipc.close_unused()
 
-    def detail(kinds: list[tuple[float, float, float]]) -> dict[str, float]:
-        medians = [statistics.median(part) for part in zip(*kinds)]
-        return dict(zip(("share", "open", "views"), medians))
-
     for _ in range(50):
         hand_over(tensor, b"1")
     parts.clear()
@@ -380,14 +385,14 @@ def by_text(rounds: int) -> None:
     for _ in range(rounds):
         samples.append(timed(lambda: hand_over(tensor, b"1")))
         exports.pop(0).close(timeout=SECONDS)
-    note(TEXT, ONE, samples, **detail(parts))
+    note(TEXT, ONE, samples, **detail(OURS, parts))
     drop()
     parts.clear()
     closed = []
     for _ in range(rounds // 5):
         closed.append(timed(lambda: hand_over(tensor, b"1")))
         drop()
-    note(TEXT, ONE_CLOSED, closed, **detail(parts))
+    note(TEXT, ONE_CLOSED, closed, **detail(OURS, parts))
     for name, (shapes, dtype, repeats, memories) in DICTS.items():
         for block_bytes in memories:
             first, again, first_parts, again_parts = [], [], [], []
@@ -402,8 +407,8 @@ def by_text(rounds: int) -> None:
                 drop()
                 del state
             side = memory_name(block_bytes)
-            note(side, f"{name}, first", first[1:], **detail(first_parts[1:]))
-            note(side, f"{name}, again", again[3:], **detail(again_parts[3:]))
+            note(side, f"{name}, first", first[1:], **detail(OURS, first_parts[1:]))
+            note(side, f"{name}, again", again[3:], **detail(OURS, again_parts[3:]))
     pipe.send_bytes(b"end")
     receiver.join(SECONDS)
 
