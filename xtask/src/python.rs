@@ -14,7 +14,7 @@
 
 use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
@@ -70,9 +70,6 @@ pub(crate) struct Options {
     /// The interpreter, 3.10 or later
     #[arg(long, default_value = "python3")]
     python: String,
-    /// A directory with PyTorch, as `pip install --target DIR torch` makes it, instead of one in the environment
-    #[arg(long, value_name = "DIR", conflicts_with = "no_torch")]
-    torch: Option<PathBuf>,
     /// Do not install PyTorch, whose tests are skipped
     #[arg(long)]
     no_torch: bool,
@@ -115,7 +112,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if let Err(error) = run_command(python().args(PIP).args(PACKAGES)) {
         return skip("pip cannot install the packages; is the package index reachable?", &error);
     }
-    if options.torch.is_none() && !options.no_torch {
+    if !options.no_torch {
         install(&python, "torch", TORCH, (TORCH_SECONDS, &["--no-deps"]), || {
             run_command(python().args(PIP).args(TORCH_NEEDS))?;
             run_command(python().arg("tools/stub_cuda_libraries.py"))
@@ -145,15 +142,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // A test that ends its process would be run again, as often as four times for each process.
     pytest.args(["--max-worker-restart", "0", "tests"]).args(&options.arguments);
     pytest.env("CARGO_TARGET_DIR", target_directory());
-    if let Some(torch) = &options.torch {
-        pytest.env("PYTHONPATH", torch);
-    }
     run_command(&mut pytest)?;
     // Without PyTorch, its classes have no types.
     let has_torch =
         python().args(["-c", "import torch"]).stderr(Stdio::null()).status().is_ok_and(|it| it.success());
     let without = ["--allow-subclassing-any", "--no-warn-unused-ignores"];
-    let lenient = if has_torch || options.torch.is_some() { &[][..] } else { &without };
+    let lenient = if has_torch { &[][..] } else { &without };
     for checked in [["-p", "device_ipc"].as_slice(), &["tests"], &["-p", "engines"]] {
         let mut mypy = python();
         mypy.args(["-m", "mypy", "--strict"]).args(lenient).args(checked);

@@ -68,20 +68,6 @@ pub(crate) fn packages(metadata: &Value) -> Result<&Vec<Value>> {
     metadata["packages"].as_array().context("the output of cargo metadata contains no packages")
 }
 
-/// Returns the messages of Cargo (`--message-format=json`) that report an executable, with its path.
-pub(crate) fn executables(messages: &str) -> Result<Vec<(Value, PathBuf)>> {
-    let mut found = Vec::new();
-    for line in messages.lines().filter(|line| line.starts_with('{')) {
-        let message: Value =
-            serde_json::from_str(line).with_context(|| format!("not a message of cargo: {line}"))?;
-        if let Some(executable) = message["executable"].as_str() {
-            let executable = PathBuf::from(executable);
-            found.push((message, executable));
-        }
-    }
-    Ok(found)
-}
-
 fn command_line(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let words = std::iter::once(program).chain(command.get_args());

@@ -1,12 +1,12 @@
 //! The executables in Cargo's messages, and their names in the bundle.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::workspace::{executables, packages};
+use crate::workspace::packages;
 
 /// One executable of the bundle.
 #[derive(Debug, PartialEq)]
@@ -22,48 +22,29 @@ pub(super) fn package_names(metadata: &Value) -> Result<BTreeMap<String, String>
     packages(metadata)?.iter().map(|package| pair(package).context("a package without id or name")).collect()
 }
 
-/// Returns the test executables in Cargo's messages, sorted by name.
-pub(super) fn tests(messages: &str, packages: &BTreeMap<String, String>) -> Result<Vec<Artifact>> {
-    let mut tests = Vec::new();
-    for (message, executable) in executables(messages)? {
-        if message["profile"]["test"] != true {
-            continue;
-        }
-        let id = message["package_id"].as_str().unwrap_or_default();
-        let package = packages
-            .get(id)
-            .with_context(|| format!("package not found in the output of cargo metadata: {id}"))?;
-        tests.push(Artifact { name: test_name(package, &message["target"]), executable });
+/// Returns the programs (`NAME`) and the integration tests (`PACKAGE--TARGET`) in Cargo's messages, sorted by name. Unit tests use
+/// no device.
+pub(super) fn artifacts(messages: &str, packages: &BTreeMap<String, String>) -> Result<Vec<Artifact>> {
+    let mut artifacts = Vec::new();
+    for line in messages.lines().filter(|line| line.starts_with('{')) {
+        let message: Value =
+            serde_json::from_str(line).with_context(|| format!("not a message of cargo: {line}"))?;
+        let Some(executable) = message["executable"].as_str().map(PathBuf::from) else { continue };
+        let target = message["target"]["name"].as_str().unwrap_or_default();
+        let is_integration_test = message["target"]["kind"][0] == "test";
+        let name = match message["profile"]["test"] == true {
+            false => target.to_owned(),
+            true if is_integration_test => {
+                let id = message["package_id"].as_str().unwrap_or_default();
+                let package = packages.get(id).with_context(|| format!("package not found: {id}"))?;
+                format!("{package}--{target}")
+            }
+            true => continue,
+        };
+        artifacts.push(Artifact { name, executable });
     }
-    tests.sort_by(|a, b| a.name.cmp(&b.name));
-    let names: BTreeSet<_> = tests.iter().map(|test| &test.name).collect();
-    if names.len() != tests.len() {
-        bail!("two test executables have the same name; rename one of the targets: {tests:?}");
-    }
-    Ok(tests)
-}
-
-/// Returns the program `name` from Cargo's messages.
-pub(super) fn program(messages: &str, name: &str) -> Result<Artifact> {
-    executables(messages)?
-        .into_iter()
-        .find(|(message, _)| message["target"]["name"] == name && message["profile"]["test"] == false)
-        .map(|(_, executable)| Artifact { name: name.to_owned(), executable })
-        .with_context(|| format!("program {name} not found in the messages of cargo"))
-}
-
-/// Returns the name of a test, `package--target`; the target of unit tests is `unit` for a library and `NAME-unit` for a
-/// program.
-fn test_name(package: &str, target: &Value) -> String {
-    let name = target["name"].as_str().unwrap_or_default();
-    let kinds = target["kind"].as_array().map(Vec::as_slice).unwrap_or_default();
-    if kinds.iter().any(|kind| kind == "test") {
-        format!("{package}--{name}")
-    } else if kinds.iter().any(|kind| kind == "bin" || kind == "example" || kind == "bench") {
-        format!("{package}--{name}-unit")
-    } else {
-        format!("{package}--unit")
-    }
+    artifacts.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(artifacts)
 }
 
 #[cfg(test)]
@@ -72,18 +53,14 @@ mod tests {
     use serde_json::json;
 
     fn packages() -> BTreeMap<String, String> {
-        let metadata = json!({ "packages": [
-            { "id": "path+file:///w/backend-cuda#device-ipc-cuda@0.1.0", "name": "device-ipc-cuda" },
-            { "id": "path+file:///w/cli#device-ipc-cli@0.1.0", "name": "device-ipc-cli" },
-        ]});
+        let metadata = json!({ "packages": [{ "id": "path+file:///w#cli@0.1.0", "name": "cli" }] });
         package_names(&metadata).unwrap()
     }
 
-    fn message(package: &str, kind: &str, target: &str, test: bool, executable: Option<&str>) -> String {
-        let id = packages().into_iter().find(|(_, name)| name == package).unwrap().0;
+    fn message(kind: &str, target: &str, test: bool, executable: Option<&str>) -> String {
         json!({
             "reason": "compiler-artifact",
-            "package_id": id,
+            "package_id": "path+file:///w#cli@0.1.0",
             "target": { "kind": [kind], "name": target },
             "profile": { "test": test },
             "executable": executable,
@@ -91,65 +68,26 @@ mod tests {
         .to_string()
     }
 
-    fn messages() -> String {
-        [
-            message("device-ipc-cuda", "lib", "device_ipc_cuda", false, None),
-            message("device-ipc-cli", "bin", "device-ipc", false, Some("/t/release/device-ipc")),
-            message("device-ipc-cli", "bin", "device-ipc", true, Some("/t/release/deps/device_ipc-1")),
-            message("device-ipc-cuda", "test", "conformance", true, Some("/t/release/deps/conformance-2")),
-            message(
-                "device-ipc-cuda",
-                "lib",
-                "device_ipc_cuda",
-                true,
-                Some("/t/release/deps/device_ipc_cuda-3"),
-            ),
+    #[test]
+    fn programs_and_integration_tests_are_named_and_unit_tests_are_left_out() {
+        let messages = [
+            message("lib", "cli", false, None),
+            message("bin", "device-ipc", false, Some("/t/device-ipc")),
+            message("bin", "device-ipc", true, Some("/t/deps/device_ipc-1")),
+            message("test", "suite", true, Some("/t/deps/suite-2")),
             "a line of something else".to_owned(),
             json!({ "reason": "build-finished", "success": true }).to_string(),
         ]
-        .join("\n")
-    }
-
-    #[test]
-    fn tests_are_named_by_package_and_target() {
-        let tests = tests(&messages(), &packages()).unwrap();
+        .join("\n");
+        let artifacts = artifacts(&messages, &packages()).unwrap();
         let pairs: Vec<_> =
-            tests.iter().map(|test| (test.name.as_str(), test.executable.to_str().unwrap())).collect();
-        assert_eq!(
-            pairs,
-            [
-                ("device-ipc-cli--device-ipc-unit", "/t/release/deps/device_ipc-1"),
-                ("device-ipc-cuda--conformance", "/t/release/deps/conformance-2"),
-                ("device-ipc-cuda--unit", "/t/release/deps/device_ipc_cuda-3"),
-            ]
-        );
+            artifacts.iter().map(|one| (one.name.as_str(), one.executable.to_str().unwrap())).collect();
+        assert_eq!(pairs, [("cli--suite", "/t/deps/suite-2"), ("device-ipc", "/t/device-ipc")]);
     }
 
     #[test]
-    fn program_is_distinguished_from_its_unit_tests() {
-        let program = program(&messages(), "device-ipc").unwrap();
-        assert_eq!(program.executable, PathBuf::from("/t/release/device-ipc"));
-    }
-
-    #[test]
-    fn missing_program_is_an_error() {
-        assert!(program(&messages(), "other").unwrap_err().to_string().contains("other"));
-    }
-
-    #[test]
-    fn duplicate_name_is_an_error() {
-        let once = message("device-ipc-cli", "test", "a", true, Some("/1"));
-        let twice = [once.as_str(), once.as_str()].join("\n");
-        assert!(tests(&twice, &packages()).unwrap_err().to_string().contains("device-ipc-cli--a"));
-    }
-
-    #[test]
-    fn unknown_package_is_an_error() {
-        assert!(tests(&messages(), &BTreeMap::new()).is_err());
-    }
-
-    #[test]
-    fn malformed_message_is_an_error() {
-        assert!(tests("{\"reason\":", &packages()).is_err());
+    fn unknown_package_and_malformed_message_are_errors() {
+        assert!(artifacts(&message("test", "suite", true, Some("/1")), &BTreeMap::new()).is_err());
+        assert!(artifacts("{\"reason\":", &packages()).is_err());
     }
 }

@@ -13,7 +13,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::workspace::{cargo, metadata, output, root, run as run_command};
+use crate::workspace::{cargo, metadata, output, root, run as run_command, target_directory};
 use artifact::Artifact;
 
 /// The main program.
@@ -52,36 +52,25 @@ const TESTS_OF: [&str; 4] = ["device-ipc", "device-ipc-broker-tests", "device-ip
 /// The package whose tests need NIXL.
 const REMOTE_TESTS_OF: [&str; 1] = ["device-ipc-nixl"];
 
-/// Returns whether a test of these packages does not use a device, by its name in the bundle.
-fn needs_no_device(name: &str) -> bool {
-    match name.split_once("--") {
-        // The script selects the themes that use a device.
-        Some((_, test)) => test.ends_with("unit"),
-        None => false,
-    }
-}
-
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let metadata = metadata(&["--no-deps"])?;
-    let packages = artifact::package_names(&metadata)?;
-    let target = metadata["target_directory"]
-        .as_str()
-        .context("the output of cargo metadata contains no target_directory")?;
-    let out = options.out.clone().unwrap_or_else(|| Path::new(target).join("bundle"));
+    let packages = artifact::package_names(&metadata(&["--no-deps"])?)?;
+    let out = options.out.clone().unwrap_or_else(|| target_directory().join("bundle"));
 
     let mut arguments = vec!["test", "--no-run"];
     let tests_of = if options.remote { &REMOTE_TESTS_OF[..] } else { &TESTS_OF };
     arguments.extend(tests_of.iter().flat_map(|package| ["--package", package]));
-    let tests = build(&arguments)?;
-    let mut tests = artifact::tests(&tests, &packages)?;
-    tests.retain(|test| !needs_no_device(&test.name));
+    // The script selects the themes of the tests that use a device.
+    let tests = artifact::artifacts(&build(&arguments)?, &packages)?;
     // After the tests, because the build of the tests links the programs too and would overwrite them.
-    let program = |(package, name): &(&str, &str)| {
-        artifact::program(&build(&["build", "--package", package, "--bin", name])?, name)
-    };
-    let is_wanted = |(_, name): &&(&str, &str)| !options.remote || REMOTE_PROGRAMS.contains(name);
-    let mut files: Vec<Artifact> = PROGRAMS.iter().filter(is_wanted).map(program).collect::<Result<_>>()?;
-    files.extend(tests);
+    let mut files: Vec<Artifact> = Vec::new();
+    for (package, name) in
+        PROGRAMS.iter().filter(|(_, name)| !options.remote || REMOTE_PROGRAMS.contains(name))
+    {
+        let messages = build(&["build", "--package", package, "--bin", name])?;
+        files
+            .extend(artifact::artifacts(&messages, &packages)?.into_iter().filter(|file| file.name == *name));
+    }
+    files.extend(tests.into_iter().filter(|file| file.name.contains("--")));
     prepare_directory(&out)?;
     for file in &files {
         let to = out.join(&file.name);

@@ -7,7 +7,6 @@
 //! rustdoc's JSON would state the same, but is unstable and changes its version every few weeks; its pages come from any stable
 //! toolchain. Items that are hidden from the documentation are not part of the API.
 
-mod names;
 mod pages;
 #[cfg(test)]
 mod remedies;
@@ -53,9 +52,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for library in &libraries {
         let file = lists.join(format!("{}.txt", library.package));
         // A missing list is an empty one, so that the message states what to do.
-        let listed = fs::read_to_string(&file).unwrap_or_default();
+        let listed = fs::read_to_string(&file).unwrap_or_default().lines().map(str::to_owned).collect();
         let public = pages::public_items(&documented.join(&library.name))?;
-        differences.extend(compare(&library.package, &lines(&listed), &public));
+        differences.extend(compare(&library.package, &listed, &public));
     }
     if !differences.is_empty() {
         bail!("{}", report(&differences));
@@ -130,8 +129,9 @@ fn document(libraries: &[Library]) -> Result<PathBuf> {
     Ok(directory.join("doc"))
 }
 
-fn lines(list: &str) -> BTreeSet<String> {
-    list.lines().map(str::to_owned).collect()
+/// Returns the path that a line is about.
+fn path(line: &str) -> &str {
+    line.split_once(": ").map_or(line, |(path, _)| path)
 }
 
 /// Returns the differences of one package, as lines that begin with `-` (no longer public) or `+` (public, and not listed).
@@ -139,7 +139,7 @@ fn compare(package: &str, listed: &BTreeSet<String>, public: &BTreeSet<String>) 
     let removed = listed.difference(public).map(|line| (line, '-'));
     let added = public.difference(listed).map(|line| (line, '+'));
     let mut changed: Vec<_> = removed.chain(added).collect();
-    changed.sort_by_key(|(line, sign)| (names::path(line), *sign == '+'));
+    changed.sort_by_key(|(line, sign)| (path(line), *sign == '+'));
     changed.into_iter().map(|(line, sign)| format!("{sign} {package} {line}")).collect()
 }
 
@@ -175,20 +175,11 @@ mod tests {
     }
 
     #[test]
-    fn removed_item_is_reported() {
-        let listed = set(&["A: pub struct A", "B: pub struct B"]);
-        assert_eq!(compare("p", &listed, &set(&["A: pub struct A"])), ["- p B: pub struct B"]);
-    }
-
-    #[test]
-    fn new_item_is_reported() {
-        assert_eq!(compare("p", &set(&[]), &set(&["A: pub struct A"])), ["+ p A: pub struct A"]);
-    }
-
-    #[test]
-    fn equal_lists_have_no_difference() {
-        let listed = set(&["A: pub struct A"]);
-        assert!(compare("p", &listed, &listed).is_empty());
+    fn removed_and_new_items_are_reported() {
+        let (one, both) = (set(&["A: pub struct A"]), set(&["A: pub struct A", "B: pub struct B"]));
+        assert_eq!(compare("p", &both, &one), ["- p B: pub struct B"]);
+        assert_eq!(compare("p", &one, &both), ["+ p B: pub struct B"]);
+        assert!(compare("p", &one, &one).is_empty());
     }
 
     /// The packages that a text names as arguments of Cargo: `-p NAME`.

@@ -11,66 +11,53 @@ use std::str::FromStr;
 
 use proc_macro2::{TokenStream, TokenTree};
 
-use super::{LISTS, names};
+use super::{LISTS, path};
 use crate::layers::{is_tests, rust_files, skipped};
 use crate::workspace::root;
 
-/// The folders whose texts users read.
-const SOURCES: [&str; 9] = [
-    "src",
-    "ipc-core/src",
-    "backend-ascend/src",
-    "backend-cuda/src",
-    "backend-mock/src",
-    "backend-mock/engine/src",
-    "cli/src",
-    "engine-nixl/src",
-    "tcp/src",
+/// The crates whose texts and README users read: folder, name of the list, and the path of the list's items behind `device_ipc::`.
+const CRATES: [(&str, &str, &str); 8] = [
+    ("", "device-ipc", ""),
+    ("ipc-core", "device-ipc-core", ""),
+    ("backend-ascend", "device-ipc-ascend", "ascend::"),
+    ("backend-cuda", "device-ipc-cuda", "cuda::"),
+    ("backend-mock", "device-ipc-mock", "mock::"),
+    ("backend-mock/engine", "device-ipc-mock-engine", "mock::engine::"),
+    ("engine-nixl", "device-ipc-nixl", "nixl::"),
+    ("tcp", "device-ipc-tcp", ""),
 ];
+
+/// The program, whose texts users read too.
+const PROGRAM: &str = "cli";
 
 /// Generated code, whose texts are assertions about the layout of the vendor's types.
 const GENERATED: [&str; 1] = ["backend-ascend/src/bindings.rs"];
 
-/// Pages for users, files or folders.
-const PAGES: [&str; 12] = [
-    "README.md",
-    "docs/guide",
-    "docs/glossary.md",
-    "docs/spec",
-    "ipc-core/README.md",
-    "backend-ascend/README.md",
-    "backend-cuda/README.md",
-    "backend-mock/README.md",
-    "backend-mock/engine/README.md",
-    "cli/README.md",
-    "engine-nixl/README.md",
-    "tcp/README.md",
-];
+/// Further pages for users, files or folders.
+const PAGES: [&str; 3] = ["docs/guide", "docs/glossary.md", "docs/spec"];
+
+/// Returns the folders of the crates and of the program.
+fn folders() -> impl Iterator<Item = PathBuf> {
+    CRATES.iter().map(|(folder, ..)| *folder).chain([PROGRAM]).map(|folder| root().join(folder))
+}
 
 /// Types of other crates that texts name.
 const FOREIGN: [&str; 2] = ["CudaContext", "Device"];
+
+/// Returns the list of a package.
+fn list(package: &str) -> String {
+    let file = root().join(LISTS).join(format!("{package}.txt"));
+    fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+}
 
 /// The public paths, as users write them behind `device_ipc::`.
 struct Public(BTreeSet<String>);
 
 impl Public {
     fn read() -> Self {
-        let lists = [
-            ("device-ipc", ""),
-            ("device-ipc-core", ""),
-            ("device-ipc-cuda", "cuda::"),
-            ("device-ipc-ascend", "ascend::"),
-            ("device-ipc-mock", "mock::"),
-            ("device-ipc-mock-engine", "mock::engine::"),
-            ("device-ipc-nixl", "nixl::"),
-            ("device-ipc-tcp", ""),
-        ];
         let mut paths = BTreeSet::new();
-        for (package, module) in lists {
-            let file = root().join(LISTS).join(format!("{package}.txt"));
-            let list =
-                fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-            paths.extend(list.lines().map(|line| format!("{module}{}", names::path(line))));
+        for (_, package, module) in CRATES {
+            paths.extend(list(package).lines().map(|line| format!("{module}{}", path(line))));
         }
         Self(paths)
     }
@@ -160,9 +147,9 @@ struct Text {
 
 fn all_texts() -> Vec<Text> {
     let mut all = Vec::new();
-    for folder in SOURCES {
+    for folder in folders() {
         let mut files = Vec::new();
-        rust_files(&root().join(folder), &mut files).unwrap();
+        rust_files(&folder.join("src"), &mut files).unwrap();
         files.sort();
         for path in files {
             let file = path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
@@ -204,7 +191,8 @@ fn pages_name_public_items() {
     let targets = log_targets(&texts);
     let mut missing = Vec::new();
     let mut files = Vec::new();
-    PAGES.iter().for_each(|page| pages(&root().join(page), &mut files));
+    let readmes = folders().map(|folder| folder.join("README.md"));
+    readmes.chain(PAGES.map(|page| root().join(page))).for_each(|page| pages(&page, &mut files));
     for path in files {
         let file = path.strip_prefix(root()).unwrap().to_str().unwrap();
         for (number, line) in fs::read_to_string(&path).unwrap().lines().enumerate() {
@@ -223,7 +211,7 @@ fn pages_name_public_items() {
 fn renamed_method_in_a_text_is_missing() {
     let public = Public(
         ["Ipc: pub struct Ipc", "Ipc::open: pub fn open()", "cuda::raw::f: pub fn f()"]
-            .map(|line| names::path(line).to_owned())
+            .map(|line| path(line).to_owned())
             .into(),
     );
     let found = |text: &str| {
@@ -310,7 +298,7 @@ fn types_that_the_contract_calls_exhaustive_are() {
     };
     let (exhaustive, others): (Vec<_>, Vec<_>) = (names(exhaustive), names(others));
     assert!(exhaustive.len() >= 5 && others.len() >= 2, "{exhaustive:?} {others:?}");
-    let list = fs::read_to_string(root().join(LISTS).join("device-ipc-core.txt")).unwrap();
+    let list = list("device-ipc-core");
     for (names, declaration) in [(exhaustive, "pub struct"), (others, "#[non_exhaustive] pub struct")] {
         for name in names {
             let line = format!("backend::{name}: {declaration} {name} ");
@@ -322,10 +310,9 @@ fn types_that_the_contract_calls_exhaustive_are() {
 /// An offset counts bytes or elements, and its name says which.
 #[test]
 fn offsets_in_the_public_api_name_their_unit() {
-    for crate_name in
-        ["device-ipc", "device-ipc-core", "device-ipc-cuda", "device-ipc-ascend", "device-ipc-mock"]
-    {
-        let list = fs::read_to_string(root().join(LISTS).join(crate_name).with_extension("txt")).unwrap();
+    // The mock's engine knows no elements.
+    for (_, package, _) in CRATES.into_iter().filter(|(folder, ..)| *folder != "backend-mock/engine") {
+        let list = list(package);
         let is_bare =
             |line: &&str| ["(offset: ", " offset: ", "::offset: "].iter().any(|bare| line.contains(bare));
         let bare: Vec<_> = list.lines().filter(is_bare).collect();
