@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use anyhow::Result;
 use device_ipc::{DeviceOrdinal, Ipc};
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::line::{Line, Subject};
 use crate::peer::Remote;
@@ -44,7 +43,6 @@ pub(super) struct Bench {
     /// Number of slots of the ring for the weights.
     pub(super) slots: u32,
     pub(super) row: &'static str,
-    pub(super) progress: MultiProgress,
 }
 
 impl Bench {
@@ -76,7 +74,7 @@ impl Bench {
         mut ours: impl FnMut(&mut S) -> Result<f64>,
         mut raw: impl FnMut(&mut S) -> Result<Option<f64>>,
     ) -> Result<Line> {
-        let bar = self.bar(&subject.case, self.rounds + WARM_UP);
+        self.announce(&subject.case);
         let mut samples = Vec::with_capacity(self.rounds);
         for round in 0..self.rounds + WARM_UP {
             let sample = if round % 2 == 0 {
@@ -89,9 +87,7 @@ impl Bench {
             if round >= WARM_UP {
                 samples.push(sample);
             }
-            bar.inc(1);
         }
-        bar.finish_and_clear();
         Ok(Line::of(self.row, subject, &samples, self.hardware))
     }
 
@@ -101,12 +97,9 @@ impl Bench {
         Line::of(self.row, subject, &samples, self.hardware)
     }
 
-    /// Returns a progress bar for a measurement.
-    pub(super) fn bar(&self, case: &str, length: usize) -> ProgressBar {
-        let style = ProgressStyle::with_template("{prefix:.bold} {msg:<50!} {bar:30} {pos}/{len} {eta}");
-        let bar = ProgressBar::new(length as u64).with_prefix(self.row).with_message(case.to_owned());
-        let bar = if let Ok(style) = style { bar.with_style(style) } else { bar };
-        self.progress.add(bar)
+    /// Names the measurement that begins, because it may take minutes.
+    pub(super) fn announce(&self, case: &str) {
+        eprintln!("{}: {case}", self.row);
     }
 
     pub(super) fn skipped(&self, case: impl Into<String>, reason: impl Into<String>) -> Line {

@@ -143,20 +143,8 @@ impl Line {
 
     /// Creates a line without a measurement, with the reason.
     pub(super) fn skipped(row: &'static str, case: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self {
-            row,
-            case: case.into(),
-            against: String::new(),
-            unit: Unit::Nanoseconds,
-            ours: None,
-            raw: None,
-            ratio: None,
-            target: Target::None,
-            reached: None,
-            note: None,
-            skipped: Some(reason.into()),
-            points: Vec::new(),
-        }
+        let line = Self::of(row, Subject::new(case, ""), &[], false);
+        Self { skipped: Some(reason.into()), ..line }
     }
 }
 

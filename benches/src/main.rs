@@ -19,7 +19,6 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use device_ipc::AllowList;
-use indicatif::{MultiProgress, ProgressDrawTarget};
 
 use device_ipc_cli::output::line;
 use device_ipc_cli::selection::select_backend;
@@ -143,7 +142,6 @@ fn prepare(arguments: &Arguments) -> Result<Bench> {
             );
         }
     }
-    let progress = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
     let hardware = ipc.backend().info().name != device_ipc::mock::NAME && !is_simulated();
     let weights = arguments.weights.unwrap_or(if hardware { 16 << 10 } else { 16 });
     Ok(Bench {
@@ -160,7 +158,6 @@ fn prepare(arguments: &Arguments) -> Result<Bench> {
         exports: arguments.exports as usize,
         allocations: arguments.allocations as usize,
         row: "",
-        progress,
     })
 }
 

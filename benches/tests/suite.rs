@@ -86,32 +86,17 @@ fn all_rows_are_measured_on_both_sides() {
 }
 
 #[test]
-fn unknown_row_is_an_error_that_lists_the_rows() {
-    let output = bench(&["--row", "opening"]);
-    let error = text(&output.stderr);
-    assert!(!output.status.success());
-    assert!(
-        error.contains("--row opening") && error.contains("open-again") && error.contains("copy-peer"),
-        "{error}"
-    );
-}
-
-#[test]
-fn unwritable_file_is_reported_before_the_measurement() {
-    let output = bench(&["--backend=mock", "--json", "/nowhere/r.json"]);
-    let error = text(&output.stderr);
-    assert!(!output.status.success() && error.contains("cannot write /nowhere/r.json"), "{error}");
-    assert!(output.stdout.is_empty(), "nothing was measured");
-}
-
-#[test]
-fn unknown_device_is_an_error() {
-    let output = bench(&["--backend=mock", "--other=7"]);
-    let error = text(&output.stderr);
-    assert!(
-        !output.status.success() && error.contains("--other 7") && error.contains("2 device(s)"),
-        "{error}"
-    );
+fn invalid_arguments_are_errors_before_the_measurement() {
+    for (arguments, named) in [
+        (["--row", "opening"], ["--row opening", "open-again"]),
+        (["--json", "/nowhere/r.json"], ["cannot write", "/nowhere/r.json"]),
+        (["--backend=mock", "--other=7"], ["--other 7", "2 device(s)"]),
+    ] {
+        let output = bench(&arguments);
+        let error = text(&output.stderr);
+        assert!(!output.status.success() && named.iter().all(|part| error.contains(part)), "{error}");
+        assert!(output.stdout.is_empty(), "nothing was measured");
+    }
 }
 
 #[test]

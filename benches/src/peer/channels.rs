@@ -24,7 +24,7 @@ pub(super) fn receive(channel: &Channel, spins: bool) -> Result<()> {
 }
 
 /// Returns the next message, or `None` if the channel is closed.
-fn next(channel: &Channel) -> Result<Option<Received>> {
+pub(super) fn next(channel: &Channel) -> Result<Option<Received>> {
     match channel.receive(TIMEOUT) {
         Ok(received) => Ok(Some(received)),
         Err(error) if error.kind() == ErrorKind::Closed => Ok(None),

@@ -10,6 +10,7 @@ use rustix::net::{
     recv, send, socket_with,
 };
 
+use super::serve::in_background;
 use crate::wait::TIMEOUT;
 
 /// Maximum size of a packet, independent of the buffers of the socket.
@@ -65,27 +66,21 @@ impl Socket {
         Ok(true)
     }
 
-    /// Receives a packet; spins until it arrives.
-    pub(crate) fn spin(&self, buffer: &mut [u8]) -> Result<usize> {
+    /// Receives a packet; spins until it arrives, at most for a time.
+    fn spin_for(&self, buffer: &mut [u8], time: Duration) -> Result<Option<usize>> {
         let begin = Instant::now();
-        loop {
-            match recv(&self.0, &mut *buffer, RecvFlags::DONTWAIT) {
-                Err(Errno::AGAIN) => ensure!(begin.elapsed() < TIMEOUT, "timed out: no packet arrived"),
-                received => return Ok(received.context("cannot receive a packet")?.0),
-            }
-        }
-    }
-
-    /// Receives a packet; spins for a short time, then sleeps, so that other measurements have the processor.
-    fn spin_then_sleep(&self, buffer: &mut [u8]) -> Result<usize> {
-        let begin = Instant::now();
-        while begin.elapsed() < SPIN_TIME {
+        while begin.elapsed() < time {
             match recv(&self.0, &mut *buffer, RecvFlags::DONTWAIT) {
                 Err(Errno::AGAIN) => {}
-                received => return Ok(received.context("cannot receive a packet")?.0),
+                received => return Ok(Some(received.context("cannot receive a packet")?.0)),
             }
         }
-        self.receive(buffer)
+        Ok(None)
+    }
+
+    /// Receives a packet; spins until it arrives.
+    pub(crate) fn spin(&self, buffer: &mut [u8]) -> Result<usize> {
+        self.spin_for(buffer, TIMEOUT)?.context("timed out: no packet arrived")
     }
 
     /// Sends a request and receives the answer. The first four bytes of a request contain the length of the answer.
@@ -122,13 +117,9 @@ pub(super) fn serve(
     bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)
         .with_context(|| format!("cannot listen at {name}"))?;
     listen(&listener, 1).with_context(|| format!("cannot listen at {name}"))?;
-    std::thread::spawn(move || {
-        let served = accept_with(listener.as_fd(), SocketFlags::CLOEXEC)
-            .context("cannot accept a connection")
-            .and_then(|accepted| body(Socket::of(accepted)?));
-        if let Err(error) = served {
-            eprintln!("error: the peer process stopped serving its socket: {error:#}");
-        }
+    in_background(move || {
+        let accepted = accept_with(listener.as_fd(), SocketFlags::CLOEXEC);
+        body(Socket::of(accepted.context("cannot accept a connection")?)?)
     });
     Ok(name)
 }
@@ -137,8 +128,9 @@ pub(super) fn serve(
 pub(super) fn echo(socket: &Socket, spins: bool) -> Result<()> {
     let (mut buffer, answer) = ([0; 64 * 1024], [0; 64 * 1024]);
     loop {
-        let received =
-            if spins { socket.spin_then_sleep(&mut buffer)? } else { socket.receive(&mut buffer)? };
+        // Sleeps after a short spin, so that other measurements have the processor.
+        let early = if spins { socket.spin_for(&mut buffer, SPIN_TIME)? } else { None };
+        let received = early.map_or_else(|| socket.receive(&mut buffer), Ok)?;
         if received == 0 {
             return Ok(());
         }
@@ -151,38 +143,4 @@ pub(super) fn echo(socket: &Socket, spins: bool) -> Result<()> {
 fn new_socket() -> Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
         .context("cannot create a socket")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_message_arrives_in_pieces() {
-        let name = serve("pieces-test", |socket| {
-            let mut bytes = Vec::new();
-            while socket.receive_pieces(&mut bytes)? {
-                socket.send(&(bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>()).to_le_bytes())?;
-            }
-            Ok(())
-        });
-        let socket = connect(&name.expect("listening")).expect("connecting");
-        for count in [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES] {
-            let mut sum = [0; 8];
-            socket.send_in_pieces(&vec![1; count]).expect("sent");
-            assert_eq!(socket.receive(&mut sum).expect("answered"), 8);
-            assert_eq!(u64::from_le_bytes(sum), count as u64);
-        }
-    }
-
-    #[test]
-    fn echo_answers_with_the_requested_length() {
-        for (name, spins) in [("test", false), ("spinning-test", true)] {
-            let name = serve(name, move |socket| echo(&socket, spins)).expect("listening");
-            let socket = connect(&name).expect("connecting");
-            for (there, back) in [(4, 1), (100, 300), (1, 7)] {
-                socket.round_trip(&request(there, back), &mut vec![0; back]).expect("round trip");
-            }
-        }
-    }
 }

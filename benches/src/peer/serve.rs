@@ -188,12 +188,7 @@ impl Server {
     ) -> Result<Value> {
         let name = format!("bench-{}-{suffix}", std::process::id());
         let listener = self.ipc.listen(&name).start()?;
-        std::thread::spawn(move || {
-            let served = listener.accept(TIMEOUT).map_err(anyhow::Error::from).and_then(body);
-            if let Err(error) = served {
-                eprintln!("error: the peer process stopped serving its channel: {error:#}");
-            }
-        });
+        in_background(move || body(listener.accept(TIMEOUT)?));
         Ok(json!(name))
     }
 
@@ -261,6 +256,15 @@ impl Server {
         }
         Ok(())
     }
+}
+
+/// Serves a connection on a thread of its own.
+pub(super) fn in_background(serve: impl FnOnce() -> Result<()> + Send + 'static) {
+    std::thread::spawn(move || {
+        if let Err(error) = serve() {
+            eprintln!("error: the peer process stopped serving a connection: {error:#}");
+        }
+    });
 }
 
 /// Opens the descriptor in each packet, acknowledges it and closes it.

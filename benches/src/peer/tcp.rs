@@ -4,8 +4,10 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use anyhow::{Context, Result};
-use device_ipc::{Channel, ErrorKind, Ipc, Key, Message};
+use device_ipc::{Channel, Ipc, Key, Message};
 
+use super::channels::next;
+use super::serve::in_background;
 use crate::wait::TIMEOUT;
 
 /// Maximum number of bytes of an answer.
@@ -20,40 +22,28 @@ pub(crate) fn key() -> Key {
 pub(super) fn serve_channel(ipc: &Ipc) -> Result<String> {
     let listener = ipc.listen_tcp("127.0.0.1:0", &key()).start()?;
     let name = listener.address();
-    std::thread::spawn(move || {
-        if let Err(error) = listener.accept(TIMEOUT).map_err(Into::into).and_then(|channel| echo(&channel)) {
-            eprintln!("error: the peer process stopped serving its channel: {error:#}");
-        }
-    });
+    in_background(move || echo(&listener.accept(TIMEOUT)?));
     Ok(name)
 }
 
 fn echo(channel: &Channel) -> Result<()> {
-    loop {
-        let received = match channel.receive(TIMEOUT) {
-            Ok(received) => received,
-            Err(error) if error.kind() == ErrorKind::Closed => return Ok(()),
-            Err(error) => return Err(error.into()),
-        };
+    while let Some(received) = next(channel)? {
         let bytes = received.bytes();
         if bytes.first() == Some(&1) {
             received.reply(Message::new().bytes(&bytes[..bytes.len().min(ANSWER_BYTES)]), TIMEOUT)?;
         }
     }
+    Ok(())
 }
 
 /// As [`serve_channel`], by plain sockets: each message follows its length.
 pub(super) fn serve_plain() -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let name = listener.local_addr()?.to_string();
-    std::thread::spawn(move || {
-        let served = listener.accept().map_err(anyhow::Error::from).and_then(|(stream, _)| {
-            stream.set_nodelay(true)?;
-            echo_plain(&stream)
-        });
-        if let Err(error) = served {
-            eprintln!("error: the peer process stopped serving its socket: {error:#}");
-        }
+    in_background(move || {
+        let (stream, _) = listener.accept()?;
+        stream.set_nodelay(true)?;
+        echo_plain(&stream)
     });
     Ok(name)
 }

@@ -4,10 +4,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use device_ipc::backend::{DeviceIpc, Generation, HandleBytes, HandleKind, ReceivedHandle};
+use device_ipc::backend::{DeviceIpc, DeviceTimelines, Generation, HandleBytes, HandleKind, ReceivedHandle};
 use device_ipc::{Access, BorrowedStream, DeviceOrdinal, DevicePtr, DeviceRange, Ipc, ProcessIdentity};
 
-use super::{Exchange, RawExport, RawHandle, RawMapping, RawSide};
+use super::{RawExport, RawHandle, RawMapping, RawSide};
 
 /// The calls of a backend.
 pub(super) struct BackendCalls {
@@ -18,15 +18,15 @@ impl BackendCalls {
     pub(super) fn new(ipc: &Ipc) -> Self {
         Self { backend: Arc::clone(ipc.backend()) }
     }
+
+    fn timelines(&self) -> Result<&dyn DeviceTimelines> {
+        self.backend.timelines().context("the backend does not support timelines")
+    }
 }
 
 impl RawSide for BackendCalls {
     fn name(&self) -> &'static str {
         "the backend's own calls"
-    }
-
-    fn enter(&self, _device: u32) -> Result<()> {
-        Ok(())
     }
 
     fn export(&self, range: DeviceRange) -> Result<RawExport> {
@@ -76,26 +76,19 @@ impl RawSide for BackendCalls {
         mapping.opened.map_or(Ok(()), |opened| Ok(self.backend.close(opened)?))
     }
 
-    fn exchangeable(&self, _device: u32, _bytes: u64) -> Result<Option<Box<dyn Exchange>>> {
-        Ok(None)
-    }
-
     unsafe fn register(&self, page: NonNull<u8>, bytes: usize, device: u32) -> Result<u64> {
-        let timelines = self.backend.timelines().context("the backend does not support timelines")?;
         // SAFETY: the caller upholds the contract of this method.
-        Ok(unsafe { timelines.register(DeviceOrdinal::new(device), page, bytes) }?.get())
+        Ok(unsafe { self.timelines()?.register(DeviceOrdinal::new(device), page, bytes) }?.get())
     }
 
     unsafe fn write_value(&self, stream: BorrowedStream<'_>, word: u64, value: u64) -> Result<()> {
-        let timelines = self.backend.timelines().context("the backend does not support timelines")?;
         // SAFETY: the caller upholds the contract of this method.
-        Ok(unsafe { timelines.write_value(DevicePtr::new(word), value, stream) }?)
+        Ok(unsafe { self.timelines()?.write_value(DevicePtr::new(word), value, stream) }?)
     }
 
     unsafe fn wait_value(&self, stream: BorrowedStream<'_>, word: u64, value: u64) -> Result<()> {
-        let timelines = self.backend.timelines().context("the backend does not support timelines")?;
         // SAFETY: the caller upholds the contract of this method.
-        Ok(unsafe { timelines.wait_value(DevicePtr::new(word), value, stream) }?)
+        Ok(unsafe { self.timelines()?.wait_value(DevicePtr::new(word), value, stream) }?)
     }
 
     unsafe fn copy_peer(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()> {

@@ -78,14 +78,6 @@ impl RawSide for CudaDriver {
         Ok(RawExport { handle, exported: None })
     }
 
-    fn authorize(&self, _export: &RawExport, _peer: &[u8]) -> Result<()> {
-        Ok(())
-    }
-
-    fn unexport(&self, _export: RawExport) -> Result<()> {
-        Ok(())
-    }
-
     fn open(&self, handle: &RawHandle, _device: u32) -> Result<RawMapping> {
         ensure!(handle.bytes.len() == 64, "invalid handle: a handle of the driver has 64 B");
         let mut reserved = [0; 64];

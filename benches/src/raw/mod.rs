@@ -48,16 +48,22 @@ pub(super) trait RawSide: Send + Sync {
     fn name(&self) -> &'static str;
 
     /// Prepares the calling thread for calls on this device.
-    fn enter(&self, device: u32) -> Result<()>;
+    fn enter(&self, _device: u32) -> Result<()> {
+        Ok(())
+    }
 
     /// Exports the allocation that contains a range.
     fn export(&self, range: DeviceRange) -> Result<RawExport>;
 
     /// Permits a process to open the handle, if the vendor requires that.
-    fn authorize(&self, export: &RawExport, peer: &[u8]) -> Result<()>;
+    fn authorize(&self, _export: &RawExport, _peer: &[u8]) -> Result<()> {
+        Ok(())
+    }
 
     /// Revokes the handle, if the vendor counts exports.
-    fn unexport(&self, export: RawExport) -> Result<()>;
+    fn unexport(&self, _export: RawExport) -> Result<()> {
+        Ok(())
+    }
 
     /// Opens a handle of another process.
     fn open(&self, handle: &RawHandle, device: u32) -> Result<RawMapping>;
@@ -66,7 +72,9 @@ pub(super) trait RawSide: Send + Sync {
     fn close(&self, mapping: RawMapping) -> Result<()>;
 
     /// Creates two exported blocks that can be exchanged at one address; `None` if the raw side has no such calls.
-    fn exchangeable(&self, device: u32, bytes: u64) -> Result<Option<Box<dyn Exchange>>>;
+    fn exchangeable(&self, _device: u32, _bytes: u64) -> Result<Option<Box<dyn Exchange>>> {
+        Ok(None)
+    }
 
     /// Registers a page of host memory for streams of the device until the process exits, and returns its device address.
     ///

@@ -3,8 +3,8 @@
 
 #![allow(unsafe_code, reason = "raw copies between buffers that live as long as the row")]
 
-use anyhow::{Result, ensure};
-use device_ipc::{AsStream, Buffer, Channel, DeviceMap, Stream};
+use anyhow::Result;
+use device_ipc::{AsStream, Buffer, DeviceMap, Stream};
 
 use crate::frame::{Bench, Row, timed};
 use crate::line::{Line, Subject};
@@ -19,14 +19,6 @@ const ROUNDS: usize = 10;
 
 /// 1000 x 1000 floats.
 const BYTES: u64 = 4_000_000;
-
-struct State {
-    channel: Channel,
-    transport: Transport,
-    /// Buffers of this process, one on each device, each with a stream of its device.
-    here: (Buffer, Stream),
-    there: (Buffer, Stream),
-}
 
 fn run(bench: &Bench) -> Result<Vec<Line>> {
     let (mapped, staged) = ("ten rounds", "ten rounds through the host");
@@ -45,15 +37,13 @@ fn measure(bench: &Bench, case: &str, staged: bool) -> Result<Line> {
     let mut remote = bench.remote(bench.other)?;
     let name: String = remote.request(&Command::Transport { staged, bytes: BYTES })?;
     let map = DeviceMap::new().insert(bench.device, bench.other)?;
+    let channel = bench.ipc.connect(&name).device_map(map).timeout(TIMEOUT).start()?;
+    let transport = Transport::new(&bench.ipc, bench.device, BYTES, staged)?;
+    // Buffers of this process, one on each device, each with a stream of its device.
     let on = |device| {
         Ok::<_, device_ipc::Error>((bench.ipc.allocate(device, BYTES)?, bench.ipc.create_stream(device)?))
     };
-    let mut state = State {
-        channel: bench.ipc.connect(&name).device_map(map).timeout(TIMEOUT).start()?,
-        transport: Transport::new(&bench.ipc, bench.device, BYTES, staged)?,
-        here: on(bench.device)?,
-        there: on(bench.other)?,
-    };
+    let (here, there) = (on(bench.device)?, on(bench.other)?);
     let subject = Subject::new(
         case,
         format!(
@@ -63,33 +53,24 @@ fn measure(bench: &Bench, case: &str, staged: bool) -> Result<Line> {
     )
     .needs_hardware(true)
     .note("benches/compare.py compares it with PyTorch's RPC");
-    let line = bench.compare(subject, &mut state, ours, |state| raw(bench, state))?;
-    drop(state);
-    settle()?;
-    remote.finish()?;
-    Ok(line)
-}
-
-fn ours(state: &mut State) -> Result<f64> {
-    let State { channel, transport, .. } = state;
-    timed(1, |_| {
-        for _ in 0..ROUNDS {
-            channel.send(transport.message(), TIMEOUT)?;
-            let received = channel.receive(TIMEOUT)?;
-            transport.copy(&received)?;
-        }
-        transport.synchronize()
-    })
-}
-
-fn raw(bench: &Bench, state: &mut State) -> Result<Option<f64>> {
-    let (here, there) = (&state.here, &state.there);
-    ensure!(here.0.range().len == there.0.range().len, "both buffers have the same length");
+    let ours = |(): &mut ()| {
+        timed(1, |_| {
+            for _ in 0..ROUNDS {
+                channel.send(transport.message(), TIMEOUT)?;
+                transport.copy(&channel.receive(TIMEOUT)?)?;
+            }
+            transport.synchronize()
+        })
+    };
     let copy = |to: &(Buffer, Stream), from: &(Buffer, Stream)| -> Result<()> {
-        // SAFETY: both buffers live in `state`, which outlives the synchronisation.
+        // SAFETY: both buffers have the same length and outlive the synchronization.
         unsafe { bench.raw.copy_peer(to.0.range(), from.0.range(), to.1.as_stream())? };
         Ok(to.1.synchronize()?)
     };
-    let rounds = |_| (0..ROUNDS).try_for_each(|_| copy(there, here).and_then(|()| copy(here, there)));
-    timed(1, rounds).map(Some)
+    let rounds = |_| (0..ROUNDS).try_for_each(|_| copy(&there, &here).and_then(|()| copy(&here, &there)));
+    let line = bench.compare(subject, &mut (), ours, |()| timed(1, rounds).map(Some))?;
+    drop((channel, transport));
+    settle()?;
+    remote.finish()?;
+    Ok(line)
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use device_ipc::{Buffer, Export};
+use device_ipc::Export;
 
 use crate::frame::{Bench, Row, timed};
 use crate::line::{Line, Subject, Target};
@@ -17,60 +17,40 @@ const BYTES: u64 = 64 * 1024;
 /// Allowance for the broker's table entry beside the driver's calls, in nanoseconds.
 const ENTRY: f64 = 2000.0;
 
-struct State {
-    blocks: Vec<Arc<Buffer>>,
-    /// An export of each block, so that the handle of the block exists.
-    _shared: Vec<Export>,
-}
-
 fn run(bench: &Bench) -> Result<Vec<Line>> {
-    let subject = |case: &str| {
-        Subject::new(case, format!("address range and handle, by {}", bench.raw.name()))
-            .target(Target::Times { most: 1.1, plus: ENTRY })
-            .needs_hardware(true)
-    };
     bench.raw.enter(bench.device)?;
-    let mut unshared = State { blocks: blocks(bench)?, _shared: Vec::new() };
-    let new = bench.compare(
-        subject("first of an allocation"),
-        &mut unshared,
-        |state| ours(bench, state),
-        |state| raw(bench, state),
-    )?;
-    let blocks = blocks(bench)?;
-    let shared = blocks.iter().map(|block| Ok(bench.ipc.share(Arc::clone(block)).start()?));
-    let mut shared = State { _shared: shared.collect::<Result<_>>()?, blocks };
-    let again = bench.compare(
-        subject("in an allocation that is shared already"),
-        &mut shared,
-        |state| ours(bench, state),
-        |state| raw(bench, state),
-    )?;
-    Ok(vec![new, again])
-}
-
-fn blocks(bench: &Bench) -> Result<Vec<Arc<Buffer>>> {
-    (0..BLOCKS).map(|_| Ok(Arc::new(bench.ipc.allocate(bench.device, BYTES)?))).collect()
-}
-
-fn ours(bench: &Bench, state: &mut State) -> Result<f64> {
-    let mut exports = Vec::with_capacity(BLOCKS);
-    let took = timed(BLOCKS, |index| {
-        exports.push(bench.ipc.share(Arc::clone(&state.blocks[index])).start()?);
-        Ok(())
-    })?;
-    for export in exports {
-        export.close(TIMEOUT)?;
+    let mut lines = Vec::new();
+    for (case, is_shared) in
+        [("first of an allocation", false), ("in an allocation that is shared already", true)]
+    {
+        let blocks: Vec<_> = (0..BLOCKS)
+            .map(|_| Ok(Arc::new(bench.ipc.allocate(bench.device, BYTES)?)))
+            .collect::<Result<_>>()?;
+        let share = |block| Ok(bench.ipc.share(Arc::clone(block)).start()?);
+        // The handle of a block exists as long as an export of it.
+        let _shared: Vec<Export> = blocks.iter().filter(|_| is_shared).map(share).collect::<Result<_>>()?;
+        let subject = Subject::new(case, format!("address range and handle, by {}", bench.raw.name()))
+            .target(Target::Times { most: 1.1, plus: ENTRY })
+            .needs_hardware(true);
+        let ours = |(): &mut ()| {
+            let mut exports = Vec::with_capacity(BLOCKS);
+            let took = timed(BLOCKS, |index| {
+                exports.push(share(&blocks[index])?);
+                Ok(())
+            })?;
+            exports.into_iter().try_for_each(|export| export.close(TIMEOUT))?;
+            Ok(took)
+        };
+        let raw = |(): &mut ()| {
+            let mut exports = Vec::with_capacity(BLOCKS);
+            let took = timed(BLOCKS, |index| {
+                exports.push(bench.raw.export(blocks[index].range())?);
+                Ok(())
+            })?;
+            exports.into_iter().try_for_each(|export| bench.raw.unexport(export))?;
+            Ok(Some(took))
+        };
+        lines.push(bench.compare(subject, &mut (), ours, raw)?);
     }
-    Ok(took)
-}
-
-fn raw(bench: &Bench, state: &mut State) -> Result<Option<f64>> {
-    let mut exports = Vec::with_capacity(BLOCKS);
-    let took = timed(BLOCKS, |index| {
-        exports.push(bench.raw.export(state.blocks[index].range())?);
-        Ok(())
-    })?;
-    exports.into_iter().try_for_each(|export| bench.raw.unexport(export))?;
-    Ok(Some(took))
+    Ok(lines)
 }

@@ -1,14 +1,13 @@
 //! The first open of an allocation: the round trip to the broker, and the remaining time beside the driver's open.
 
 use anyhow::Result;
+use device_ipc::Descriptor;
 use device_ipc::limits::CacheLimits;
-use device_ipc::{Descriptor, Mapping};
 
 use crate::frame::{Bench, Row, timed};
 use crate::line::{Line, Subject, Target};
 use crate::peer::message::Command;
-use crate::peer::{Remote, Socket, request};
-use crate::raw::RawHandle;
+use crate::peer::request;
 use crate::wait::settle;
 
 pub(super) const ROW: Row = Row { name: "first-open", title: "first open of an allocation", run };
@@ -22,18 +21,6 @@ const TRIPS: usize = 64;
 /// Approximate sizes of a request for a lease and of its reply with a handle of 64 B.
 const REQUEST_BYTES: usize = 32;
 const GRANT_BYTES: usize = 112;
-
-struct State {
-    exporter: Remote,
-    socket: Socket,
-    first: Vec<Descriptor>,
-    /// Exports of one allocation, which `_open` keeps open.
-    trips: Vec<Descriptor>,
-    _open: Mapping,
-    handles: Vec<RawHandle>,
-    /// Time of the last round trip, in nanoseconds.
-    trip: f64,
-}
 
 fn run(bench: &Bench) -> Result<Vec<Line>> {
     bench.raw.enter(bench.device)?;
@@ -55,31 +42,57 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
 
 fn measure(bench: &Bench, case: &str, home: u32) -> Result<Vec<Line>> {
     let mut exporter = bench.remote(home)?;
+    let socket = exporter.socket(&Command::Echo { spins: false })?;
+    let first = exporter.share(BLOCKS, BYTES, 1)?;
+    // Exports of one allocation, which stays open.
     let trips = exporter.share(1, BYTES, TRIPS + 1)?;
-    let mut state = State {
-        socket: exporter.socket(&Command::Echo { spins: false })?,
-        first: exporter.share(BLOCKS, BYTES, 1)?,
-        _open: bench.ipc.open(&trips[TRIPS]).on_device(bench.device)?,
-        trips: trips[..TRIPS].to_vec(),
-        handles: bench.raw_handles(&mut exporter, BLOCKS, BYTES)?,
-        exporter,
-        trip: 0.0,
-    };
-    let trip = Subject::new(format!("round trip to the broker, {case}"), "raw socket, the same bytes")
+    let open = bench.ipc.open(&trips[TRIPS]).on_device(bench.device)?;
+    let handles = bench.raw_handles(&mut exporter, BLOCKS, BYTES)?;
+    let request = request(REQUEST_BYTES, GRANT_BYTES);
+    let round_trip = || socket.round_trip(&request, &mut [0; GRANT_BYTES]);
+
+    let subject = Subject::new(format!("round trip to the broker, {case}"), "raw socket, the same bytes")
         .target(Target::times(1.5))
         .note(
             "ours: a lease on another export of an allocation that is open, so that no driver call is made",
         );
-    let trip = bench.compare(trip, &mut state, |state| ours_trip(bench, state), raw_trip)?;
-    let open = Subject::new(format!("{} MiB, {case}, the round trip apart", BYTES >> 20), format!("open, by {}, after a round trip over a raw socket", bench.raw.name())).target(Target::times(1.05)).needs_hardware(true).note("ours: the whole open minus the round trip of the same round; raw: the open only, on a thread that a packet has \
-             just woken, as in the library");
-    let open =
-        bench.compare(open, &mut state, |state| ours_open(bench, state), |state| raw_open(bench, state))?;
-    drop((state.first, state.trips, state._open));
+    let trip = bench.compare(
+        subject,
+        &mut (),
+        |()| opened(bench, &trips[..TRIPS]),
+        |()| timed(TRIPS, |_| round_trip()).map(Some),
+    )?;
+
+    let against = format!("open, by {}, after a round trip over a raw socket", bench.raw.name());
+    let subject = Subject::new(format!("{} MiB, {case}, the round trip apart", BYTES >> 20), against)
+        .target(Target::times(1.05))
+        .needs_hardware(true)
+        .note(
+            "ours: the whole open minus the round trip of the same round; raw: the open only, on a thread that a packet has \
+             just woken, as in the library",
+        );
+    let ours = |(): &mut ()| {
+        let trip = opened(bench, &trips[..TRIPS])?;
+        Ok(opened(bench, &first)? - trip)
+    };
+    let raw = |(): &mut ()| {
+        let (mut mappings, mut took) = (Vec::with_capacity(BLOCKS), 0.0);
+        for handle in &handles {
+            round_trip()?;
+            took += timed(1, |_| {
+                mappings.push(bench.raw.open(handle, bench.device)?);
+                Ok(())
+            })?;
+        }
+        mappings.into_iter().try_for_each(|mapping| bench.raw.close(mapping))?;
+        Ok(Some(took / BLOCKS as f64))
+    };
+    let first_open = bench.compare(subject, &mut (), ours, raw)?;
+    drop(open);
     settle()?;
-    drop(state.socket);
-    state.exporter.finish()?;
-    Ok(vec![trip, open])
+    drop(socket);
+    exporter.finish()?;
+    Ok(vec![trip, first_open])
 }
 
 fn opened(bench: &Bench, descriptors: &[Descriptor]) -> Result<f64> {
@@ -91,33 +104,4 @@ fn opened(bench: &Bench, descriptors: &[Descriptor]) -> Result<f64> {
     drop(mappings);
     settle()?;
     Ok(took)
-}
-
-fn ours_trip(bench: &Bench, state: &mut State) -> Result<f64> {
-    state.trip = opened(bench, &state.trips)?;
-    Ok(state.trip)
-}
-
-fn raw_trip(state: &mut State) -> Result<Option<f64>> {
-    let (request, mut answer) = (request(REQUEST_BYTES, GRANT_BYTES), [0; GRANT_BYTES]);
-    timed(TRIPS, |_| state.socket.round_trip(&request, &mut answer)).map(Some)
-}
-
-fn ours_open(bench: &Bench, state: &mut State) -> Result<f64> {
-    let trip = ours_trip(bench, state)?;
-    Ok(opened(bench, &state.first)? - trip)
-}
-
-fn raw_open(bench: &Bench, state: &mut State) -> Result<Option<f64>> {
-    let (request, mut answer) = (request(REQUEST_BYTES, GRANT_BYTES), [0; GRANT_BYTES]);
-    let (mut mappings, mut took) = (Vec::with_capacity(BLOCKS), 0.0);
-    for handle in &state.handles {
-        state.socket.round_trip(&request, &mut answer)?;
-        took += timed(1, |_| {
-            mappings.push(bench.raw.open(handle, bench.device)?);
-            Ok(())
-        })?;
-    }
-    mappings.into_iter().try_for_each(|mapping| bench.raw.close(mapping))?;
-    Ok(Some(took / BLOCKS as f64))
 }

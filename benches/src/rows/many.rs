@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use device_ipc::Export;
-use indicatif::ProgressBar;
 
 use crate::frame::{Bench, Row};
 use crate::line::{Line, Subject, Target, Unit};
@@ -23,36 +22,24 @@ const STEPS: [usize; 4] = [8, 4, 2, 1];
 /// Maximum exponent of the fit that counts as linear growth; quadratic growth has 2.
 const LINEAR: f64 = 1.15;
 
-/// Times of one size in nanoseconds.
-struct Step {
-    leases: f64,
-    opening: f64,
-    revoking: f64,
-}
-
 fn run(bench: &Bench) -> Result<Vec<Line>> {
     let (importers, exports) = (bench.importers, bench.exports);
-    let bar = bench.bar(&format!("{importers} importers, {exports} exports"), STEPS.len() * 3);
-    let mut processes = Vec::with_capacity(importers);
-    for _ in 0..importers {
-        processes.push(bench.remote(bench.device)?);
-    }
-    let mut by_exports = Vec::new();
+    bench.announce(&format!("{importers} importers, {exports} exports"));
+    let mut processes = (0..importers).map(|_| bench.remote(bench.device)).collect::<Result<Vec<_>>>()?;
+    let (mut opening, mut revoking) = (Vec::new(), Vec::new());
     for part in STEPS {
-        by_exports.push(step(bench, &mut processes, (exports / part).max(1), &bar)?);
+        let count = (exports / part).max(1);
+        let leases = (importers * count) as f64;
+        let (open, revoke) = step(bench, &mut processes, count)?;
+        opening.push((leases, open));
+        revoking.push((leases, revoke));
     }
     processes.into_iter().try_for_each(Remote::finish)?;
-    bar.finish_and_clear();
-    let open = |step: &Step| (step.leases, step.opening);
-    let revoke = |step: &Step| (step.leases, step.revoking);
-    Ok(vec![
-        line(bench, "open all", by_exports.iter().map(open).collect()),
-        line(bench, "revoke all", by_exports.iter().map(revoke).collect()),
-    ])
+    Ok(vec![line(bench, "open all", opening), line(bench, "revoke all", revoking)])
 }
 
-/// Makes every process open all exports; then drops the exports and closes all mappings.
-fn step(bench: &Bench, processes: &mut [Remote], count: usize, bar: &ProgressBar) -> Result<Step> {
+/// Makes every process open all exports; then drops the exports and closes all mappings. Returns both times in nanoseconds.
+fn step(bench: &Bench, processes: &mut [Remote], count: usize) -> Result<(f64, f64)> {
     let block = Arc::new(bench.ipc.allocate(bench.device, 1 << 20)?);
     let mut exports: Vec<Export> = Vec::with_capacity(count);
     let mut file = tempfile::NamedTempFile::new().context("cannot create a file of descriptors")?;
@@ -62,19 +49,15 @@ fn step(bench: &Bench, processes: &mut [Remote], count: usize, bar: &ProgressBar
         exports.push(export);
     }
     file.flush().context("cannot write descriptors")?;
-    bar.inc(1);
     let begin = Instant::now();
     all(processes, &Command::OpenAll { file: file.path().to_owned(), count })?;
     let opening = begin.elapsed().as_nanos() as f64;
-    bar.inc(1);
     let begin = Instant::now();
     drop(exports);
     all(processes, &Command::CloseMappings)?;
     until("all leases have ended", || device_ipc::counters().exports == 0)
         .with_context(|| format!("{} leases are left", device_ipc::counters().leases))?;
-    let revoking = begin.elapsed().as_nanos() as f64;
-    bar.inc(1);
-    Ok(Step { leases: (processes.len() * count) as f64, opening, revoking })
+    Ok((opening, begin.elapsed().as_nanos() as f64))
 }
 
 fn all(processes: &mut [Remote], command: &Command) -> Result<()> {

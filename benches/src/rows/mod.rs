@@ -9,6 +9,7 @@ mod hand_over;
 mod many;
 mod open_again;
 mod pull;
+mod raw_words;
 mod ready_acknowledge;
 mod replace;
 mod ring;

@@ -3,11 +3,9 @@
 use std::sync::Barrier;
 
 use anyhow::{Result, anyhow};
-use device_ipc::{Descriptor, Mapping};
 
 use crate::frame::{Bench, Row, timed};
 use crate::line::{Line, Subject, Target};
-use crate::raw::{RawHandle, RawMapping};
 use crate::wait::settle;
 
 pub(super) const ROW: Row =
@@ -16,15 +14,6 @@ pub(super) const ROW: Row =
 const CALLS: usize = 1000;
 const BYTES: u64 = 4 << 20;
 
-struct State {
-    threads: usize,
-    descriptor: Descriptor,
-    _open: Mapping,
-    handle: RawHandle,
-    /// Kept open if the driver opens a handle more than once.
-    raw: Option<RawMapping>,
-}
-
 fn run(bench: &Bench) -> Result<Vec<Line>> {
     let mut exporter = bench.remote(bench.device)?;
     let descriptors = exporter.share(1, BYTES, 1)?;
@@ -32,39 +21,43 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
     bench.raw.enter(bench.device)?;
     let raw = bench.raw.open(&handles[0], bench.device)?;
     let second = bench.raw.open(&handles[0], bench.device).and_then(|second| bench.raw.close(second));
-    let mut state = State {
-        threads: 1,
-        _open: bench.ipc.open(&descriptors[0]).at_home()?,
-        descriptor: descriptors[0].clone(),
-        handle: handles[0].clone(),
-        raw: Some(raw),
-    };
-    if second.is_err()
-        && let Some(raw) = state.raw.take()
-    {
+    // Kept open if the driver opens a handle more than once.
+    let (raw, only_once) = if second.is_ok() {
+        (Some(raw), None)
+    } else {
         bench.raw.close(raw)?;
-    }
+        (None, Some("the raw backend opens a handle only once"))
+    };
+    let open = bench.ipc.open(&descriptors[0]).at_home()?;
     let mut lines = Vec::new();
     for (threads, most) in [(1, 0.5), (8, 1.0)] {
-        state.threads = threads;
         let subject = Subject::new(
             if threads == 1 { "one thread".into() } else { format!("{threads} threads at once") },
             format!("open of a handle that is open, by {}", bench.raw.name()),
         )
         .target(Target::times(most))
         .needs_hardware(true)
-        .note(second.is_err().then_some("the raw backend opens a handle only once"));
-        lines.push(bench.compare(
-            subject,
-            &mut state,
-            |state| ours(bench, state),
-            |state| raw_again(bench, state),
-        )?);
+        .note(only_once);
+        let ours = |(): &mut ()| {
+            let again = || Ok(bench.ipc.open(&descriptors[0]).at_home()?);
+            let (took, mappings) = concurrently(threads, again, || Ok(()))?;
+            drop(mappings);
+            settle()?;
+            Ok(took)
+        };
+        let raw = |(): &mut ()| {
+            if only_once.is_some() {
+                return Ok(None);
+            }
+            let again = || bench.raw.open(&handles[0], bench.device);
+            let (took, mappings) = concurrently(threads, again, || bench.raw.enter(bench.device))?;
+            mappings.into_iter().try_for_each(|mapping| bench.raw.close(mapping))?;
+            Ok(Some(took))
+        };
+        lines.push(bench.compare(subject, &mut (), ours, raw)?);
     }
-    if let Some(raw) = state.raw.take() {
-        bench.raw.close(raw)?;
-    }
-    drop(state);
+    raw.map_or(Ok(()), |raw| bench.raw.close(raw))?;
+    drop(open);
     settle()?;
     exporter.finish()?;
     Ok(lines)
@@ -100,25 +93,4 @@ fn concurrently<T: Send>(
         all.extend(results.into_iter().flatten());
     }
     Ok((sum / threads as f64, all))
-}
-
-fn ours(bench: &Bench, state: &mut State) -> Result<f64> {
-    let (took, mappings) =
-        concurrently(state.threads, || Ok(bench.ipc.open(&state.descriptor).at_home()?), || Ok(()))?;
-    drop(mappings);
-    settle()?;
-    Ok(took)
-}
-
-fn raw_again(bench: &Bench, state: &mut State) -> Result<Option<f64>> {
-    if state.raw.is_none() {
-        return Ok(None);
-    }
-    let (took, mappings) = concurrently(
-        state.threads,
-        || bench.raw.open(&state.handle, bench.device),
-        || bench.raw.enter(bench.device),
-    )?;
-    mappings.into_iter().try_for_each(|mapping| bench.raw.close(mapping))?;
-    Ok(Some(took))
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use device_ipc::backend::engine::{Piece, PullRequest, TransferEngine};
-use device_ipc::{CopyPolicy, Descriptor, Dtype, Ipc, Remote, TensorLayout, TensorSet};
+use device_ipc::{CopyPolicy, Dtype, Ipc, Remote, TensorLayout, TensorSet};
 
 use crate::frame::{Bench, Row};
 use crate::line::{Line, Subject, Target, Unit};
@@ -30,19 +30,6 @@ const LARGE: u64 = MIB;
 /// The number of calls of a round, if they take little time.
 const CALLS: u64 = 16;
 
-struct State {
-    ipc: Ipc,
-    device: u32,
-    engine: Arc<dyn TransferEngine>,
-    descriptor: Descriptor,
-    /// Existing memory for our copies.
-    destination: Option<TensorSet>,
-    metadata: Vec<u8>,
-    /// The destination of the bare read.
-    memory: BareMemory,
-    bytes: u64,
-}
-
 fn run(bench: &Bench) -> Result<Vec<Line>> {
     let engine = match engine() {
         Ok(engine) => engine,
@@ -60,16 +47,8 @@ fn measure(bench: &Bench, engine: &Arc<dyn TransferEngine>, bytes: u64, size: &s
     let mut exporter = bench.remote(bench.device)?;
     let SharedRemotely { descriptor, metadata } = exporter.request(&Command::ShareRemotely { bytes })?;
     let ipc = Ipc::builder().remote(Remote::new(Arc::clone(engine))).named(bench.backend())?;
-    let mut state = State {
-        descriptor,
-        destination: None,
-        memory: BareMemory::new(&ipc, bench.device, bytes)?,
-        engine: Arc::clone(engine),
-        device: bench.device,
-        ipc,
-        metadata,
-        bytes,
-    };
+    // The destination of the bare read.
+    let memory = BareMemory::new(&ipc, bench.device, bytes)?;
     let (unit, target) = match bytes {
         ..LARGE => (Unit::Nanoseconds, Target::times(3.0)),
         LARGE => (Unit::BytesPerSecond, Target::None),
@@ -78,13 +57,42 @@ fn measure(bench: &Bench, engine: &Arc<dyn TransferEngine>, bytes: u64, size: &s
     let subject = |how: &str| {
         Subject::new(format!("{size}{how}"), "NIXL: a read with known metadata").unit(unit).target(target)
     };
-    let new = bench.compare(subject(" to new memory"), &mut state, pulled, |state| read(state).map(Some))?;
+    let read = || {
+        let piece = Piece { source: 0, source_offset: 0, destination: 0, destination_offset: 0, len: bytes };
+        let request =
+            PullRequest { sources: &[&metadata], destinations: &[memory.range()], pieces: &[piece] };
+        // SAFETY: nothing else accesses the memory, which stays allocated, until the transfer is over. After an error the transfer
+        // is over, too.
+        let transfer = unsafe { engine.pull(&request) }?;
+        while !transfer.is_finished()? {
+            std::thread::yield_now();
+        }
+        Ok(())
+    };
+    let open = || ipc.open(&descriptor).timeout(TIMEOUT);
+    let to_new = |(): &mut ()| {
+        let sample = sample(bytes, || {
+            open().copy(CopyPolicy::Pulled).on_device(bench.device)?;
+            Ok(())
+        })?;
+        settle()?;
+        Ok(sample)
+    };
+    let new =
+        bench.compare(subject(" to new memory"), &mut (), to_new, |()| sample(bytes, read).map(Some))?;
     // The memory of a mock's device is for one of them.
     settle()?;
-    state.destination = Some(destination(&state.ipc, bench.device, bytes)?);
+    let to_existing = |set: &mut Option<TensorSet>| {
+        sample(bytes, || {
+            let pulled = open().pull_into(set.take().context("an earlier copy has failed")?);
+            *set = Some(pulled.map_err(device_ipc::Error::from)?);
+            Ok(())
+        })
+    };
+    let mut set = Some(destination(&ipc, bench.device, bytes)?);
     let existing = bench
-        .compare(subject(" to existing memory"), &mut state, pulled_into, |state| read(state).map(Some))?;
-    drop(state);
+        .compare(subject(" to existing memory"), &mut set, to_existing, |_| sample(bytes, read).map(Some))?;
+    drop((set, memory));
     settle()?;
     exporter.finish()?;
     Ok(vec![new, existing])
@@ -98,58 +106,12 @@ fn destination(ipc: &Ipc, device: u32, bytes: u64) -> Result<TensorSet> {
 }
 
 /// Returns the time of a copy in nanoseconds, or the speed of large ones in bytes a second.
-fn sample(state: &mut State, mut copy: impl FnMut(&mut State) -> Result<()>) -> Result<f64> {
-    let calls = if state.bytes < LARGE { CALLS } else { 1 };
+fn sample(bytes: u64, mut copy: impl FnMut() -> Result<()>) -> Result<f64> {
+    let calls = if bytes < LARGE { CALLS } else { 1 };
     let begin = Instant::now();
     for _ in 0..calls {
-        copy(state)?;
+        copy()?;
     }
     let seconds = begin.elapsed().as_secs_f64();
-    Ok(if state.bytes < LARGE { seconds * 1e9 / calls as f64 } else { state.bytes as f64 / seconds })
-}
-
-fn pulled(state: &mut State) -> Result<f64> {
-    let sample = sample(state, |state| {
-        state
-            .ipc
-            .open(&state.descriptor)
-            .timeout(TIMEOUT)
-            .copy(CopyPolicy::Pulled)
-            .on_device(state.device)?;
-        Ok(())
-    })?;
-    settle()?;
-    Ok(sample)
-}
-
-fn pulled_into(state: &mut State) -> Result<f64> {
-    sample(state, |state| {
-        let set = state.destination.take().context("an earlier copy has failed")?;
-        let set = state.ipc.open(&state.descriptor).timeout(TIMEOUT).pull_into(set);
-        state.destination = Some(set.map_err(device_ipc::Error::from)?);
-        Ok(())
-    })
-}
-
-fn read(state: &mut State) -> Result<f64> {
-    sample(state, |state| {
-        let request = PullRequest {
-            sources: &[&state.metadata],
-            destinations: &[state.memory.range()],
-            pieces: &[Piece {
-                source: 0,
-                source_offset: 0,
-                destination: 0,
-                destination_offset: 0,
-                len: state.bytes,
-            }],
-        };
-        // SAFETY: nothing else accesses the memory, which stays allocated, until the transfer is over. After an error the transfer
-        // is over, too.
-        let transfer = unsafe { state.engine.pull(&request) }?;
-        while !transfer.is_finished()? {
-            std::thread::yield_now();
-        }
-        Ok(())
-    })
+    Ok(if bytes < LARGE { seconds * 1e9 / calls as f64 } else { bytes as f64 / seconds })
 }

@@ -3,18 +3,16 @@
 //! The words of a timeline are in host memory that is registered with both devices, because a plain store can then release
 //! a stream that waits for a terminated peer. Those of the raw calls are too.
 
-#![allow(unsafe_code, reason = "raw writes and waits on words that stay mapped until the process exits")]
+use std::time::Instant;
 
 use anyhow::Result;
-use device_ipc::{AsStream, Mapping, Stream, Timeline};
-
-use std::path::PathBuf;
-use std::time::Instant;
 
 use crate::frame::{Bench, Row};
 use crate::line::{Line, Subject, Target};
+use crate::peer::Remote;
 use crate::peer::message::Command;
-use crate::peer::{Page, REQUEST, RESPONSE, Remote};
+use crate::rows::raw_words::RawWords;
+use crate::wait::settle;
 
 pub(super) const ROW: Row =
     Row { name: "ready-acknowledge", title: "ready and acknowledge between two streams", run };
@@ -23,17 +21,6 @@ pub(super) const ROW: Row =
 const ROUNDS: u64 = 100;
 
 const BYTES: u64 = 64 * 1024;
-
-struct State {
-    remote: Remote,
-    stream: Stream,
-    timeline: Timeline,
-    next: u64,
-    page: PathBuf,
-    /// Device address of the raw words.
-    base: u64,
-    raw_next: u64,
-}
 
 fn run(bench: &Bench) -> Result<Vec<Line>> {
     let ours = bench.ipc.backend().capabilities(device_ipc::DeviceOrdinal::new(bench.device))?;
@@ -45,68 +32,38 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
     let mut remote = bench.remote(peer_device)?;
     let descriptors = remote.share(1, BYTES, 1)?;
     let mapping = bench.ipc.open(&descriptors[0]).on_device(bench.device)?;
-    let page = Page::create()?;
-    // SAFETY: the page stays mapped until the process exits.
-    let base = unsafe { bench.raw.register(page.address(), page.bytes(), bench.device) }?;
-    let mut state = State {
-        stream: bench.ipc.create_stream(bench.device)?,
-        timeline: mapping.timeline()?,
-        next: 1,
-        page: page.path(),
-        base,
-        raw_next: 1,
-        remote,
-    };
+    let (stream, timeline) = (bench.ipc.create_stream(bench.device)?, mapping.timeline()?);
+    let (mut words, mut next) = (RawWords::new(bench)?, 1);
     let against = format!("write and wait on words in host memory, by {}", bench.raw.name());
     let subject = Subject::new(place, against)
         .target(Target::times(1.1))
         .needs_hardware(true)
         .note("a whole round: ready and acknowledge");
-    let line = bench.compare(subject, &mut state, ours_rounds, |state| raw_rounds(bench, state))?;
-    finish(state, mapping)?;
-    Ok(vec![line])
-}
-
-fn finish(state: State, mapping: Mapping) -> Result<()> {
-    let State { remote, stream, timeline, .. } = state;
+    let round_time = |remote: &mut Remote, begin: Instant| {
+        stream.synchronize()?;
+        let took = begin.elapsed();
+        remote.execute(&Command::Synchronize)?;
+        Ok(took.as_nanos() as f64 / ROUNDS as f64)
+    };
+    let ours = |remote: &mut Remote| {
+        let first = next;
+        next += ROUNDS;
+        remote.execute(&Command::TimelineRounds { first, rounds: ROUNDS })?;
+        let begin = Instant::now();
+        for value in first..next {
+            timeline.signal(value, &stream)?;
+            timeline.wait(value, &stream)?;
+        }
+        round_time(remote, begin)
+    };
+    let raw = |remote: &mut Remote| {
+        let begin = words.submit(bench, remote, &stream, ROUNDS)?;
+        round_time(remote, begin).map(Some)
+    };
+    let line = bench.compare(subject, &mut remote, ours, raw)?;
     drop(timeline);
     mapping.release(&stream).map_err(device_ipc::Error::from)?;
-    crate::wait::settle()?;
-    remote.finish()
-}
-
-fn ours_rounds(state: &mut State) -> Result<f64> {
-    let first = state.next;
-    state.next += ROUNDS;
-    state.remote.execute(&Command::TimelineRounds { first, rounds: ROUNDS })?;
-    let begin = Instant::now();
-    for value in first..first + ROUNDS {
-        state.timeline.signal(value, &state.stream)?;
-        state.timeline.wait(value, &state.stream)?;
-    }
-    round_time(state, begin)
-}
-
-fn raw_rounds(bench: &Bench, state: &mut State) -> Result<Option<f64>> {
-    let first = state.raw_next;
-    state.raw_next += ROUNDS;
-    let page = state.page.clone();
-    state.remote.execute(&Command::RawRounds { page, first, rounds: ROUNDS })?;
-    let begin = Instant::now();
-    for value in first..first + ROUNDS {
-        // SAFETY: the page and the mapping exist until both streams are synchronized.
-        unsafe {
-            bench.raw.write_value(state.stream.as_stream(), state.base + REQUEST, value)?;
-            bench.raw.wait_value(state.stream.as_stream(), state.base + RESPONSE, value)?;
-        }
-    }
-    round_time(state, begin).map(Some)
-}
-
-/// Synchronizes the streams and returns the time of a round in nanoseconds.
-fn round_time(state: &mut State, begin: Instant) -> Result<f64> {
-    state.stream.synchronize()?;
-    let took = begin.elapsed();
-    state.remote.execute(&Command::Synchronize)?;
-    Ok(took.as_nanos() as f64 / ROUNDS as f64)
+    settle()?;
+    remote.finish()?;
+    Ok(vec![line])
 }

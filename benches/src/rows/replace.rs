@@ -1,7 +1,7 @@
 //! Memory that is exchanged at a reserved address, and given back and taken again.
 
 use anyhow::Result;
-use device_ipc::{Descriptor, DeviceOrdinal, Mapping, Stream};
+use device_ipc::{Descriptor, DeviceOrdinal};
 
 use crate::frame::{Bench, Row, timed};
 use crate::line::{Line, Subject, Target};
@@ -11,14 +11,6 @@ use crate::wait::settle;
 pub(super) const ROW: Row = Row { name: "replace", title: "memory exchanged at a reserved address", run };
 
 const SIZES: [u64; 3] = [64 << 20, 1 << 30, 16 << 30];
-
-struct State {
-    mapping: Mapping,
-    stream: Stream,
-    versions: Vec<Descriptor>,
-    /// The number of replacements so far.
-    count: usize,
-}
 
 fn run(bench: &Bench) -> Result<Vec<Line>> {
     let mut lines = Vec::new();
@@ -37,12 +29,12 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
 
 fn measure(bench: &Bench, bytes: u64, lines: &mut Vec<Line>) -> Result<()> {
     let mut exporter = bench.remote(bench.device)?;
-    let versions: Vec<_> = exporter.request(&Command::ShareRemappable { blocks: 2, bytes })?;
+    let versions: Vec<Descriptor> = exporter.request(&Command::ShareRemappable { blocks: 2, bytes })?;
     let stream = bench.ipc.create_stream(bench.device)?;
-    let mapping = bench.ipc.open(&versions[0]).reserved().on(&stream)?;
+    let mut mapping = bench.ipc.open(&versions[0]).reserved().on(&stream)?;
     // As a program that has views of the tensors.
     let _ = mapping.range();
-    let mut state = State { mapping, stream, versions, count: 0 };
+    let mut count = 0;
     bench.raw.enter(bench.device)?;
     let mut blocks = bench.raw.exchangeable(bench.device, bytes)?;
     let replace = Subject::new(
@@ -54,30 +46,26 @@ fn measure(bench: &Bench, bytes: u64, lines: &mut Vec<Line>) -> Result<()> {
     .note("ours: with the request to the exporter, and the wait for the stream and for the bytes");
     lines.push(bench.compare(
         replace,
-        &mut state,
-        |state| timed(1, |_| state.replace()),
+        &mut mapping,
+        |mapping| {
+            count += 1;
+            timed(1, |_| Ok(mapping.replace_on(&versions[count % 2], &stream)?))
+        },
         |_| blocks.as_mut().map(|blocks| timed(1, |_| blocks.exchange())).transpose(),
     )?);
     let suspend = Subject::new(format!("suspend and resume, {}", size(bytes)), "").needs_hardware(true);
     let samples: Vec<f64> = (0..bench.rounds)
         .map(|_| {
             timed(1, |_| {
-                state.mapping.suspend()?;
-                Ok(state.mapping.resume(&state.versions[0])?)
+                mapping.suspend()?;
+                Ok(mapping.resume(&versions[0])?)
             })
         })
         .collect::<Result<_>>()?;
     lines.push(bench.figure(suspend, &samples));
-    drop((state, blocks));
+    drop((mapping, blocks));
     settle()?;
     exporter.finish()
-}
-
-impl State {
-    fn replace(&mut self) -> Result<()> {
-        self.count += 1;
-        Ok(self.mapping.replace_on(&self.versions[self.count % 2], &self.stream)?)
-    }
 }
 
 fn size(bytes: u64) -> String {

@@ -1,17 +1,16 @@
 //! The hand-over through a ring and its acknowledgement: by spinning hosts, and by streams.
 
-#![allow(unsafe_code, reason = "raw writes and waits on words that stay mapped until the process exits")]
-
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::Result;
-use device_ipc::{AsStream, DeviceOrdinal, Ring, Stream};
+use device_ipc::{DeviceOrdinal, Ring, Stream};
 
 use crate::frame::{Bench, Row};
 use crate::line::{Line, Subject, Target};
 use crate::peer::message::{Command, RingUser};
 use crate::peer::{Page, REQUEST, RESPONSE, Remote};
+use crate::rows::raw_words::RawWords;
 use crate::wait::{TIMEOUT, settle};
 
 pub(super) const ROW: Row =
@@ -61,15 +60,14 @@ fn by_streams(bench: &Bench, state: &mut State) -> Result<Line> {
     if !bench.ipc.backend().capabilities(DeviceOrdinal::new(bench.device))?.timelines {
         return Ok(bench.skipped(CASE, "the device has no timelines"));
     }
-    // SAFETY: the page stays mapped until the process exits.
-    let base = unsafe { bench.raw.register(state.page.address(), state.page.bytes(), bench.device) }?;
+    let mut words = RawWords::new(bench)?;
     let subject = Subject::new(
         CASE,
         format!("write and wait on words in host memory, by {}", bench.raw.name()),
     )
     .needs_hardware(true)
     .note("publication and release; no host waits; our side writes one more word, for the writer's streams");
-    bench.compare(subject, state, ours_by_streams, |state| raw_by_streams(bench, state, base))
+    bench.compare(subject, state, ours_by_streams, |state| raw_by_streams(bench, state, &mut words))
 }
 
 fn ours_by_hosts(state: &mut State) -> Result<f64> {
@@ -121,19 +119,8 @@ fn ours_by_streams(state: &mut State) -> Result<f64> {
     round_time(state, begin)
 }
 
-fn raw_by_streams(bench: &Bench, state: &mut State, base: u64) -> Result<Option<f64>> {
-    let first = state.next;
-    state.next += STREAM_ROUNDS;
-    let page = state.page.path();
-    state.remote.execute(&Command::RawRounds { page, first, rounds: STREAM_ROUNDS })?;
-    let begin = Instant::now();
-    for value in first..state.next {
-        // SAFETY: the page stays registered until both streams are synchronized.
-        unsafe {
-            bench.raw.write_value(state.stream.as_stream(), base + REQUEST, value)?;
-            bench.raw.wait_value(state.stream.as_stream(), base + RESPONSE, value)?;
-        }
-    }
+fn raw_by_streams(bench: &Bench, state: &mut State, words: &mut RawWords) -> Result<Option<f64>> {
+    let begin = words.submit(bench, &mut state.remote, &state.stream, STREAM_ROUNDS)?;
     round_time(state, begin).map(Some)
 }
 

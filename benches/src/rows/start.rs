@@ -18,15 +18,13 @@ const NO_DEVICE: [(&str, &str); 2] = [
 ];
 
 fn run(bench: &Bench) -> Result<Vec<Line>> {
-    let bar = bench.bar(ROW.title, STARTS);
+    bench.announce(ROW.title);
     let mut starts: Vec<f64> = Vec::with_capacity(STARTS);
     for _ in 0..STARTS {
         let mut remote = Remote::start(bench.backend(), bench.device, &NO_DEVICE)?;
         starts.push(remote.request(&Command::StartUp)?);
         remote.finish()?;
-        bar.inc(1);
     }
-    bar.finish_and_clear();
     let subject = Subject::new(ROW.title, "").target(Target::Most { value: 1e6 });
     Ok(vec![bench.figure(subject.note("the first Ipc::available() of a process"), &starts)])
 }

@@ -36,8 +36,12 @@ const SPEED: f64 = 0.8;
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
-    elements: u64,
-    allocations: usize,
+    tensor_bytes: u64,
+    /// Number of tensors in each allocation except the last.
+    tensors_per_block: usize,
+    block_bytes: u64,
+    /// Number of allocations that contain a tensor.
+    blocks: usize,
 }
 
 struct State {
@@ -57,8 +61,8 @@ struct State {
 
 fn run(bench: &Bench) -> Result<Vec<Line>> {
     bench.raw.enter(bench.device)?;
-    let small = Kind { name: "64 B each", elements: 16, allocations: 1 };
-    let large = Kind { name: "1 MiB each", elements: 1 << 18, allocations: bench.allocations };
+    let small = Kind::new("64 B each", 64, 1);
+    let large = Kind::new("1 MiB each", 1 << 20, bench.allocations);
     let mut lines = Vec::new();
     for kind in [small, large] {
         lines.extend(measure(bench, kind)?);
@@ -81,7 +85,7 @@ fn measure(bench: &Bench, kind: Kind) -> Result<Vec<Line>> {
     let subject = |when: &str, against: String, target, needs_hardware| {
         Subject::new(format!("{}, {when}", kind.name), against).target(target).needs_hardware(needs_hardware)
     };
-    let opens = format!("{} opens, by {}", kind.allocations, bench.raw.name());
+    let opens = format!("{} opens, by {}", kind.blocks, bench.raw.name());
     let first = subject("first time", opens, Target::times(1.0 / SPEED), true);
     let first = bench.compare(
         first,
@@ -101,22 +105,15 @@ fn measure(bench: &Bench, kind: Kind) -> Result<Vec<Line>> {
 }
 
 impl Kind {
-    fn tensor_bytes(self) -> u64 {
-        self.elements * ELEMENT_BYTES
-    }
-
-    /// Returns the number of tensors in each allocation except the last.
-    fn tensors_per_block(self) -> usize {
-        TENSORS.div_ceil(self.allocations)
-    }
-
-    fn block_bytes(self) -> u64 {
-        (self.tensors_per_block() as u64 * self.tensor_bytes()).next_multiple_of(PAGE)
-    }
-
-    /// Returns the number of allocations that contain a tensor.
-    fn blocks(self) -> usize {
-        TENSORS.div_ceil(self.tensors_per_block())
+    fn new(name: &'static str, tensor_bytes: u64, allocations: usize) -> Self {
+        let tensors_per_block = TENSORS.div_ceil(allocations);
+        Self {
+            name,
+            tensor_bytes,
+            tensors_per_block,
+            block_bytes: (tensors_per_block as u64 * tensor_bytes).next_multiple_of(PAGE),
+            blocks: TENSORS.div_ceil(tensors_per_block),
+        }
     }
 }
 
@@ -125,19 +122,19 @@ fn names(dict: usize) -> Vec<String> {
 }
 
 fn blocks(bench: &Bench, kind: Kind) -> Result<Vec<Arc<Buffer>>> {
-    let one = |_| Ok(Arc::new(bench.ipc.allocate(bench.device, kind.block_bytes())?));
-    (0..kind.blocks()).map(one).collect()
+    let one = |_| Ok(Arc::new(bench.ipc.allocate(bench.device, kind.block_bytes)?));
+    (0..kind.blocks).map(one).collect()
 }
 
 /// Creates a bundle of the tensors in the blocks, and hands it over to the receiver.
 fn hand_over(bench: &Bench, state: &mut State) -> Result<Export> {
     let kind = state.kind;
     let mut bundle = bench.ipc.tensors();
-    for (names, block) in state.names.chunks(kind.tensors_per_block()).zip(&state.blocks) {
+    for (names, block) in state.names.chunks(kind.tensors_per_block).zip(&state.blocks) {
         let memory = bundle.memory(Arc::clone(block));
         for (index, name) in names.iter().enumerate() {
-            let layout = TensorLayout::contiguous(Dtype::F32, [kind.elements])?;
-            bundle.tensor(name, memory, index as u64 * kind.tensor_bytes(), layout)?;
+            let layout = TensorLayout::contiguous(Dtype::F32, [kind.tensor_bytes / ELEMENT_BYTES])?;
+            bundle.tensor(name, memory, index as u64 * kind.tensor_bytes, layout)?;
         }
     }
     let export = bench.ipc.share_all(bundle).start()?;
@@ -180,7 +177,7 @@ fn repeated(bench: &Bench, state: &mut State) -> Result<f64> {
 
 /// Measures raw opens of as many new allocations.
 fn raw_opens(bench: &Bench, state: &mut State) -> Result<Option<f64>> {
-    let (count, bytes) = (state.kind.blocks(), state.kind.block_bytes());
+    let (count, bytes) = (state.kind.blocks, state.kind.block_bytes);
     let handles = bench.raw_handles(&mut state.importer, count, bytes)?;
     let mut mappings = Vec::with_capacity(count);
     let took = timed(1, |_| {
