@@ -67,16 +67,30 @@ struct Run {
     len: u32,
 }
 
-/// Returns the blocks as runs of at most [`BLOCKS`], in their order.
+/// Returns the blocks as runs of at most [`BLOCKS`], in the order of their first ones.
+///
+/// Numbers that descend on both sides are a run too, since a copy has no order: engines free the blocks of a request from its last
+/// one to its first one, and allocate them so again.
 fn runs<'a>(sources: &'a [u32], destinations: &'a [u32]) -> impl Iterator<Item = Run> + 'a {
     let mut blocks = sources.iter().copied().zip(destinations.iter().copied()).peekable();
     std::iter::from_fn(move || {
         let (source, destination) = blocks.next()?;
         let mut run = Run { source, destination, len: 1 };
-        let next = |run: &Run| (source.checked_add(run.len), destination.checked_add(run.len));
-        while run.len < BLOCKS && blocks.next_if(|&(from, to)| next(&run) == (Some(from), Some(to))).is_some()
+        let above = |run: &Run| (source.checked_add(run.len), destination.checked_add(run.len));
+        while run.len < BLOCKS
+            && blocks.next_if(|&(from, to)| above(&run) == (Some(from), Some(to))).is_some()
         {
             run.len += 1;
+        }
+        if run.len > 1 {
+            return Some(run);
+        }
+        let below = |run: &Run| (run.source.checked_sub(1), run.destination.checked_sub(1));
+        while run.len < BLOCKS
+            && let Some((source, destination)) =
+                blocks.next_if(|&(from, to)| below(&run) == (Some(from), Some(to)))
+        {
+            run = Run { source, destination, len: run.len + 1 };
         }
         Some(run)
     })
@@ -102,11 +116,11 @@ impl Driver {
         if sources.is_empty() {
             return self.large_copy_blocks(device).map(drop);
         }
+        let runs: Vec<Run> = runs(sources, destinations).collect();
         for tensors in tensors.chunks(TENSORS) {
-            let room = capacity(TABLE_WORDS, tensors.len());
-            let is_small = sources.len() <= room || runs(sources, destinations).nth(room).is_none();
+            let is_small = runs.len() <= capacity(TABLE_WORDS, tensors.len());
             let large = if is_small { None } else { self.large_copy_blocks(device)? };
-            let copy = Copy { driver: self, tensors, block_bytes, sources, destinations, stream };
+            let copy = Copy { driver: self, tensors, block_bytes, runs: &runs, stream };
             // SAFETY: the kernels are of the device's context, which is current, and each has a table of this size; stream and memory
             // are as the caller promised.
             unsafe {
@@ -141,8 +155,7 @@ struct Copy<'a> {
     driver: &'a Driver,
     tensors: &'a [BlockedTensors],
     block_bytes: u64,
-    sources: &'a [u32],
-    destinations: &'a [u32],
+    runs: &'a [Run],
     stream: Stream,
 }
 
@@ -165,7 +178,7 @@ impl Copy<'_> {
                 words.copy_from_slice(&[value as u32, (value >> 32) as u32]);
             }
         }
-        let mut left = runs(self.sources, self.destinations).peekable();
+        let mut left = self.runs.iter().peekable();
         while left.peek().is_some() {
             let (mut blocks, mut entries) = (0, 0u32);
             let rows = self.tensors.len() * TENSOR_WORDS;
@@ -197,9 +210,14 @@ mod tests {
         assert_eq!(found(&[], &[]), []);
         assert_eq!(found(&[4, 5, 6], &[1, 2, 3]), [(4, 1, 3)]);
         assert_eq!(found(&[4, 5, 6], &[3, 2, 1]), [(4, 3, 1), (5, 2, 1), (6, 1, 1)]);
+        assert_eq!(found(&[6, 5, 4], &[3, 2, 1]), [(4, 1, 3)]);
+        assert_eq!(found(&[2, 1, 0, 1], &[2, 1, 0, 4]), [(0, 0, 3), (1, 4, 1)]);
+        assert_eq!(found(&[3, 2, 3, 4], &[8, 7, 8, 9]), [(2, 7, 2), (3, 8, 2)]);
         assert_eq!(found(&[4, 5, 7, 8], &[1, 2, 3, 4]), [(4, 1, 2), (7, 3, 2)]);
         assert_eq!(found(&[4, 5, 6, 7], &[1, 2, 9, 10]), [(4, 1, 2), (6, 9, 2)]);
         let all: Vec<u32> = (0..=BLOCKS).collect();
         assert_eq!(found(&all, &all), [(0, 0, BLOCKS), (BLOCKS, BLOCKS, 1)]);
+        let all: Vec<u32> = all.into_iter().rev().collect();
+        assert_eq!(found(&all, &all), [(1, 1, BLOCKS), (0, 0, 1)]);
     }
 }

@@ -42,8 +42,8 @@ def test_kernel_copies_exactly_the_blocks(dtype: str, shape: "tuple[int, ...]") 
         expect[destinations] = source[sources]
     assert all(torch.equal(one, other) for one, other in zip(to, expected, strict=True))
     # Runs of consecutive blocks, some of one block, on a stream that is not the current one.
-    sources = [*range(100), 250, 260, *range(130, 250)]
-    destinations = [*range(200, 300), 319, 318, *range(120)]
+    sources = [*range(100), 250, 260, *range(130, 250), *range(299, 270, -1)]
+    destinations = [*range(200, 300), 319, 318, *range(120), *range(180, 151, -1)]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     copy.copy(array("I", sources), array("I", destinations), stream.cuda_stream)

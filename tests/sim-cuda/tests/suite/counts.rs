@@ -207,16 +207,17 @@ fn block_copies() {
             (to.view_mut::<u8, _>(&stream).expect("whole"), of.view::<u8, _>(&stream).expect("whole"))
         })
         .collect();
-    let mut copy = |numbers: &[u32]| {
-        let destinations: Vec<u32> = numbers.iter().rev().copied().collect();
-        recorder.calls(|| ViewMut::copy_blocks(&mut views, 1, numbers, &destinations).expect("copied")).0
+    let mut copy = |sources: &[u32], destinations: &[u32]| {
+        recorder.calls(|| ViewMut::copy_blocks(&mut views, 1, sources, destinations).expect("copied")).0
     };
-    copy(&[]);
+    copy(&[], &[]);
     let copied =
         |launches: usize| entered(&[&["cuStreamGetCtx"], &*vec!["cuLaunchKernel"; launches]].concat());
-    assert_eq!(copy(&[5, 1, 3]), copied(1), "a few blocks");
-    let all: Vec<u32> = (0..BLOCKS).collect();
-    assert_eq!(copy(&all), copied(launches), "scattered blocks");
+    assert_eq!(copy(&[5, 1, 3], &[3, 1, 5]), copied(1), "a few blocks");
+    let up: Vec<u32> = (0..BLOCKS).collect();
+    let down: Vec<u32> = up.iter().rev().copied().collect();
+    assert_eq!(copy(&up, &down), copied(launches), "scattered blocks");
+    assert_eq!(copy(&down, &down), copied(1), "blocks that descend side by side");
     for (value, (target, _)) in (0..).zip(&views) {
         assert_eq!(target.to_vec().expect("read"), vec![value; BLOCKS as usize]);
     }
