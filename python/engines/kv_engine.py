@@ -11,6 +11,7 @@ import os
 import statistics
 import sys
 import time
+from array import array
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -76,21 +77,30 @@ def event() -> Any:
     return kind(enable_timing=True)
 
 
-class Queue:
-    """A queue of copies whose calls are timed."""
+def numbers(text: str, skipped: int, count: int) -> list[int]:
+    """Returns block numbers of a load."""
+    found: list[int] = []
+    for at in range(0, len(text), 16):
+        first, steps = int(text[at : at + 8], 16), int(text[at + 8 : at + 16], 16)
+        found += range(first, first + steps) if steps < 1 << 31 else range(first, first - (1 << 32) + steps, -1)
+    return found[skipped : skipped + count]
 
-    def __init__(self, queue: Any, counters: Counters) -> None:
-        self._queue, self._counters = queue, counters
 
-    def submit(self, *arguments: Any) -> Any:
+class Reader:
+    """A reader of blocks whose calls are timed."""
+
+    def __init__(self, reader: Any, copies: list[Any], counters: Counters) -> None:
+        self._reader, self._copies, self._counters = reader, copies, counters
+
+    def submit(self, loads: list[Any]) -> Any:
         begin = time.perf_counter()
-        found = self._queue.submit(*arguments)
+        found = self._reader.submit(loads)
+        end = time.perf_counter()
         parts = self._counters.parts
-        parts["submit"] = parts.get("submit", 0.0) + time.perf_counter() - begin
+        parts["submit"] = parts.get("submit", 0.0) + end - begin
+        self._counters.copies += [(self._copies, load[2]) for load in loads]
+        self._counters.counting += time.perf_counter() - end
         return found
-
-    def synchronize(self) -> None:
-        self._queue.synchronize()
 
 
 SCHEDULER_METHODS = (
@@ -118,28 +128,24 @@ class Counters:
 
     def watch(self, connector: Any, scheduler: Any) -> None:
         """Counts and times the calls of a connector's two halves."""
-        from device_ipc import _kv_cache
+        from device_ipc import _kv_cache, _native
 
-        kind: Any = _kv_cache._Peer
-        begin = kind.begin
+        native: Any = _native
+        reader = native._BlockReader
+        native._BlockReader = lambda queue, copies, claims: Reader(reader(queue, copies, claims), copies, self)
+        kind: Any = _kv_cache.CacheImporter
+        end = kind._end
 
-        def counted_begin(peer: Any) -> None:
+        def counted_end(importer: Any, peer: Any, loads: list[Any], failures: list[Any], *lists: Any) -> None:
+            end(importer, peer, loads, failures, *lists)
             entered = time.perf_counter()
-            waiting, importer = peer.loads, peer._importer
-            if not isinstance(importer.queue, Queue):
-                importer.queue = Queue(importer.queue, self)
-            called = time.perf_counter()
-            begin(peer)
-            returned = time.perf_counter()
-            if waiting and peer.loads is not waiting:
-                begun = [load for load in waiting if load.failure is None]
-                self.loads += len(begun)
-                self.blocks += sum(len(sources) for load in begun for sources, _ in load.parts)
-                self.copies += [(peer._copies, load.parts) for load in begun]
-            self.parts["begin"] = self.parts.get("begin", 0.0) + returned - called
-            self.counting += called - entered + time.perf_counter() - returned
+            failed = dict(failures)
+            begun = [load for position, load in enumerate(loads) if position not in failed]
+            self.loads += len(begun)
+            self.blocks += sum(len(destinations) // 4 for load in begun for _, _, destinations in load[2])
+            self.counting += time.perf_counter() - entered
 
-        kind.begin = counted_begin
+        kind._end = counted_end
         for target, names in (
             (connector, ("start_load_kv", "get_finished", "get_block_ids_with_load_errors")),
             (scheduler.connector, SCHEDULER_METHODS),
@@ -147,7 +153,8 @@ class Counters:
             for name in names:
                 if hasattr(target, name):
                     self._time(target, name)
-        self._time_part(kind, "check")
+        for name in ("begin", "check"):
+            self._time_part(_kv_cache._Peer, name)
         preempt = scheduler._preempt_request
 
         def preempted(*arguments: Any, **named: Any) -> Any:
@@ -210,15 +217,19 @@ class Counters:
 
         sleep: Any = torch.cuda._sleep
         times = []
-        for _ in range(count if self.copies else 0):
+        blocks = [
+            (copy, numbers(text, skipped, len(destinations) // 4), array("I", destinations))
+            for copies, parts in self.copies
+            for copy, (text, skipped, destinations) in zip(copies, parts, strict=True)
+        ]
+        for _ in range(count if blocks else 0):
             begin, end = event(), event()
             torch.cuda.synchronize()
             # The device begins when the host has submitted everything.
             sleep(2_000_000)
             begin.record()
-            for copies, parts in self.copies:
-                for copy, (sources, destinations) in zip(copies, parts, strict=True):
-                    copy.copy(sources, destinations)
+            for copy, sources, destinations in blocks:
+                copy.copy(sources, destinations)
             end.record()
             torch.cuda.synchronize()
             times.append(begin.elapsed_time(end) / 1e3)
@@ -229,7 +240,7 @@ class Counters:
         found: dict[str, Any] = {
             "host": self.host, "parts": self.parts, "polls": self.polls, "nixl": self.nixl,
             "transfers": [self.came[name] - self.began[name] for name in self.began if name in self.came],
-            "blocks": sum(len(sources) for _, parts in self.copies for sources, _ in parts),
+            "blocks": sum(len(destinations) // 4 for _, parts in self.copies for _, _, destinations in parts),
         }  # fmt: skip
         self.host, self.parts, self.polls = {}, {}, 0
         self.copies, self.began, self.came, self.nixl = [], {}, {}, {}

@@ -4,13 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use device_ipc::backend::{BlockedTensors, DeviceEvent, check_blocks};
+use device_ipc::front_end::Claims;
 use device_ipc::{
     AsStream as _, BorrowedStream, DeviceOrdinal, DevicePtr, DeviceRange, Error, Ipc, Result, Stream,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
+use pyo3::types::{PyBytes, PyList};
 
+use crate::block_numbers::unpack;
+use crate::claims::_Claims;
 use crate::error::OrRaise as _;
 use crate::session::{DeviceArg, check_fork, ipc};
 use crate::stream::StreamArg;
@@ -142,7 +147,11 @@ struct Batch<'a> {
 /// The position of a load whose blocks are invalid, and the reason.
 type Failure = (usize, String);
 
-impl Batch<'_> {
+impl<'a> Batch<'a> {
+    const fn new(copy: &'a _BlockCopy) -> Self {
+        Self { copy, sources: Vec::new(), destinations: Vec::new(), loads: Vec::new() }
+    }
+
     /// Submits all loads at once, or each one separately if blocks of one of them are invalid. Returns the loads that have failed so.
     fn submit(&self, submit: impl Fn(&_BlockCopy, &[u32], &[u32]) -> Result<()>) -> Result<Vec<Failure>> {
         let (sources, destinations) = (&self.sources, &self.destinations);
@@ -164,7 +173,7 @@ impl Batch<'_> {
 
 type Event = Box<dyn DeviceEvent>;
 
-/// Copies of blocks on a stream of their own, which begin behind the work of another stream.
+/// A stream of its own for copies of blocks.
 #[pyclass(frozen, module = "device_ipc")]
 pub(crate) struct _CopyQueue {
     /// `None` is the host, which copies at once.
@@ -227,41 +236,71 @@ impl _CopyQueue {
         Ok(Self { device: Some(Arc::new(QueueDevice { ipc, device, stream, events: Mutex::default() })) })
     }
 
-    /// Submits loads: for each one the sources and destinations of each of `copies`. They begin behind the work so far of the stream
-    /// `after`, by default PyTorch's current one.
+    /// Waits until all copies have ended.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(device) = self.device.clone() else { return Ok(()) };
+        wait::aside(py, move || device.stream.synchronize())?.or_raise(py)
+    }
+}
+
+/// The caches of one exporter, whose claimed blocks are copied on a queue.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct _BlockReader {
+    device: Option<Arc<QueueDevice>>,
+    /// One for each group of layers.
+    copies: Vec<Py<_BlockCopy>>,
+    claims: Arc<Claims>,
+}
+
+/// A load: the name of its request, its ticket, and for each group of layers the exporter's blocks as a text of `_pack_blocks`, the
+/// number of blocks at its beginning that are not to be read, and this process's blocks as 32-bit integers.
+type Load<'py> = (Bound<'py, PyAny>, u64, Vec<(PyBackedStr, usize, Bound<'py, PyBytes>)>);
+
+#[pymethods]
+impl _BlockReader {
+    /// The copies are those of the groups of layers, from the exporter's caches.
+    #[new]
+    fn new(queue: &_CopyQueue, copies: Vec<Py<_BlockCopy>>, claims: &_Claims) -> Self {
+        Self { device: queue.device.clone(), copies, claims: Arc::clone(&claims.claims) }
+    }
+
+    /// Claims the tickets of loads, and submits their copies, which begin behind the work so far of the stream `after`, by default
+    /// PyTorch's current one.
     ///
-    /// A load whose blocks are invalid is one of `failures`; others are copied.
-    #[pyo3(signature = (copies, loads, after=None))]
+    /// A load whose ticket the exporter does not offer, or whose blocks are invalid, fails; others are copied.
+    #[pyo3(signature = (loads, after=None))]
     fn submit(
         &self,
         py: Python<'_>,
-        copies: Vec<PyRef<'_, _BlockCopy>>,
-        loads: Vec<Vec<(Bound<'_, PyAny>, Bound<'_, PyAny>)>>,
+        loads: &Bound<'_, PyList>,
         after: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<_SubmittedCopies> {
         check_fork()?;
-        let mut failures = Vec::new();
-        let batch = |copy| Batch { copy, sources: Vec::new(), destinations: Vec::new(), loads: Vec::new() };
-        let mut batches: Vec<_> = copies.iter().map(|copy| batch(&**copy)).collect();
-        for (load, parts) in loads.iter().enumerate() {
-            match blocks_of(&copies, parts) {
+        let mut submitted = _SubmittedCopies {
+            event: Mutex::default(),
+            failures: Vec::new(),
+            claims: Arc::clone(&self.claims),
+            tickets: Vec::with_capacity(loads.len()),
+        };
+        let mut batches: Vec<_> = self.copies.iter().map(|copy| Batch::new(copy.get())).collect();
+        for (position, load) in loads.iter().enumerate() {
+            match self.read(&load, &mut submitted.tickets) {
                 Ok(blocks) => {
                     for (batch, (sources, destinations)) in batches.iter_mut().zip(blocks) {
                         batch.sources.extend(sources);
                         batch.destinations.extend(destinations);
-                        batch.loads.push((load, batch.sources.len()));
+                        batch.loads.push((position, batch.sources.len()));
                     }
                 }
-                Err(error) => failures.push((load, error.value(py).to_string())),
+                Err(error) => submitted.failures.push((position, error.value(py).to_string())),
             }
         }
         batches.retain(|batch| !batch.sources.is_empty());
-        let mut event = None;
         match &self.device {
             None => {
                 let copy = |batch: &Batch<'_>| batch.submit(_BlockCopy::copy_on_host);
                 let failed = py.detach(|| batches.iter().map(copy).collect::<Result<Vec<_>>>());
-                failures.extend(failed.or_raise(py)?.into_iter().flatten());
+                submitted.failures.extend(failed.or_raise(py)?.into_iter().flatten());
             }
             Some(_) if batches.is_empty() => {}
             Some(device) => {
@@ -271,19 +310,40 @@ impl _CopyQueue {
                 };
                 // Once for all calls. A driver whose queue is full waits, possibly for work that another thread of Python is to
                 // release.
-                let submitted = py.detach(|| device.submit(&batches, after.as_stream()));
-                let (behind, invalid) = submitted.or_raise(py)?;
-                failures.extend(invalid);
-                event = Some((behind, Arc::clone(device)));
+                let (behind, invalid) =
+                    py.detach(|| device.submit(&batches, after.as_stream())).or_raise(py)?;
+                submitted.failures.extend(invalid);
+                submitted.event = Mutex::new(Some((behind, Arc::clone(device))));
             }
         }
-        Ok(_SubmittedCopies { event: Mutex::new(event), failures })
+        Ok(submitted)
     }
+}
 
-    /// Waits until all copies have ended.
-    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        let Some(device) = self.device.clone() else { return Ok(()) };
-        wait::aside(py, move || device.stream.synchronize())?.or_raise(py)
+impl _BlockReader {
+    /// Claims the ticket of a load, and returns the sources and destinations of each group of layers.
+    fn read(&self, load: &Bound<'_, PyAny>, claimed: &mut Vec<u64>) -> PyResult<Vec<(Vec<u32>, Vec<u32>)>> {
+        let (_, ticket, parts) = load.extract::<Load<'_>>()?;
+        if !self.claims.claim(ticket) {
+            return Err(PyValueError::new_err("the other engine no longer has the blocks"));
+        }
+        claimed.push(ticket);
+        if parts.len() != self.copies.len() {
+            let text = format!("{} groups of blocks for {} copies", parts.len(), self.copies.len());
+            return Err(PyValueError::new_err(text));
+        }
+        let read = |(copy, (sources, skipped, destinations)): (
+            &Py<_BlockCopy>,
+            &(PyBackedStr, usize, Bound<'_, PyBytes>),
+        )| {
+            let [of, to] = copy.get().blocks;
+            let numbers = destinations.as_bytes().chunks_exact(size_of::<u32>());
+            let destinations: Vec<_> =
+                numbers.map(|bytes| u32::from_ne_bytes(bytes.try_into().expect("4 bytes"))).collect();
+            below(&destinations, "destination", to)?;
+            Ok((unpack(sources, *skipped, destinations.len(), of)?, destinations))
+        };
+        self.copies.iter().zip(&parts).map(read).collect()
     }
 }
 
@@ -293,55 +353,37 @@ pub(crate) struct _SubmittedCopies {
     /// Behind the copies; `None` once they have ended.
     event: Mutex<Option<(Event, Arc<QueueDevice>)>>,
     failures: Vec<Failure>,
+    claims: Arc<Claims>,
+    /// Those that were claimed.
+    tickets: Vec<u64>,
 }
 
 #[pymethods]
 impl _SubmittedCopies {
-    /// The loads whose blocks are invalid, by their positions, with the reasons.
-    #[getter]
-    fn failures(&self) -> Vec<Failure> {
-        self.failures.clone()
-    }
-
-    /// Returns whether the copies have ended.
-    fn query(&self, py: Python<'_>) -> PyResult<bool> {
+    /// Returns `None` while copies run. Once they have ended, releases the tickets of all loads, and returns the loads that have failed,
+    /// by their positions, with the reasons.
+    fn query(&self, py: Python<'_>) -> PyResult<Option<Vec<Failure>>> {
         check_fork()?;
         let mut event = self.event.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((behind, _)) = &*event else { return Ok(true) };
         // Waits for nothing, so that other threads of Python need not run meanwhile.
-        if !behind.query().or_raise(py)? {
-            return Ok(false);
+        if let Some((behind, _)) = &*event
+            && !behind.query().or_raise(py)?
+        {
+            return Ok(None);
         }
         if let Some((behind, device)) = event.take() {
             device.events().push(behind);
         }
-        Ok(true)
+        for &ticket in &self.tickets {
+            self.claims.release(ticket);
+        }
+        Ok(Some(self.failures.clone()))
     }
 }
 
 fn device_of(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Option<(Ipc, DeviceOrdinal)>> {
     let Some(device) = device.map(DeviceArg::parse).transpose()? else { return Ok(None) };
     Ok(Some((ipc(py, device.backend)?, device.ordinal)))
-}
-
-/// Reads the numbers of the blocks of a load: as many sources as destinations for each copy.
-fn blocks_of(
-    copies: &[PyRef<'_, _BlockCopy>],
-    parts: &[(Bound<'_, PyAny>, Bound<'_, PyAny>)],
-) -> PyResult<Vec<(Vec<u32>, Vec<u32>)>> {
-    if parts.len() != copies.len() {
-        let text = format!("{} groups of blocks for {} copies", parts.len(), copies.len());
-        return Err(PyValueError::new_err(text));
-    }
-    let read = |(copy, (from, to)): (&PyRef<'_, _BlockCopy>, &(Bound<'_, PyAny>, Bound<'_, PyAny>))| {
-        let (sources, destinations) = copy.numbers(from, to)?;
-        if sources.len() != destinations.len() {
-            let [from, to] = [sources.len(), destinations.len()];
-            return Err(PyValueError::new_err(format!("{from} source blocks and {to} destination blocks")));
-        }
-        Ok((sources, destinations))
-    };
-    copies.iter().zip(parts).map(read).collect()
 }
 
 /// Returns PyTorch's current stream.
@@ -361,21 +403,29 @@ fn invalid(error: Error) -> PyErr {
 ///
 /// Raises `IndexError` for one that is not below `limit`.
 fn numbers(given: &Bound<'_, PyAny>, what: &str, limit: u64) -> PyResult<Vec<u32>> {
-    let outside = |number: &dyn std::fmt::Display| {
-        PyIndexError::new_err(format!("{what} block {number} of {limit}; copied nothing"))
-    };
     let found = match PyBuffer::<u32>::get(given) {
         Ok(buffer) => buffer.to_vec(given.py())?,
         Err(_) => {
             let numbers = given.extract::<Vec<i64>>()?;
-            let number = |&number: &i64| u32::try_from(number).map_err(|_| outside(&number));
+            let number = |&number: &i64| u32::try_from(number).map_err(|_| outside(what, number, limit));
             numbers.iter().map(number).collect::<PyResult<_>>()?
         }
     };
-    match found.iter().find(|&&number| u64::from(number) >= limit) {
-        Some(number) => Err(outside(number)),
-        None => Ok(found),
+    below(&found, what, limit)?;
+    Ok(found)
+}
+
+/// Raises `IndexError` for a number that is not below `limit`.
+fn below(numbers: &[u32], what: &str, limit: u64) -> PyResult<()> {
+    match numbers.iter().find(|&&number| u64::from(number) >= limit) {
+        Some(number) => Err(outside(what, number, limit)),
+        None => Ok(()),
     }
+}
+
+/// Returns the exception for a block that a tensor does not have.
+pub(crate) fn outside(what: &str, number: impl std::fmt::Display, limit: u64) -> PyErr {
+    PyIndexError::new_err(format!("{what} block {number} of {limit}; copied nothing"))
 }
 
 /// Copies blocks of tensors in host memory.

@@ -1,5 +1,7 @@
 //! Claims of importers on items of an exporter, in shared memory; see `device_ipc._kv_cache`.
 
+use std::sync::Arc;
+
 use device_ipc::front_end;
 use pyo3::prelude::*;
 
@@ -62,7 +64,7 @@ impl _ClaimTable {
 /// An importer's side.
 #[pyclass(frozen, module = "device_ipc")]
 pub(crate) struct _Claims {
-    claims: front_end::Claims,
+    pub(crate) claims: Arc<front_end::Claims>,
 }
 
 #[pymethods]
@@ -73,7 +75,7 @@ impl _Claims {
         let limit = wait::limit(Some(timeout))?;
         let receiver = channel.receiver()?;
         let claims = wait::wait(py, limit, |slice| front_end::Claims::receive(receiver, importer, slice))?;
-        Ok(Self { claims })
+        Ok(Self { claims: Arc::new(claims) })
     }
 
     /// Claims a ticket until `release`. Returns whether the exporter offers it.

@@ -4,6 +4,7 @@
 //! nothing. Waits run in short slices, between which pending signals are handled, so that Ctrl-C ends each of them.
 
 mod backend;
+mod block_numbers;
 mod blocks;
 mod buffer;
 mod channel;
@@ -49,7 +50,9 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     remedy::install();
+    module.add_class::<block_numbers::_BlockPool>()?;
     module.add_class::<blocks::_BlockCopy>()?;
+    module.add_class::<blocks::_BlockReader>()?;
     module.add_class::<blocks::_CopyQueue>()?;
     module.add_class::<blocks::_SubmittedCopies>()?;
     module.add_class::<channel::Channel>()?;
@@ -78,6 +81,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<tensor::Tensor>()?;
     module.add_class::<timeline::Timeline>()?;
     module.add_function(wrap_pyfunction!(backend::_backends, module)?)?;
+    module.add_function(wrap_pyfunction!(block_numbers::_pack_blocks, module)?)?;
     module.add_function(wrap_pyfunction!(channel::connect, module)?)?;
     module.add_function(wrap_pyfunction!(channel::listen, module)?)?;
     module.add_function(wrap_pyfunction!(counters::close_unused, module)?)?;

@@ -25,16 +25,19 @@ import select
 import selectors
 import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from . import _backends, _native
 from . import torch as dt
 from ._blocks import BlockCopy
 from ._errors import Error, LayoutError, TimeoutError, UnsupportedError
+from ._native import _BlockPool as BlockPool
+from ._native import _pack_blocks as pack_blocks
+
+__all__ = ["BlockPool", "CacheExporter", "CacheImporter", "Load", "block_views", "pack_blocks"]
 
 _logger = logging.getLogger(__name__)
 
@@ -205,15 +208,13 @@ class CacheExporter:
         _close(importer.channel)
 
 
-@dataclass(eq=False)
-class Load:
-    """Blocks of a request that are to be copied."""
+Part: TypeAlias = "tuple[str, int, bytes]"
+"""The blocks of one group of layers: those of the exporter as ``pack_blocks`` writes them, the number of blocks at the beginning of this text
+that are not to be read, and the blocks of this engine as ``BlockPool.read`` returns them."""
 
-    request: str
-    ticket: int
-    parts: list[tuple[array[int], array[int]]]
-    """For each group of layers the exporter's blocks and those of this engine: arrays of the type code ``I``."""
-    failure: str | None = None
+Load: TypeAlias = "tuple[str, int, Sequence[Part]]"
+"""Blocks that are to be copied: the name of their request, its ticket, and the blocks of each group of layers. Tuples, as a request should
+cost few calls."""
 
 
 class _Peer:
@@ -223,20 +224,20 @@ class _Peer:
         self._importer = importer
         self.name = name
         self.failure: str | None = None
-        self.channel: _native.Channel | None = None
-        """Set when everything is ready."""
+        self._channel: _native.Channel | None = None
         self._claims: _native._Claims | None = None
+        self._reader: _native._BlockReader | None = None
+        """Set when everything is ready."""
         self._readable = select.poll()
         self._lock = threading.Lock()
         """Held while copies begin, and while the memory is unmapped: a thread of the library does so when the exporter has ended."""
-        self._copies: list[_native._BlockCopy] = []
         self._tensors: dt.Tensors | None = None
         self._changes: list[tuple[int, bool]] = []
         """Tickets to claim (True) or to release (False) when the connection is ready."""
         self.loads: list[Load] = []
-        """Those that have not begun."""
-        self._running: deque[tuple[_native._SubmittedCopies, list[Load]]] = deque()
-        """Copies in their order, with the loads that were submitted together."""
+        """Those that begin when the connection is ready."""
+        self.running = 0
+        """The number of copies that have not ended."""
         self._thread = threading.Thread(target=self._connect, name="device-ipc-kv", daemon=True)
         self._thread.start()
 
@@ -244,124 +245,102 @@ class _Peer:
         try:
             importer = self._importer
             backend = _backends.of(importer.kind)
-            channel = _native.connect(self.name, backend=backend, timeout=importer.timeout, existing=True)
+            channel = self._channel = _native.connect(self.name, backend=backend, timeout=importer.timeout, existing=True)
             hello = json.loads(channel.receive(timeout=importer.timeout).data)
             if "refused" in hello:
                 raise UnsupportedError(f"the other engine has refused: {hello['refused']}")
             importer.check(hello["facts"])
             self._claims = _native._Claims(channel, hello["importer"], importer.timeout)
             self._tensors = tensors = dt.open(hello["caches"], device=importer.device, allow_read_only=True, timeout=importer.timeout)
+            copies = []
             for layers in importer.groups:
                 sources = []
                 for name in layers:
                     if name not in tensors:
                         raise LayoutError(f"the other engine has no layer {name}")
                     sources += block_views(tensors[name], hello["blocks"])
-                self._copies.append(BlockCopy([view for name in layers for view in importer.views[name]], sources)._copy)
+                copies.append(BlockCopy([view for name in layers for view in importer.views[name]], sources)._copy)
             self._readable.register(channel.fileno(), select.POLLIN)
             # Its descriptor is readable when an attempt is worthwhile, after one that was not.
             with contextlib.suppress(TimeoutError):
                 channel.receive(timeout=0)
-            self.channel = channel
+            self._reader = _native._BlockReader(importer.queue, copies, self._claims)
             tensors.mapping.on_gone(self._give_up)
             tensors.mapping.on_dropped(self._give_up)
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
+        self._importer.look_at(self)
 
     def _give_up(self) -> None:
         """Unmaps the caches of an exporter that has ended. An engine without requests makes no steps, and would keep them for ever."""
         with self._lock:
             self.failure = self.failure or "the other engine has ended"
-            if not self._running:
+            if not self.running:
                 self._unmap()
         self._importer.look_at(self)
 
     def _unmap(self) -> None:
-        self._copies.clear()
+        self._reader = None
         tensors, self._tensors = self._tensors, None
         if tensors is not None:
             with contextlib.suppress(Error):
                 tensors.close()
 
     def change(self, ticket: int, claims: bool) -> None:
-        """Claims or releases a ticket."""
-        self._changes.append((ticket, claims))
-
-    def is_busy(self) -> bool:
-        return bool(self._running or self.loads or (self.channel is None and self.failure is None))
-
-    def has_news(self) -> bool:
-        """Returns whether ``advance`` has something to do: the first copies have ended, or the connection has changed."""
-        if self._running:
-            return self._running[0][0].query()
-        return self.channel is not None or self.failure is not None
+        """Claims or releases a ticket, at once if the connection is ready."""
+        if self._reader is None:
+            self._changes.append((ticket, claims))
+            return
+        assert self._claims is not None
+        if claims:
+            self._claims.claim(ticket)
+        else:
+            self._claims.release(ticket)
 
     def check(self) -> None:
         """Notices the exporter's end."""
-        if self.channel is None or self.failure is not None or not self._readable.poll(0):
+        if self._reader is None or not self._readable.poll(0):
             return
+        assert self._channel is not None
         try:
-            self.channel.receive(timeout=0)
+            self._channel.receive(timeout=0)
         except TimeoutError:
             pass
         except Error as error:
             self.failure = f"{type(error).__name__}: {error}"
 
-    def begin(self) -> None:
-        """Makes the changes in the table of claims, and submits the copies of all loads, if the connection is ready."""
-        if self.channel is None or self.failure is not None:
-            return
-        assert self._claims is not None
-        for ticket, claims in self._changes:
-            if claims:
-                self._claims.claim(ticket)
-            else:
-                self._claims.release(ticket)
-        self._changes.clear()
-        if not self.loads:
-            return
+    def begin(self, loads: list[Load]) -> None:
+        """Claims the tickets of loads, and submits their copies; when the connection is ready, if it is not."""
         with self._lock:
-            if self.failure is not None:
+            if self._reader is not None and self.failure is None:
+                self.running += 1
+                self._importer.running.append((self._reader.submit(loads), self, loads))
                 return
-            loads, self.loads = self.loads, []
-            begun = []
-            for load in loads:
-                if self._claims.claim(load.ticket):
-                    begun.append(load)
-                else:
-                    load.failure = "the other engine no longer has the blocks"
-            copies = self._importer.queue.submit(self._copies, [load.parts for load in begun])
-            for position, reason in copies.failures:
-                begun[position].failure = reason
-            self._running.append((copies, loads))
-
-    def advance(self, done: set[str], failed: list[tuple[Load, str]]) -> None:
-        """Reports the loads whose copies have ended. Before the end of a copy nothing else may write its blocks."""
-        self.begin()
-        if self._running:
-            self.check()
-        while self._running and self._running[0][0].query():
-            for load in self._running.popleft()[1]:
-                failure = load.failure or self.failure
-                if failure is None:
-                    done.add(load.request)
-                else:
-                    failed.append((load, failure))
-                if self._claims is not None:
-                    self._claims.release(load.ticket)
+        self.loads += loads
         if self.failure is not None:
-            failed += [(load, self.failure) for load in self.loads]
-            self.loads.clear()
+            self._importer.look_at(self)
+
+    def advance(self, failed: list[tuple[Load, str]]) -> None:
+        """Begins what has waited for the connection, or reports it."""
+        waiting, self.loads = self.loads, []
+        if self.failure is not None:
+            failed += [(load, self.failure) for load in waiting]
+            return
+        changes, self._changes = self._changes, []
+        for ticket, claims in changes:
+            self.change(ticket, claims)
+        if waiting:
+            self.begin(waiting)
 
     @property
     def has_ended(self) -> bool:
-        return self.failure is not None and not self._running
+        return self.failure is not None and not self.running
 
     def close(self) -> None:
         self._thread.join()
-        if self.channel is not None:
+        if self._channel is not None:
             # The exporter releases what this connection has claimed.
-            _close(self.channel)
+            _close(self._channel)
         with self._lock:
             self._unmap()
 
@@ -370,7 +349,7 @@ class CacheImporter:
     """Copies blocks of other engines' caches into those of this engine's worker.
 
     ``caches``, ``blocks`` and ``facts`` as for ``CacheExporter``; ``groups`` are the layers of each group of blocks. All methods but
-    ``close`` return at once, and belong to one thread. ``submit`` begins what the methods before it have asked for, and ``poll`` ends it.
+    ``close`` return at once, and belong to one thread. ``poll`` ends what the others have begun.
     """
 
     def __init__(
@@ -384,8 +363,10 @@ class CacheImporter:
         self.timeout = timeout
         self._facts = dict(facts)
         self._peers: dict[str, _Peer] = {}
-        self._watched: set[_Peer] = set()
-        """Those that ``submit`` and ``poll`` look at."""
+        self._changed: set[_Peer] = set()
+        """Those whose connection has become ready or has ended since the last ``poll``."""
+        self.running: deque[tuple[_native._SubmittedCopies, _Peer, list[Load]]] = deque()
+        """Copies in the order of the queue, with the loads that were submitted together."""
         self.queue = _native._CopyQueue(self.device)
 
     def check(self, facts: Mapping[str, Any]) -> None:
@@ -403,34 +384,52 @@ class CacheImporter:
         """Gives blocks up that are not to be read."""
         self._peer(peer).change(ticket, False)
 
-    def load(self, peer: str, load: Load) -> None:
-        """Asks for the blocks of a request. ``poll`` names it at the end."""
-        self._peer(peer).loads.append(load)
+    def load(self, peer: str, loads: list[Load]) -> None:
+        """Copies the blocks of requests, behind the work so far of the current stream. ``poll`` names them at the end."""
+        self._peer(peer).begin(loads)
 
-    def submit(self) -> None:
-        """Claims and releases what was asked for, and begins the copies from the peers that are connected."""
-        for peer in tuple(self._watched):
-            peer.begin()
+    def poll(self) -> tuple[set[str], list[tuple[Load, str]]] | None:
+        """Returns the requests whose blocks have come, and the loads that have failed with the reasons, each once; None for nothing.
 
-    def poll(self) -> tuple[set[str], list[tuple[Load, str]]]:
-        """Returns the requests whose blocks have come, and the loads that have failed with the reasons, each once."""
+        Before the end of a copy nothing else may write its blocks.
+        """
+        running, changed = self.running, self._changed
+        failures = running[0][0].query() if running else None
+        if failures is None and not changed:
+            return None
         done: set[str] = set()
         failed: list[tuple[Load, str]] = []
-        for peer in tuple(self._watched):
-            if not peer.has_news():
-                continue
-            # Before the look at its end, which another thread may report from here on.
-            self._watched.discard(peer)
-            peer.advance(done, failed)
+        while failures is not None:
+            _, peer, loads = running.popleft()
+            self._end(peer, loads, failures, done, failed)
+            failures = running[0][0].query() if running else None
+        while changed:
+            peer = changed.pop()
+            peer.advance(failed)
             if peer.has_ended:
                 self._forget(peer)
-            elif peer.is_busy():
-                self._watched.add(peer)
         return done, failed
+
+    def _end(
+        self, peer: _Peer, loads: list[Load], failures: list[tuple[int, str]], done: set[str], failed: list[tuple[Load, str]]
+    ) -> None:
+        """Reports the loads of copies that have ended."""
+        peer.check()
+        # Before the look at its end, which another thread may report from here on.
+        peer.running -= 1
+        reasons = dict(failures)
+        for position, load in enumerate(loads):
+            reason = reasons.get(position, peer.failure)
+            if reason is None:
+                done.add(load[0])
+            else:
+                failed.append((load, reason))
+        if peer.failure is not None:
+            self._changed.add(peer)
 
     def look_at(self, peer: _Peer) -> None:
         """Makes ``poll`` look at a peer. Any thread may call it."""
-        self._watched.add(peer)
+        self._changed.add(peer)
 
     def close(self) -> None:
         """Ends all connections."""
@@ -442,15 +441,13 @@ class CacheImporter:
     def _peer(self, name: str) -> _Peer:
         """Returns the connection to an exporter, a new one after the end of the last exporter of this name."""
         peer = self._peers.get(name)
-        if peer is not None and not peer.is_busy():
-            if peer not in self._watched:
-                peer.check()
-            if peer.has_ended:
+        if peer is not None and not peer.running and not peer.loads:
+            peer.check()
+            if peer.failure is not None:
                 self._forget(peer)
                 peer = None
         if peer is None:
             peer = self._peers[name] = _Peer(self, name)
-        self._watched.add(peer)
         return peer
 
     def _forget(self, peer: _Peer) -> None:

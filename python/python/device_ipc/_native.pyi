@@ -24,6 +24,8 @@ _Copy: TypeAlias = Literal["never", "if-needed", "staged-if-needed", "pulled-if-
 __version__: str
 __all__ = [
     "_BlockCopy",
+    "_BlockPool",
+    "_BlockReader",
     "_ClaimTable",
     "_Claims",
     "_CopyQueue",
@@ -73,6 +75,7 @@ __all__ = [
     "_log_start",
     "_log_stop",
     "_log_take",
+    "_pack_blocks",
     "_pool_blocks",
     "_pool_prepare",
     "_remedies",
@@ -611,19 +614,23 @@ class _BlockCopy:
 @final
 class _CopyQueue:
     def __new__(cls, device: _Device | None) -> Self: ...
-    def submit(
-        self,
-        copies: Sequence[_BlockCopy],
-        loads: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]],
-        after: _Stream | None = None,
-    ) -> _SubmittedCopies: ...
     def synchronize(self) -> None: ...
 
 @final
+class _BlockReader:
+    def __new__(cls, queue: _CopyQueue, copies: Sequence[_BlockCopy], claims: _Claims) -> Self: ...
+    def submit(
+        self, loads: list[tuple[str, int, Sequence[tuple[str, int, bytes]]]], after: _Stream | None = None
+    ) -> _SubmittedCopies: ...
+
+@final
 class _SubmittedCopies:
-    @property
-    def failures(self) -> list[tuple[int, str]]: ...
-    def query(self) -> bool: ...
+    def query(self) -> list[tuple[int, str]] | None: ...
+
+@final
+class _BlockPool:
+    def __new__(cls, blocks: Sequence[Any]) -> Self: ...
+    def read(self, blocks: Sequence[Any], first: int, end: int) -> tuple[int, bytes]: ...
 
 @final
 class _ClaimTable:
@@ -641,5 +648,6 @@ class _Claims:
     def claim(self, ticket: int) -> bool: ...
     def release(self, ticket: int) -> None: ...
 
+def _pack_blocks(numbers: Sequence[int]) -> tuple[int, int, str]: ...
 def _empty_block(layouts: Sequence[tuple[Sequence[int], str]], device: _Device | None, read_only: bool) -> list[Tensor]: ...
 def shutdown(timeout: float | None = 30.0) -> None: ...

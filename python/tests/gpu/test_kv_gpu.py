@@ -56,7 +56,7 @@ def test_kernel_copies_exactly_the_blocks(dtype: str, shape: "tuple[int, ...]") 
 
 
 def hand_over(peer: Peer, device: str) -> None:
-    from device_ipc._kv_cache import CacheImporter, Load
+    from device_ipc._kv_cache import CacheImporter, pack_blocks
 
     name = peer.run(EXPORT, layers=LAYERS, blocks=BLOCKS, shape=list(SHAPE))
     blocks = 2300
@@ -65,7 +65,7 @@ def hand_over(peer: Peer, device: str) -> None:
     done: "set[str]" = set()
 
     def poll() -> bool:
-        come, failed = importer.poll()
+        come, failed = importer.poll() or (set(), [])
         assert not failed, failed
         done.update(come)
         return bool(done)
@@ -75,8 +75,7 @@ def hand_over(peer: Peer, device: str) -> None:
             cache.fill_(-1)
         peer.run("exporter.offer(ticket, f'r{ticket}'); exporter.lend(ticket)", ticket=number)
         sources, destinations = list(range(5, 5 + count)), list(range(blocks - 1, blocks - 1 - count, -1))
-        importer.load(name, Load(f"d{number}", number, [(array("I", sources), array("I", destinations))]))
-        importer.submit()
+        importer.load(name, [(f"d{number}", number, [(pack_blocks(sources)[2], 0, array("I", destinations).tobytes())])])
         done.clear()
         until(poll)
         assert done == {f"d{number}"}
