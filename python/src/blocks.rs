@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
 
 use device_ipc::backend::{BlockedTensors, DeviceEvent, check_blocks};
 use device_ipc::front_end::Claims;
@@ -360,24 +362,38 @@ pub(crate) struct _SubmittedCopies {
 
 #[pymethods]
 impl _SubmittedCopies {
-    /// Returns `None` while copies run. Once they have ended, releases the tickets of all loads, and returns the loads that have failed,
-    /// by their positions, with the reasons.
-    fn query(&self, py: Python<'_>) -> PyResult<Option<Vec<Failure>>> {
+    /// Returns `None` while copies run, for `seconds` at least. Once they have ended, releases the tickets of all loads, and returns the
+    /// loads that have failed, by their positions, with the reasons.
+    #[pyo3(signature = (seconds=0.0))]
+    fn query(&self, py: Python<'_>, seconds: f64) -> PyResult<Option<Vec<Failure>>> {
         check_fork()?;
-        let mut event = self.event.lock().unwrap_or_else(PoisonError::into_inner);
-        // Waits for nothing, so that other threads of Python need not run meanwhile.
-        if let Some((behind, _)) = &*event
-            && !behind.query().or_raise(py)?
-        {
-            return Ok(None);
-        }
-        if let Some((behind, device)) = event.take() {
-            device.events().push(behind);
+        let begun = Instant::now();
+        while !self.have_ended(py)? {
+            if begun.elapsed().as_secs_f64() >= seconds {
+                return Ok(None);
+            }
+            // Other threads of Python run meanwhile. A sleep would take longer than most copies.
+            py.detach(thread::yield_now);
         }
         for &ticket in &self.tickets {
             self.claims.release(ticket);
         }
         Ok(Some(self.failures.clone()))
+    }
+}
+
+impl _SubmittedCopies {
+    fn have_ended(&self, py: Python<'_>) -> PyResult<bool> {
+        let mut event = self.event.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((behind, _)) = &*event
+            && !behind.query().or_raise(py)?
+        {
+            return Ok(false);
+        }
+        if let Some((behind, device)) = event.take() {
+            device.events().push(behind);
+        }
+        Ok(true)
     }
 }
 

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 import uuid
 from array import array
@@ -444,9 +445,13 @@ def test_reader_copies_behind_another_stream() -> None:
             gate = Gate(stream)
             copies = reader.submit([*loads, ("gone", 1000, parts[0])], stream)
             assert copies.query() is None and not any(tensor.any() for tensor in to) and not table.released()
-            gate.open()
-            until(lambda copies=copies: copies.query() is not None)  # type: ignore[misc]
-            failures = dict(copies.query() or ())
+            # Other threads run while one waits.
+            thread = threading.Thread(target=gate.open)
+            begun = time.monotonic()
+            assert copies.query(0.02) is None and time.monotonic() - begun >= 0.02
+            thread.start()
+            failures = dict(copies.query(60) or ())
+            thread.join()
             assert sorted(failures) == [1, 2, *range(5, len(loads) + 1)], failures
             assert "destination block 8" in failures[1] and "twice" in failures[2] and "no longer" in failures[len(loads)]
             assert "source block 8" in failures[10] and all("is no list" in failures[at] for at in (5, 6, 7, 8, 12)), failures

@@ -22,6 +22,8 @@ import device_ipc
 torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
 
 BLOCK_TOKENS = 4
+# What a scheduler gives out in a step that computes nothing.
+IDLE = types.SimpleNamespace(total_num_scheduled_tokens=0)
 
 
 class Status(enum.Enum):
@@ -128,9 +130,9 @@ class Engine:
     def memory(self, shape: "tuple[int, ...]") -> Any:
         return torch.from_dlpack(device_ipc.empty(shape, "float32", "mock:0")).fill_(-1)
 
-    def step(self) -> "tuple[set[str], set[str], set[int]]":
+    def step(self, output: Any = IDLE) -> "tuple[set[str], set[str], set[int]]":
         """Runs a step of the engine: requests that were sent, requests that have come, and blocks that have not."""
-        self.worker.metadata = self.scheduler.build_connector_meta(None)
+        self.worker.metadata = self.scheduler.build_connector_meta(output)
         self.worker.start_load_kv(None)
         sent, come = self.worker.get_finished(set())
         return sent or set(), come or set(), self.worker.get_block_ids_with_load_errors()
@@ -263,7 +265,7 @@ def calls_of_a_request(start: Start, blocks: int, layers: int) -> "dict[str, int
         counted(decode.scheduler, "on_new_request", request)
         count, _ = counted(decode.scheduler, "get_num_new_matched_tokens", request, 0)
         counted(decode.scheduler, "update_state_after_alloc", request, Blocks(numbers), count)
-        decode.worker.metadata = counted(decode.scheduler, "build_connector_meta", None)
+        decode.worker.metadata = counted(decode.scheduler, "build_connector_meta", IDLE)
         counted(decode.worker, "start_load_kv", None)
         if name == "first":
             # The engines connect.
@@ -299,13 +301,23 @@ def test_polls_without_news_look_at_no_connection(start: Start) -> None:
     assert poll(decode) == idle
     # A copy runs.
     (peer,) = decode.worker._importer._peers.values()
-    unfinished = types.SimpleNamespace(query=lambda: None)
+    waited = -1.0
+
+    def query(seconds: float) -> None:
+        nonlocal waited
+        waited = seconds
+
+    unfinished = types.SimpleNamespace(query=query)
     reader, peer._reader = peer._reader, types.SimpleNamespace(submit=lambda *_: unfinished)
     arrive(decode, "d3", 8, prefill.ask("prefill", "p3", 8, [6, 8]), [6, 7])
     decode.step()
     # Its event is queried, and nothing else.
     assert poll(decode) == idle + 1
-    unfinished.query = list
+    # A step that computes nothing waits for it, as the next one would only look again.
+    assert 0 < waited < 0.01
+    decode.step(types.SimpleNamespace(total_num_scheduled_tokens=1))
+    assert waited == 0
+    unfinished.query = lambda seconds: []
     assert decode.until(1) == {"d3"}
     peer._reader = reader
     # The prefill engine has nothing to do before the first time limit.
@@ -423,7 +435,7 @@ def test_blocks_of_all_groups_are_read(start: Start) -> None:
     for name in ("d3", "d4"):
         request = Request(name, 22, json.loads(text))
         decode.scheduler.update_state_after_alloc(request, Blocks([7, 8], [9, 10]), 21)
-        decode.worker.metadata = decode.scheduler.build_connector_meta(None)
+        decode.worker.metadata = decode.scheduler.build_connector_meta(IDLE)
         decode.worker.start_load_kv(None)
         deadline = time.monotonic() + LIMIT
         while name == "d3" and not (results := decode.worker.get_transfer_results(set())).finished_recving:

@@ -349,7 +349,7 @@ class CacheImporter:
     """Copies blocks of other engines' caches into those of this engine's worker.
 
     ``caches``, ``blocks`` and ``facts`` as for ``CacheExporter``; ``groups`` are the layers of each group of blocks. All methods but
-    ``close`` return at once, and belong to one thread. ``poll`` ends what the others have begun.
+    ``close`` and ``poll`` return at once, and all but ``close`` belong to one thread. ``poll`` ends what the others have begun.
     """
 
     def __init__(
@@ -388,13 +388,14 @@ class CacheImporter:
         """Copies the blocks of requests, behind the work so far of the current stream. ``poll`` names them at the end."""
         self._peer(peer).begin(loads)
 
-    def poll(self) -> tuple[set[str], list[tuple[Load, str]]] | None:
+    def poll(self, seconds: float = 0.0) -> tuple[set[str], list[tuple[Load, str]]] | None:
         """Returns the requests whose blocks have come, and the loads that have failed with the reasons, each once; None for nothing.
+        Waits for the end of the oldest copy for ``seconds``.
 
         Before the end of a copy nothing else may write its blocks.
         """
         running, changed = self.running, self._changed
-        failures = running[0][0].query() if running else None
+        failures = running[0][0].query(seconds) if running else None
         if failures is None and not changed:
             return None
         done: set[str] = set()

@@ -625,7 +625,7 @@ class _BlockReader:
 
 @final
 class _SubmittedCopies:
-    def query(self) -> list[tuple[int, str]] | None: ...
+    def query(self, seconds: float = 0.0) -> list[tuple[int, str]] | None: ...
 
 @final
 class _BlockPool:

@@ -42,9 +42,14 @@ class Metadata(KVConnectorMetadata):  # type: ignore[misc]
     """Names of methods of the worker with their arguments, in their order."""
     loads: dict[str, list[Load]]
     """Loads by the names of the prefill engines, after the orders."""
+    is_idle: bool
+    """Whether the step computes nothing."""
 
 
-_NOTHING = Metadata([], {})
+_NOTHING = {is_idle: Metadata([], {}, is_idle) for is_idle in (False, True)}
+
+_IDLE_SECONDS = 0.001
+"""The time in which a step that computes nothing waits for a copy, as the next step would only look for its end."""
 
 
 class _Group:
@@ -234,9 +239,10 @@ class _Scheduler(DeviceIpcConnector):
                 if self._is_here(remote):
                     self._orders.append(("claim", remote["engine"], remote["ticket"]))
             self._new.clear()
+        is_idle = not scheduler_output.total_num_scheduled_tokens
         if not self._orders and not self._loads:
-            return _NOTHING
-        metadata = Metadata(self._orders, self._loads)
+            return _NOTHING[is_idle]
+        metadata = Metadata(self._orders, self._loads, is_idle)
         self._orders, self._loads = [], {}
         return metadata
 
@@ -345,6 +351,8 @@ class _Worker(DeviceIpcConnector):
         self._caches: dict[str, Any] = {}
         self._refused: list[tuple[Load, str]] = []
         self._failed_blocks: set[int] = set()
+        self._wait_seconds = 0.0
+        """The time in which this step waits for the end of a copy."""
         self._exporter: CacheExporter | None = None
         self._importer: CacheImporter | None = None
         transfer, model = vllm_config.kv_transfer_config, vllm_config.model_config
@@ -380,6 +388,7 @@ class _Worker(DeviceIpcConnector):
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         metadata = self._get_connector_metadata()
+        self._wait_seconds = _IDLE_SECONDS if metadata.is_idle else 0.0
         for order, *arguments in metadata.orders:
             getattr(self, order)(*arguments)
         if metadata.loads and self._importer is not None:
@@ -389,7 +398,7 @@ class _Worker(DeviceIpcConnector):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Returns the requests whose blocks were read, and those whose blocks have come. Failed loads among them have failed blocks."""
         sent = self._exporter.returned() if self._exporter is not None else None
-        ended = self._importer.poll() if self._importer is not None else None
+        ended = self._importer.poll(self._wait_seconds) if self._importer is not None else None
         if ended is None and not self._refused:
             return sent or None, None
         come, failed = self._ended(ended)
@@ -405,7 +414,7 @@ class _Worker(DeviceIpcConnector):
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         """Returns what has ended and what has failed, for vLLM 0.33 or later, which does not ask for blocks."""
         sent = self._exporter.returned() if self._exporter is not None else set()
-        come, failed = self._ended(self._importer.poll() if self._importer is not None else None)
+        come, failed = self._ended(self._importer.poll(self._wait_seconds) if self._importer is not None else None)
         return _TransferResults(sent, come, {load[0] for load in failed})
 
     def get_block_ids_with_load_errors(self) -> set[int]:
