@@ -100,6 +100,24 @@ class Reader:
         parts["submit"] = parts.get("submit", 0.0) + end - begin
         self._counters.copies += [(self._copies, load[2]) for load in loads]
         self._counters.counting += time.perf_counter() - end
+        return Submitted(found, self._counters)
+
+
+class Submitted:
+    """Copies of a reader. Waits for their end are not counted as the host's work."""
+
+    def __init__(self, copies: Any, counters: Counters) -> None:
+        self._copies = copies
+        self._counters = counters
+
+    def query(self, seconds: float = 0.0) -> Any:
+        found = self._copies.query()
+        if found is None and seconds:
+            begin = time.perf_counter()
+            found = self._copies.query(seconds)
+            waited = time.perf_counter() - begin
+            self._counters.parts["wait"] = self._counters.parts.get("wait", 0.0) + waited
+            self._counters.counting += waited
         return found
 
 

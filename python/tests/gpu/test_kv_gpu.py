@@ -70,7 +70,7 @@ def hand_over(peer: Peer, device: str) -> None:
         done.update(come)
         return bool(done)
 
-    for number, count in enumerate((1, 32, 256, 512)):
+    for number, count in enumerate((1, 32, 256, 512), 1):
         for cache in caches.values():
             cache.fill_(-1)
         peer.run("exporter.offer(ticket, f'r{ticket}'); exporter.lend(ticket)", ticket=number)
