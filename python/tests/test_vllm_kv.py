@@ -248,38 +248,80 @@ def with_calls(function: "Callable[[], Any]") -> "tuple[Any, int]":
     return profiled(count, function), calls
 
 
-def calls_of_a_request(start: Start, blocks: int, layers: int) -> "dict[str, int]":
-    """Returns the calls of functions, Python's and C's, in each method of a connector that reads a prompt."""
+def with_steps(function: "Callable[[], Any]") -> "tuple[Any, int]":
+    """Returns the result of a function, and the steps of the interpreter in it."""
+    steps = 0
+
+    def trace(frame: Any, event: str, _argument: Any) -> Any:
+        nonlocal steps
+        frame.f_trace_opcodes = True
+        steps += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return function(), steps
+    finally:
+        sys.settrace(before)
+
+
+class Block:
+    """A block of vLLM. To read its number is a call."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    @property
+    def block_id(self) -> int:
+        return self._number
+
+
+def costs_of_a_request(start: Start, blocks: int, layers: int) -> "list[dict[str, int]]":
+    """Returns the calls of functions, Python's and C's, in each method of the connectors for a prompt, and the steps of the interpreter."""
     prefill, decode = Prefill(start, blocks=blocks, layers=layers), Engine("decode", blocks=blocks, layers=layers)
-    counts: "dict[str, int]" = {}
-
-    def counted(target: Any, method: str, *arguments: Any) -> Any:
-        result, counts[method] = with_calls(functools.partial(getattr(target, method), *arguments))
-        return result
-
+    first = Engine("prefill")
     # Block 0 is that of vLLM for no block.
+    pool = [Block(number) for number in range(blocks)]
+    decode.scheduler.bind_gpu_block_pool(types.SimpleNamespace(blocks=pool))
+    allocated = types.SimpleNamespace(blocks=(pool[1:],))
     numbers = list(range(1, blocks))
     tokens = len(numbers) * BLOCK_TOKENS
-    for name in ("first", "counted"):
+    costs: "list[dict[str, int]]" = []
+    for cost in (with_calls, with_calls, with_steps):
+        counts: "dict[str, int]" = {}
+
+        def counted(target: Any, method: str, *arguments: Any) -> Any:
+            result, counts[method] = cost(functools.partial(getattr(target, method), *arguments))  # noqa: B023
+            return result
+
+        name = f"r{len(costs)}"
         request = Request(name, tokens, prefill.ask("prefill", name, tokens, numbers))
         counted(decode.scheduler, "on_new_request", request)
         count, _ = counted(decode.scheduler, "get_num_new_matched_tokens", request, 0)
-        counted(decode.scheduler, "update_state_after_alloc", request, Blocks(numbers), count)
+        counted(decode.scheduler, "update_state_after_alloc", request, allocated, count)
         decode.worker.metadata = counted(decode.scheduler, "build_connector_meta", IDLE)
         counted(decode.worker, "start_load_kv", None)
-        if name == "first":
+        if not costs:
             # The engines connect.
-            assert decode.until(1) == {"first"}
+            assert decode.until(1) == {name}
         else:
             assert counted(decode.worker, "get_finished", set()) == (None, {name})
+        # The prefill engine's part.
+        request = Request(name, tokens, {"do_remote_decode": True})
+        first.scheduler.update_state_after_alloc(request, allocated, 0)
+        kept, params = counted(first.scheduler, "request_finished_all_groups", request, (numbers,))
+        assert kept and len(json.dumps(params)) < 500
+        costs.append(counts)
     assert values(decode, [1, blocks - 1]) == [[[1.0]] * layers, [[blocks - 1.0]] * layers]
     decode.worker.shutdown()
-    return counts
+    first.worker.shutdown()
+    return costs[1:]
 
 
-def test_calls_do_not_depend_on_blocks_and_layers(start: Start) -> None:
-    few, many = calls_of_a_request(start, 4, 1), calls_of_a_request(start, 600, 9)
-    assert few == many and sum(few.values()) < 65, (few, many)
+def test_costs_do_not_depend_on_blocks_and_layers(start: Start) -> None:
+    few, many = costs_of_a_request(start, 4, 1), costs_of_a_request(start, 600, 9)
+    assert few == many and sum(few[0].values()) < 68 and sum(few[1].values()) < 950, (few, many)
 
 
 def test_polls_without_news_look_at_no_connection(start: Start) -> None:
@@ -313,6 +355,8 @@ def test_polls_without_news_look_at_no_connection(start: Start) -> None:
     decode.step()
     # Its event is queried, and nothing else.
     assert poll(decode) == idle + 1
+    found, calls = with_calls(decode.step)
+    assert found == (set(), set(), set()) and calls < 12
     # A step that computes nothing waits for it, as the next one would only look again.
     assert 0 < waited < 0.01
     decode.step(types.SimpleNamespace(total_num_scheduled_tokens=1))

@@ -420,7 +420,7 @@ class CacheImporter:
         peer.running -= 1
         reasons = dict(failures)
         for position, load in enumerate(loads):
-            reason = reasons.get(position, peer.failure)
+            reason = reasons[position] if position in reasons else peer.failure
             if reason is None:
                 done.add(load[0])
             else:

@@ -209,7 +209,9 @@ class _Scheduler(DeviceIpcConnector):
         remote = self._remote(request)
         if remote is None:
             return
-        self._forget(request)  # once for a request
+        # Once for a request.
+        params[_OURS] = None
+        del self._remotes[name]
         if num_external_tokens <= 0:
             # All blocks are here already, from an earlier request.
             self._release(remote)
@@ -217,11 +219,13 @@ class _Scheduler(DeviceIpcConnector):
         known = len(request.prompt_token_ids or ()) - self._recomputed - num_external_tokens
         parts = []
         for group, (skipped, count, text) in zip(self._groups, remote["blocks"], strict=True):
-            first = max(skipped, known // group.tokens)
+            first = known // group.tokens
+            if first < skipped:
+                first = skipped
             null, destinations = self._pool.read(blocks.blocks[group.position], first, skipped + count)
             parts.append((text, first + null - skipped, destinations))
         engine, load = remote["engine"], (name, remote["ticket"], parts)
-        if not self._is_here(remote):
+        if remote["host"][0] != self._host[0]:
             reason = (
                 f"they are on the host {remote['host'][1]}, and this engine is on {self._host[1]}; set other_hosts to 'pass', with NIXL's "
                 "connector behind this one in a MultiConnector"
@@ -234,11 +238,11 @@ class _Scheduler(DeviceIpcConnector):
 
     def build_connector_meta(self, scheduler_output: Any) -> Metadata:
         if self._new:
-            # Loads of this step claim their blocks themselves.
-            for remote in [self._remotes[name] for name in self._new if name in self._remotes]:
-                if self._is_here(remote):
-                    self._orders.append(("claim", remote["engine"], remote["ticket"]))
-            self._new.clear()
+            new, self._new = self._new, []
+            for name in new:
+                # Loads of this step claim their blocks themselves.
+                if name in self._remotes and self._is_here(self._remotes[name]):
+                    self._orders.append(("claim", self._remotes[name]["engine"], self._remotes[name]["ticket"]))
         is_idle = not scheduler_output.total_num_scheduled_tokens
         if not self._orders and not self._loads:
             return _NOTHING[is_idle]
@@ -302,7 +306,7 @@ class _Scheduler(DeviceIpcConnector):
                     _logger.warning("request %s: kv_transfer_params are not of a DeviceIpcConnector; computed here", request.request_id)
             return None
         try:
-            if not self._is_here(remote) and self._passes:
+            if remote["host"][0] != self._host[0] and self._passes:
                 return None
             reason = self._unusable(request, remote)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -328,12 +332,11 @@ class _Scheduler(DeviceIpcConnector):
             return f"{len(remote['blocks'])} groups of KV caches there, {len(self._groups)} here"
         if type(remote["engine"]) is not str or type(remote["ticket"]) is not int:
             raise ValueError("its engine or its ticket")
-        tokens = len(request.prompt_token_ids or ())
         for group, (skipped, count, text) in zip(self._groups, remote["blocks"], strict=True):
             if not (type(skipped) is type(count) is int and type(text) is str and skipped >= 0 <= count):
                 raise ValueError("its blocks")
-            if skipped > group.first_block(tokens):
-                return f"the prefill engine has given back the block {group.first_block(tokens)} that the last token's window begins in"
+            if skipped and skipped > (needed := group.first_block(len(request.prompt_token_ids or ()))):
+                return f"the prefill engine has given back the block {needed} that the last token's window begins in"
         return None
 
 
@@ -401,8 +404,10 @@ class _Worker(DeviceIpcConnector):
         ended = self._importer.poll(self._wait_seconds) if self._importer is not None else None
         if ended is None and not self._refused:
             return sent or None, None
-        come, failed = self._ended(ended)
-        for request, _, parts in failed:
+        come, failed = ended or (set(), [])
+        if not failed and not self._refused:
+            return sent or None, come or None
+        for request, _, parts in self._report(come, failed):
             if len(parts) > 1:
                 raise RuntimeError(
                     f"the KV blocks of request {request} have not come, and this version of vLLM accepts no report of a failed load for a "
@@ -414,8 +419,8 @@ class _Worker(DeviceIpcConnector):
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         """Returns what has ended and what has failed, for vLLM 0.33 or later, which does not ask for blocks."""
         sent = self._exporter.returned() if self._exporter is not None else set()
-        come, failed = self._ended(self._importer.poll(self._wait_seconds) if self._importer is not None else None)
-        return _TransferResults(sent, come, {load[0] for load in failed})
+        come, failed = self._importer and self._importer.poll(self._wait_seconds) or (set(), [])
+        return _TransferResults(sent, come, {load[0] for load in self._report(come, failed)})
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Returns the blocks of failed loads."""
@@ -431,15 +436,14 @@ class _Worker(DeviceIpcConnector):
         if exporter is not None:
             exporter.close()
 
-    def _ended(self, ended: tuple[set[str], list[tuple[Load, str]]] | None) -> tuple[set[str], list[Load]]:
-        """Returns requests whose loads have ended, and the loads among them that have failed, with those that were refused."""
-        come, failures = ended or (set(), [])
-        failures += self._refused
+    def _report(self, come: set[str], failed: list[tuple[Load, str]]) -> list[Load]:
+        """Returns the loads that have failed, with those that were refused, and adds their requests to those whose loads have ended."""
+        failed += self._refused
         self._refused.clear()
-        for load, reason in failures:
+        for load, reason in failed:
             _logger.error("the KV blocks of request %s have not come: %s", load[0], reason)
             come.add(load[0])
-        return come, [load for load, _ in failures]
+        return [load for load, _ in failed]
 
     # Orders of the scheduler.
 
