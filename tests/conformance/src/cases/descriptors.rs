@@ -1,15 +1,13 @@
-//! Descriptors that were damaged on their way, or made by somebody who lies. None may panic, none may open anything, and
-//! each says what is wrong with it.
+//! Descriptors that name another backend, another export or another home than that of their export: none opens anything, and each
+//! says what is wrong with it. Those that are damaged need no backend: the unit tests of the core refuse them.
 
-use device_ipc_core::limits::{MAX_DESCRIPTOR_BYTES, TEXT_PREFIX};
-use device_ipc_core::{Descriptor, DescriptorError, Export, Ipc};
+use device_ipc_core::limits::TEXT_PREFIX;
+use device_ipc_core::{Descriptor, Export, Ipc};
 
 use crate::agent::{Opening, Place};
 use crate::check::{equal, refused, refused_as_one_of, that};
 use crate::flows::{Memory, SOON, nobody_holds, pattern};
 use crate::{Context, Outcome, Stop, fail, wire};
-
-const KIND: &str = "Descriptor";
 
 fn shared(context: &Context) -> Result<(Memory, Export), Stop> {
     let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
@@ -45,121 +43,6 @@ pub fn secret_is_not_shown(context: &Context) -> Outcome {
         that(!shown.to_lowercase().contains(&secret), "the debug form or the view shows the secret token")?;
     }
     Ok(())
-}
-
-/// Cut off anywhere, the bytes are refused; so is the text.
-pub fn truncated_at_every_length(context: &Context) -> Outcome {
-    let (_memory, share) = shared(context)?;
-    let bytes = share.descriptor().to_bytes();
-    for len in 0..bytes.len() {
-        let what = format!("{len} of {} bytes", bytes.len());
-        let phrases: &[&str] = if len >= 4 { &["cut off"] } else { &[] };
-        refused(Descriptor::from_bytes(&bytes[..len]), &what, KIND, phrases)?;
-    }
-    let text = share.descriptor().to_string();
-    for len in 0..text.len() {
-        let phrases: &[&str] = if len >= TEXT_PREFIX.len() { &["cut off"] } else { &[] };
-        let what = format!("{len} of {} characters", text.len());
-        refused(text[..len].parse::<Descriptor>(), &what, KIND, phrases)?;
-    }
-    Ok(())
-}
-
-/// Trailing bytes are refused, and so is a length above the maximum, before anything is read.
-pub fn trailing_and_oversized(context: &Context) -> Outcome {
-    let (_memory, share) = shared(context)?;
-    let mut bytes = share.descriptor().to_bytes();
-    bytes.push(0);
-    refused(Descriptor::from_bytes(&bytes), "a byte behind the end", KIND, &["1 bytes follow"])?;
-    bytes.resize(MAX_DESCRIPTOR_BYTES + 1, 0);
-    refused(Descriptor::from_bytes(&bytes), "too many bytes", KIND, &["exceeds the maximum size"])?;
-    let text = format!("{TEXT_PREFIX}{}", "A".repeat(MAX_DESCRIPTOR_BYTES * 2));
-    refused(text.parse::<Descriptor>(), "too long a text", KIND, &["exceeds the maximum size"])
-}
-
-/// One flipped bit, anywhere, is noticed.
-pub fn every_flipped_bit(context: &Context) -> Outcome {
-    let (_memory, share) = shared(context)?;
-    let bytes = share.descriptor().to_bytes();
-    for bit in 0..bytes.len() * 8 {
-        let mut damaged = bytes.clone();
-        damaged[bit / 8] ^= 1 << (bit % 8);
-        let what = format!("bit {} of byte {} flipped", bit % 8, bit / 8);
-        // Behind the magic number it is a descriptor, whatever length it states now.
-        let phrases: &[&str] = if bit >= 4 * 8 { &["damaged"] } else { &[] };
-        refused(Descriptor::from_bytes(&damaged), &what, KIND, phrases)?;
-    }
-    Ok(())
-}
-
-/// One damaged character of the text, anywhere, is noticed.
-pub fn every_damaged_character(context: &Context) -> Outcome {
-    let (_memory, share) = shared(context)?;
-    let text = share.descriptor().to_string();
-    for at in 0..text.len() {
-        for other in ["A", "_", "+", "é", "\n"] {
-            if &text[at..=at] == other {
-                continue;
-            }
-            let damaged = format!("{}{other}{}", &text[..at], &text[at + 1..]);
-            let trimmed_is_whole = damaged.trim() == text;
-            if !trimmed_is_whole {
-                refused(damaged.parse::<Descriptor>(), &format!("{other:?} as character {at}"), KIND, &[])?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Other text is distinguished from a damaged descriptor.
-pub fn wrong_prefix(context: &Context) -> Outcome {
-    let (_memory, share) = shared(context)?;
-    let text = share.descriptor().to_string();
-    for other in ["", "hello", &text[1..], &format!("x{text}"), &text.to_uppercase()] {
-        refused(other.parse::<Descriptor>(), "text with another prefix", KIND, &["not a device-ipc descriptor", "dipc1:"])?;
-    }
-    refused(Descriptor::from_bytes(b"\x80\x04pickle, for example"), "bytes of something else", KIND, &["not a device-ipc descriptor"])
-}
-
-/// Unknown versions and features are named, with the side that must be updated.
-pub fn unknown_versions(context: &Context) -> Outcome {
-    let (_memory, share) = shared(context)?;
-    let descriptor = share.descriptor();
-    let newer = wire::altered(descriptor, |bytes| bytes[wire::MAJOR.start] += 1);
-    refused(newer, "the next major version", KIND, &["format 2.", "update device-ipc in the receiving process"])?;
-    let older = wire::altered(descriptor, |bytes| bytes[wire::MAJOR.start] -= 1);
-    refused(older, "the major version before", KIND, &["format 0.", "update device-ipc in the exporting process"])?;
-    let features = wire::altered(descriptor, |bytes| bytes[wire::FLAGS.start] |= 0x80);
-    refused(features, "an unknown mandatory feature", KIND, &["features 0x0080", "update the receiver"])?;
-    let minor = wire::altered(descriptor, |bytes| bytes[wire::MINOR.start] += 1)?;
-    equal(minor.len(), descriptor.len(), "the length of the region, from a descriptor of a newer minor version")
-}
-
-/// Fields that make no sense are refused although the checksum fits.
-pub fn senseless_fields(context: &Context) -> Outcome {
-    let (_memory, share) = shared(context)?;
-    let descriptor = share.descriptor();
-    let at = wire::places(descriptor);
-    let set = |place: std::ops::Range<usize>, value: u64| {
-        wire::altered(descriptor, |bytes| bytes[place].copy_from_slice(&value.to_le_bytes()))
-    };
-    let size = wire::extent_size(&descriptor.to_bytes());
-    let region: [(&str, Result<_, DescriptorError>); 6] = [
-        ("a region of no bytes", set(at.len.clone(), 0)),
-        ("a region that is longer than its allocation", set(at.len.clone(), 1 << 40)),
-        ("an offset behind the allocation", set(at.offset.clone(), 1 << 40)),
-        ("an offset at the end of the address space", set(at.offset.clone(), u64::MAX)),
-        ("a length that wraps around", set(at.len.clone(), u64::MAX)),
-        ("an allocation smaller than the region", set(size.clone(), 1)),
-    ];
-    for (what, result) in region {
-        refused(result, what, KIND, &["invalid descriptor: region"])?;
-    }
-    refused(set(size, 0), "an allocation of no bytes", KIND, &["invalid descriptor"])?;
-    let name = wire::altered(descriptor, |bytes| bytes[wire::HEAD_BYTES] = b'/');
-    refused(name, "a slash in the backend's name", KIND, &["backend"])?;
-    let long = wire::altered(descriptor, |bytes| bytes[wire::ADDRESS_BYTES] = 200);
-    refused(long, "too long an address", KIND, &[])
 }
 
 /// A descriptor of another backend says which, and how to get that one.

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use device_ipc_core::backend::Lifetime;
 use device_ipc_core::limits::{CacheLimits, set_cache_limits};
-use device_ipc_core::{HolderPolicy, close_unused, counters, shutdown};
+use device_ipc_core::{HolderPolicy, close_unused, counters};
 
 use crate::agent::{Command, Place, Sharing};
 use crate::check::{equal, refused, same, that};
-use crate::flows::{Memory, SOON, bytes_of, nobody_holds, pattern, until};
-use crate::{Context, Outcome, Stop, fail, skip, unchecked};
+use crate::flows::{Memory, SOON, bytes_of, pattern, until};
+use crate::{Context, Outcome, Stop, fail, skip};
 
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -101,29 +101,6 @@ pub fn limits_of_nothing_keep_nothing(context: &Context) -> Outcome {
     equal(counters().driver_opens_total, 3, "the driver's opens")
 }
 
-/// The longest unused is closed first, and never what is used.
-pub fn limits_close_the_longest_unused(context: &Context) -> Outcome {
-    let mut exporter = context.agent()?;
-    let ipc = context.ipc();
-    set_cache_limits(CacheLimits::default().with_mappings(2))?;
-    let descriptors: Vec<_> =
-        (0..4).map(|index| exporter.export(&index.to_string(), &pattern(64))).collect::<Result<_, _>>()?;
-    let used = ipc.open(&descriptors[0]).at_home()?;
-    for descriptor in &descriptors[1..] {
-        drop(ipc.open(descriptor).at_home()?);
-    }
-    until("the close of one of three unused mappings", |seen| seen.driver_closes_total == 1)?;
-    let before = counters().driver_opens_total;
-    for descriptor in [&descriptors[3], &descriptors[2], &descriptors[0]] {
-        drop(ipc.open(descriptor).at_home()?);
-    }
-    equal(counters().driver_opens_total, before, "driver's opens, after opening again what was kept")?;
-    drop(ipc.open(&descriptors[1]).at_home()?);
-    equal(counters().driver_opens_total, before + 1, "driver's opens, after opening again what was closed")?;
-    drop(used);
-    Ok(())
-}
-
 /// The driver pins a dead exporter's memory while it is open anywhere: idle mappings are closed when the exporter dies.
 pub fn exporters_death_closes_the_unused(context: &Context) -> Outcome {
     let mut exporter = context.agent()?;
@@ -131,52 +108,6 @@ pub fn exporters_death_closes_the_unused(context: &Context) -> Outcome {
     drop(context.ipc().open(&descriptor).at_home()?);
     exporter.kill()?;
     until("the close of an unused mapping of a dead exporter", |seen| seen.mapped_bytes == 0)
-}
-
-/// All that is open of a dead exporter can be closed in one call; mappings say so from then on.
-pub fn closing_all_of_a_dead_exporter(context: &Context) -> Outcome {
-    let mut exporter = context.agent()?;
-    let descriptors = [exporter.export("a", &pattern(64))?, exporter.export("b", &pattern(64))?];
-    let mut other = context.agent()?;
-    let living = other.export("c", &pattern(64))?;
-    let ipc = context.ipc();
-    let stream = ipc.create_stream(0)?;
-    let mappings = [ipc.open(&descriptors[0]).on(&stream)?, ipc.open(&descriptors[1]).on(&stream)?];
-    let untouched = ipc.open(&living).on(&stream)?;
-    let (gone, told) = std::sync::mpsc::channel();
-    mappings[0].on_gone(move |_| {
-        // The case may be over.
-        let _ = gone.send(());
-    });
-    exporter.kill()?;
-    that(told.recv_timeout(SOON).is_ok(), "on_gone was not called when the exporter was killed")?;
-    let closed = unchecked::close_mappings_of(descriptors[0].exporter())?;
-    equal(closed, 2, "the number of mappings that were closed")?;
-    equal(counters().driver_closes_total, 2, "the driver's closes")?;
-    for mapping in &mappings {
-        let view = mapping.view::<u8, _>(&stream);
-        refused(view, "a view of memory that was closed", "ExporterGone", &["has terminated"])?;
-    }
-    same(&bytes_of(&untouched, &stream)?, &pattern(64), "the bytes of an exporter that lives")?;
-    drop(mappings);
-    drop(untouched);
-    close_unused(SOON)?;
-    until("the end of all mappings", |seen| seen.mapped_bytes == 0)?;
-    equal(counters().driver_closes_total, 3, "the driver's closes, each mapping once")
-}
-
-/// A shutdown closes all exports and waits for their holders, by name.
-pub fn shutdown_waits_for_the_holders(context: &Context) -> Outcome {
-    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
-    let share = memory.share()?;
-    let mut importer = context.agent()?;
-    importer.open("m", share.descriptor(), Place::Home)?;
-    let id = importer.peer().id().to_string();
-    refused(shutdown(SHORT), "shutting down while an export is held", "StillHeld", &[&id, "64 bytes"])?;
-    let opened = memory.ipc.open(share.descriptor()).at_home();
-    refused(opened, "opening an export after the shutdown", "ExportDropped", &["dropped"])?;
-    importer.drop_mapping("m")?;
-    Ok(shutdown(SOON)?)
 }
 
 /// Freeing under a holder is the caller's stated choice, where the kind of handle revokes; else it is refused at once.
@@ -244,18 +175,4 @@ pub fn many_threads_with_little_room(context: &Context) -> Outcome {
     until("the close of everything", |seen| {
         seen.mapped_bytes == 0 && seen.driver_opens_total == seen.driver_closes_total
     })
-}
-
-/// An importer that keeps what it does not use still counts as a holder, until it is asked.
-pub fn kept_lease_is_recalled_by_a_close(context: &Context) -> Outcome {
-    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
-    let (share, kept) = (memory.share()?, memory.share()?);
-    let mut importer = context.agent()?;
-    for (name, share) in [("a", &share), ("b", &kept)] {
-        importer.open(name, share.descriptor(), Place::Home)?;
-        importer.drop_mapping(name)?;
-    }
-    share.close(SOON)?;
-    kept.wait_released(SOON)?;
-    nobody_holds(&kept, "a wait for its release")
 }

@@ -7,7 +7,7 @@ use device_ipc_core::{DeviceOwner, Export};
 
 use crate::agent::{Agent, Command, Gating, Place};
 use crate::check::{equal, refused, same, that};
-use crate::flows::{Memory, SOON, Witness, bytes_of, memory_stays_free, pattern};
+use crate::flows::{Memory, SOON, Witness, bytes_of, pattern};
 use crate::{Context, Outcome, Stop, unchecked};
 
 const SHORT: Duration = Duration::from_millis(50);
@@ -213,25 +213,6 @@ pub fn own_mapping_outlives_the_export(context: &Context) -> Outcome {
     owner_lives(&dropped, "while this process had the memory open")?;
     drop(mapping);
     dropped.recv_timeout(SOON).map_err(|_| Stop::failed("the owner was not dropped after the last mapping"))
-}
-
-/// Memory that was shared, opened, released and dropped is free again: nothing of it stays behind.
-pub fn memory_is_free_again(context: &Context) -> Outcome {
-    const BYTES: usize = 8 << 20;
-    let mut importer = context.agent()?;
-    importer.prepare(0)?;
-    let stream = context.ipc().create_stream(0)?;
-    let free = || Ok::<_, Stop>(context.backend().memory().memory_info(stream.device())?.free_bytes);
-    let round = || {
-        let memory = Memory::with_bytes(context, 0, &vec![7; BYTES])?;
-        let share = memory.share()?;
-        importer.open("m", share.descriptor(), Place::Home)?;
-        importer.must(&Command::Release { name: "m".into(), device: None })?;
-        share.wait_released(SOON)?;
-        drop(memory);
-        Ok::<_, Stop>(share.close(SOON)?)
-    };
-    memory_stays_free(BYTES, free, round)
 }
 
 /// An exporter can wait for its importers; importers that have released count too.

@@ -40,7 +40,6 @@ themes! {
         one_owner_of_two_exports;
     placement:
         on_another_device,
-        on_two_devices_at_once,
         no_peer_access,
         no_such_device,
         on_the_streams_device,
@@ -53,13 +52,6 @@ themes! {
     descriptors:
         forms_are_read_back,
         secret_is_not_shown,
-        truncated_at_every_length,
-        trailing_and_oversized,
-        every_flipped_bit,
-        every_damaged_character,
-        wrong_prefix,
-        unknown_versions,
-        senseless_fields,
         another_backend,
         altered_and_with_a_fitting_checksum,
         altered_home;
@@ -75,7 +67,6 @@ themes! {
         mapping_of_a_killed_exporter,
         no_notice_after_the_mappings_end,
         memory_given_to_somebody_else,
-        exporter_does_not_answer,
         exporter_that_does_not_answer_delays_no_other,
         exporter_killed_from_that_moment_on;
     lifetimes:
@@ -92,7 +83,6 @@ themes! {
         importer_exited,
         one_of_two_importers_killed,
         own_mapping_outlives_the_export,
-        memory_is_free_again,
         openings_are_waited_for,
         every_change_of_the_holders_is_told,
         callback_that_opens_its_own_export;
@@ -103,13 +93,9 @@ themes! {
         unused_goes_back_on_demand,
         close_unused_gives_back,
         limits_of_nothing_keep_nothing,
-        limits_close_the_longest_unused,
         exporters_death_closes_the_unused,
-        closing_all_of_a_dead_exporter,
-        shutdown_waits_for_the_holders,
         freeing_under_a_holder,
-        many_threads_with_little_room,
-        kept_lease_is_recalled_by_a_close;
+        many_threads_with_little_room;
     ordering:
         stream_waits_for_ready,
         stream_of_another_device_waits_for_ready,
@@ -317,9 +303,7 @@ themes! {
         streams_signal_in_turn,
         host_waits_for_ready,
         sender_killed_while_a_stream_waits,
-        sender_killed,
         sender_that_ends_takes_its_exports,
-        receiver_killed,
         close_waits_for_the_receiver,
         closed_after_everything_was_received,
         receiver_that_never_reads,
@@ -382,18 +366,13 @@ themes! {
         late_reader_begins_with_next_publication,
         hosts_do_not_wait,
         slot_dropped_unpublished,
-        reader_killed,
-        reader_that_never_reads,
         released_out_of_order,
         closed_after_the_last,
-        slot_never_published,
-        slot_released_and_never_published,
         senseless_slots,
         host_publishes_in_turn,
         host_releases_in_turn,
         host_releases_before_a_stream,
         host_publishes_over_nothing,
         tensors_of_a_table_in_a_slot,
-        writer_killed_within_a_slot,
         reader_in_an_event_loop;
 }

@@ -27,24 +27,6 @@ pub fn on_another_device(context: &Context) -> Outcome {
     Ok(share.wait_released(SOON)?)
 }
 
-/// One process has the memory open on two of its devices at once, and what it writes through the one it reads through
-/// the other.
-pub fn on_two_devices_at_once(context: &Context) -> Outcome {
-    context.two_peers()?;
-    let memory = Memory::with_floats(context, 1024)?;
-    let share = memory.share()?;
-    let mut receiver = context.agent()?;
-    receiver.open("home", share.descriptor(), Place::Device(0))?;
-    receiver.open("away", share.descriptor(), Place::Device(1))?;
-    receiver.add("away", 1.0)?;
-    receiver.synchronize(1)?;
-    same(&receiver.floats("home")?, &[OLD + 1.0; 1024], "the floats on device 0 after a kernel of device 1")?;
-    receiver.drop_mapping("home")?;
-    same(&receiver.floats("away")?, &[OLD + 1.0; 1024], "the floats on device 1 after the other mapping was dropped")?;
-    receiver.drop_mapping("away")?;
-    Ok(share.wait_released(SOON)?)
-}
-
 /// A device that cannot reach the memory's home is refused, and the error says what to do instead.
 pub fn no_peer_access(context: &Context) -> Outcome {
     let [first, second] = context.two_devices()?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use device_ipc_core::{Dtype, Error, Ring, RingReadSlot, RingReader, Stream, TensorLayout, TensorTable};
 
-use crate::agent::{Agent, Answer, Command, Gating};
+use crate::agent::{Agent, Command};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{SOON, happens_soon};
 use crate::gate::Gate;
@@ -119,41 +119,6 @@ pub fn slot_dropped_unpublished(context: &Context) -> Outcome {
     refused(reader.next(SHORT).map(drop), "the same on the host", "Timeout", &phrases)?;
     publish(&mut ring, &stream)?;
     equal(published(reader.next(PATIENCE)?)?.sequence(), 0, "the first sequence")
-}
-
-/// A reader that is killed leaves the ring, and the others continue.
-pub fn reader_killed(context: &Context) -> Outcome {
-    let (mut ring, stream) = ring_of(context, 1)?;
-    let (dies, _) = joined(context, &ring)?;
-    let (mut lives, _) = joined(context, &ring)?;
-    ring.wait_readers(2, PATIENCE)?;
-    publish(&mut ring, &stream)?;
-    read(&mut lives, 0)?;
-    dies.kill()?;
-    publish(&mut ring, &stream)?;
-    read(&mut lives, 1)?;
-    happens_soon("a ring with one reader", || Ok(ring.readers() == 1))?;
-    lives.must(&Command::RingLeave)?;
-    Ok(ring.close(SOON)?)
-}
-
-/// A reader that delays the ring is named, and can be dismissed.
-pub fn reader_that_never_reads(context: &Context) -> Outcome {
-    let (mut ring, stream) = ring_of(context, 1)?;
-    let (mut idle, _) = joined(context, &ring)?;
-    ring.wait_readers(1, PATIENCE)?;
-    publish(&mut ring, &stream)?;
-    let pid = idle.peer().id();
-    let phrases = [&*format!("process {pid} "), "sequence 0"];
-    refused(ring.wait_writable(SHORT), "waiting for a reader that never reads", "Timeout", &phrases)?;
-    let behind = ring.readers_behind();
-    equal((behind.len(), behind[0].pid, behind[0].sequence), (1, pid, 0), "the reader that is behind")?;
-    that(ring.dismiss(behind[0].lease), "the reader should be one")?;
-    that(!ring.dismiss(behind[0].lease), "it should not be one any more")?;
-    publish(&mut ring, &stream)?;
-    stream.synchronize()?;
-    let read = idle.request(&Command::RingNextBytes { timeout: PATIENCE })?.result;
-    refused(read, "reading after having been dismissed", "DismissedFromRing", &["open the ring again"])
 }
 
 /// A publication on the host does not overtake publications on a stream.
@@ -300,45 +265,6 @@ pub fn closed_after_the_last(context: &Context) -> Outcome {
     refused(ipc.open_ring(&descriptor).on(&stream), "joining a closed ring", "ExportDropped", &["dropped"])
 }
 
-/// A slot taken ahead of its publication fails once the ring has closed without it: accesses, and the release.
-pub fn slot_never_published(context: &Context) -> Outcome {
-    context.needs_timelines(1)?;
-    let (mut ring, stream) = ring_of(context, 2)?;
-    let reading = context.ipc().create_stream(0)?;
-    let mut reader = context.ipc().open_ring(ring.descriptor()).on(&reading)?;
-    publish(&mut ring, &stream)?;
-    reader.next_ahead(&reading)?.release(&reading)?;
-    let slot = reader.next_ahead(&reading)?;
-    that(!slot.is_published()?, "nothing should be published yet")?;
-    slot.view::<u8, _>(&reading)?;
-    drop(ring);
-    reading.synchronize()?;
-    refused(slot.view::<u8, _>(&reading).map(drop), "viewing it after the end", "RingClosed", &["closed"])?;
-    refused(slot.release(&reading).map_err(Error::from), "releasing it", "RingClosed", &["closed"])?;
-    refused(reader.next_ahead(&reading).map(drop), "another slot ahead", "RingClosed", &["closed the ring"])
-}
-
-/// A slot accessed and released ahead of its publication is reported once the ring has closed without it.
-pub fn slot_released_and_never_published(context: &Context) -> Outcome {
-    context.needs_timelines(1)?;
-    let (mut ring, stream) = ring_of(context, 2)?;
-    let reading = context.ipc().create_stream(0)?;
-    let mut reader = context.ipc().open_ring(ring.descriptor()).on(&reading)?;
-    publish(&mut ring, &stream)?;
-    for _ in 0..2 {
-        let slot = reader.next_ahead(&reading)?;
-        slot.view::<u8, _>(&reading)?;
-        slot.release(&reading)?;
-    }
-    reader.check()?;
-    drop(ring);
-    reading.synchronize()?;
-    let phrases = ["before sequence 1 was published", "discard", "RingReader::next"];
-    refused(reader.check(), "checking what was read", "RingUnpublished", &phrases)?;
-    refused(reader.next(PATIENCE).map(drop), "taking another one", "RingUnpublished", &phrases)?;
-    refused(reader.next_ahead(&reading).map(drop), "the same on the stream", "RingUnpublished", &phrases)
-}
-
 /// Senseless slots give the memory back, with the reason. A ring is opened as a ring only, and other memory is not.
 pub fn senseless_slots(context: &Context) -> Outcome {
     let ipc = context.ipc();
@@ -394,31 +320,6 @@ pub fn tensors_of_a_table_in_a_slot(context: &Context) -> Outcome {
     refused(slot.tensor(&table, "middle"), "a tensor that is not there", "NoSuchTensor", &["middle"])?;
     let other_type = slot.tensor(&table, "large")?.view_mut::<u8, _>(&stream).map(drop);
     refused(other_type, "a view of another type", "Layout", &["float32"])
-}
-
-/// A writer that is killed while a stream writes a slot: its readers get what was published before, and no byte of the slot.
-pub fn writer_killed_within_a_slot(context: &Context) -> Outcome {
-    let mut writer = context.agent()?;
-    writer.prepare(0)?;
-    let Answer::Text(descriptor) = writer.must(&Command::Ring { slots: 2, timeout: None })? else {
-        return fail("the writer should return a descriptor");
-    };
-    let stream = context.ipc().create_stream(0)?;
-    let mut reader = context.ipc().open_ring(&descriptor.parse()?).on(&stream)?;
-    writer.must(&Command::RingPublish { count: 1, gate: Gating::Open })?;
-    let first = published(reader.next(PATIENCE)?)?;
-    // A gate is between the halves of the bytes; the publication follows the second one.
-    writer.send(&Command::RingPublish { count: 1, gate: Gating::Closed })?;
-    let early = reader.next(SHORT);
-    let pid = writer.peer().id();
-    writer.kill()?;
-    refused(early.map(drop), "an unpublished slot", "Timeout", &[])?;
-    let gone = &[&*format!("process {pid}")];
-    refused(reader.next(PATIENCE).map(drop), "the next slot", "ExporterGone", gone)?;
-    refused(reader.next_ahead(&stream).map(drop), "a slot ahead", "ExporterGone", gone)?;
-    // It was published.
-    first.check()?;
-    Ok(first.release(&stream).map_err(Error::from)?)
 }
 
 /// A reader's descriptor is readable until nothing can be taken, and becomes readable at a publication and at the end.

@@ -185,27 +185,6 @@ pub fn memory_given_to_somebody_else(context: &Context) -> Outcome {
     refused(ipc.open(&old).on(&stream), "opening by the old descriptor", "ExportDropped", &["dropped"])
 }
 
-/// An exporter that does not answer is not waited for beyond the timeout, and the error asks whether it was stopped.
-pub fn exporter_does_not_answer(context: &Context) -> Outcome {
-    let mut exporter = context.agent()?;
-    let descriptor = exporter.export("e", &pattern(4096))?;
-    exporter.peer().stop()?;
-    let timeout = Duration::from_millis(300);
-    let begun = Instant::now();
-    let opened = context.ipc().open(&descriptor).timeout(timeout).at_home();
-    let took = begun.elapsed();
-    refused(opened, "opening memory of a stopped process", "Timeout", &["after 300 ms", "stopped"])?;
-    that(took >= timeout, format!("a timeout of 300 ms came after {took:?}"))?;
-    that(took < SOON, format!("a timeout of 300 ms came after {took:?}"))?;
-    exporter.peer().resume()?;
-    let stream = context.ipc().create_stream(0)?;
-    let mapping = context.ipc().open(&descriptor).on(&stream)?;
-    same(&bytes_of(&mapping, &stream)?, &pattern(4096), "the bytes, opened when the exporter goes on")?;
-    drop(mapping);
-    // The grant of the open that was given up goes back too.
-    exporter.must(&Command::WaitReleased { name: "e".into(), timeout: SOON }).map(drop)
-}
-
 /// An exporter that does not answer delays no importer of another one.
 pub fn exporter_that_does_not_answer_delays_no_other(context: &Context) -> Outcome {
     let (mut stopped, mut other) = (context.agent()?, context.agent()?);

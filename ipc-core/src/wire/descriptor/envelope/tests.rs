@@ -69,6 +69,15 @@ fn bytes_behind_the_end_are_counted() {
 }
 
 #[test]
+fn size_is_limited_before_the_checksum() {
+    for (form, bytes, read) in forms() {
+        let found = MAX_DESCRIPTOR_BYTES + 1;
+        let longer = [bytes.as_slice(), &vec![7; found - bytes.len()]].concat();
+        assert_eq!(read(&longer), Err(DescriptorError::TooLarge { found }), "{form}");
+    }
+}
+
+#[test]
 fn length_that_contradicts_an_intact_form_is_refused() {
     for (form, bytes, read) in forms() {
         for length in [0, bytes.len() - 1, bytes.len() + 1] {

@@ -6,33 +6,13 @@ use std::time::Instant;
 use device_ipc_core::{Message, ReceivedExport};
 
 use super::{
-    BYTES, SHORT, connecting, is_dropped, is_kept, local_pair, name, open_at, pair, receive, send, went_well,
+    BYTES, SHORT, connecting, is_dropped, is_kept, local_pair, name, pair, receive, send, went_well,
     witnessed,
 };
-use crate::agent::{Command, Place};
+use crate::agent::Command;
 use crate::check::{equal, refused, same, that};
 use crate::flows::{SOON, bytes_of, pattern};
 use crate::{Context, Outcome, PATIENCE};
-
-/// Messages of a killed process are received, then the error names it; its tensors are gone.
-pub fn sender_killed(context: &Context) -> Outcome {
-    let (channel, mut agent) = pair(context)?;
-    let (told, hear) = std::sync::mpsc::channel();
-    channel.on_gone(move |error| drop(told.send(error.to_string())));
-    agent.export("x", &pattern(BYTES))?;
-    send(&mut agent, b"one", &["x"], None)?;
-    send(&mut agent, &pattern(100_000), &[], None)?;
-    let pid = agent.peer().id().to_string();
-    agent.kill()?;
-    let said = hear.recv_timeout(SOON);
-    that(said.is_ok_and(|text| text.contains(&pid)), "on_gone should be called with who it was")?;
-    let one = channel.receive(PATIENCE)?;
-    equal(one.bytes(), b"one", "what was sent before the death")?;
-    equal(channel.receive(PATIENCE)?.bytes().len(), 100_000, "the length of what came behind it")?;
-    refused(channel.receive(PATIENCE), "receiving from the dead", "PeerGone", &[&pid, "without closing"])?;
-    refused(channel.send(Message::new(), PATIENCE), "sending to the dead", "PeerGone", &[&pid])?;
-    refused(one.exports()[0].open().at_home(), "opening what died", "ExporterGone", &[&pid])
-}
 
 /// A process that closes and exits before the receiver has opened: its exports are gone, and `on_gone` is not called.
 pub fn sender_that_ends_takes_its_exports(context: &Context) -> Outcome {
@@ -48,30 +28,6 @@ pub fn sender_that_ends_takes_its_exports(context: &Context) -> Outcome {
     refused(channel.receive(PATIENCE), "receiving behind the end", "ChannelClosed", &["closed"])?;
     equal(hear.recv_timeout(SOON), Err(RecvTimeoutError::Disconnected), "on_gone's call after a close")?;
     refused(one.exports()[0].open().at_home(), "opening what has ended", "ExporterGone", &[])
-}
-
-/// A receiver's death ends the leases of its messages, opened or not.
-pub fn receiver_killed(context: &Context) -> Outcome {
-    let (channel, mut agent) = pair(context)?;
-    let (opened, opened_dropped) = witnessed(context, &pattern(BYTES))?;
-    let (received, received_dropped) = witnessed(context, &pattern(BYTES))?;
-    let (unread, unread_dropped) = witnessed(context, &pattern(BYTES))?;
-    for share in [&opened, &received, &unread] {
-        channel.send(Message::new().export(share), PATIENCE)?;
-    }
-    drop((opened, received, unread));
-    receive(&mut agent, "a")?;
-    open_at(&mut agent, "a", 0, Some(Place::Home))?;
-    receive(&mut agent, "b")?;
-    for dropped in [&opened_dropped, &received_dropped, &unread_dropped] {
-        is_kept(dropped, "by who lives")?;
-    }
-    let pid = agent.peer().id().to_string();
-    agent.kill()?;
-    is_dropped(&opened_dropped, "when who had opened it has died")?;
-    is_dropped(&received_dropped, "when who had received it has died")?;
-    is_dropped(&unread_dropped, "when who would have received it has died")?;
-    refused(channel.send(Message::new(), PATIENCE), "sending to the dead", "PeerGone", &[&pid])
 }
 
 /// Each client has its own channel, and closing one does not close the others.
