@@ -107,7 +107,9 @@ fn doctor_tests_every_card_and_reports_driver_errors() {
     assert_eq!(trips.clone().count(), 4, "{report}");
     assert!(trips.into_iter().all(|trip| trip["verdict"] == "ok"), "{report}");
 
-    let Some(machine) = Machine::simulated("devices=1;fault=cuIpcGetMemHandle:1:999") else { return };
+    // Each default kind of memory fails: that of the initial pid namespace, and that of others.
+    let broken = "devices=1;fault=cuIpcGetMemHandle:1:999,cuMemExportToShareableHandle:1:999";
+    let Some(machine) = Machine::simulated(broken) else { return };
     let result = machine.start(&["doctor", "--backend", "cuda"]).wait();
     assert!(result.status.code() == Some(1) && result.out.contains("999"), "{result:?}");
 }
