@@ -18,8 +18,9 @@ use device_ipc_test_process::Process;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// The messages of `docs/spec/remote.md`, for the engine "sockets", with short time limits.
-const OPEN: &[u8] = b"\x00\x07sockets\x64\x64HHHHHHHHHHHHHHHH\x07\x01x";
+/// The messages of `docs/spec/remote.md`, for the engine "sockets", with time limits of 60 s: a lease without a ping has to last as
+/// long as a test takes to make hundreds of connections.
+const OPEN: &[u8] = b"\x00\x07sockets\xe0\xd4\x03\xe0\xd4\x03HHHHHHHHHHHHHHHH\x07\x01x";
 const PING: &[u8] = &[1];
 const RELEASE: &[u8] = &[2];
 const PONG: &[u8] = &[3];
