@@ -206,3 +206,6 @@ impl Arrival {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
