@@ -118,3 +118,6 @@ fn known_link((_, slot): &(BrokerAddress, Arc<LinkSlot>)) -> Option<Arc<Link>> {
 fn slot_of((_, slot): &(BrokerAddress, Arc<LinkSlot>)) -> Arc<LinkSlot> {
     Arc::clone(slot)
 }
+
+#[cfg(test)]
+mod tests;
