@@ -55,3 +55,6 @@ impl VendorError {
 fn separated(separator: &str, text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("{separator}{text}") }
 }
+
+#[cfg(test)]
+mod tests;

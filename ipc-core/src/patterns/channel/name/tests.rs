@@ -22,6 +22,8 @@ fn invalid_name_is_rejected_with_reason() {
 
 #[test]
 fn too_long_directory_is_rejected() {
-    let deep = PathBuf::from(format!("/{}", "d".repeat(100)));
-    assert!(matches!(address("x", 7, Some(&deep)), Err(Error::Io { .. })));
+    let directory = |len: usize| PathBuf::from(format!("/{}", "d".repeat(len - 1)));
+    let longest = MAX_ADDRESS_BYTES - "/device-ipc.7.x".len();
+    assert!(address("x", 7, Some(&directory(longest))).is_ok());
+    assert!(matches!(address("x", 7, Some(&directory(longest + 1))), Err(Error::Io { .. })));
 }
