@@ -51,17 +51,13 @@ pub(super) struct OpenExport<'a> {
 impl OpenExport<'_> {
     /// Returns a reference to an open lease that can be used without a message.
     pub(super) fn reuse_lease(&self) -> Option<LeaseRef> {
-        if self.alone || !self.is_permitted() {
+        if self.alone {
             return None;
         }
         let (backend, on, allow) = (self.ipc.backend(), (self.device, self.access), self.ipc.allow_list());
         let lease = self.runtime.imports.acquire_open(&self.named, backend, on, self.grant, allow)?;
         kill_point!("importer:mapped");
         Some(lease)
-    }
-
-    fn is_permitted(&self) -> bool {
-        self.named.contents.access.is_writable() || !self.access.is_writable()
     }
 
     #[inline]
@@ -93,7 +89,7 @@ impl OpenExport<'_> {
         let Self { runtime, ipc, named, device, home, access, time_limit, grant, alone, reserved, .. } =
             *self;
         let backend = ipc.backend();
-        if !self.is_permitted() {
+        if access.is_writable() && !named.contents.access.is_writable() {
             return Err(Error::AccessDenied { wanted: access, granted: named.contents.access });
         }
         if time_limit.timeout.is_zero() && named.contents.exporter != runtime.identity {
