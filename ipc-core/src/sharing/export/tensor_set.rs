@@ -460,7 +460,7 @@ impl TensorSet {
     pub(super) fn encoded_bytes(&self) -> usize {
         match &self.list {
             // An upper bound, far below the limit.
-            List::AsBefore(before, _) => before.tensors.bytes().len() + size_of::<u32>(),
+            List::AsBefore(before, _) => before.tensors.section_bytes(),
             List::Anew(table, _) => encoded_tensor_bytes(table),
         }
     }

@@ -135,8 +135,8 @@ impl Tensors {
         &self.bytes
     }
 
-    /// Returns the bytes of the section's body.
-    pub(super) fn section_bytes(&self) -> usize {
+    /// Returns the size of the section's body in bytes.
+    pub(crate) fn section_bytes(&self) -> usize {
         size_of::<U32>() + self.bytes.len()
     }
 
