@@ -199,7 +199,8 @@ pub fn pull_into_existing_memory_writes_the_tensors_alone(mut pair: Pair) {
     // All of them, and some of them.
     for (first, count) in [(0, 1000), (17, 5)] {
         let answer = pair.importer.ask(&format!("dict-into {first} {count} 1000 {LONG_MS} {descriptor}"));
-        assert_eq!(answer, format!("{count} tensors, wrong: []"));
+        let bytes = count * 1000;
+        assert_eq!(answer, format!("{count} tensors, wrong: [], {bytes} of {bytes} B"));
     }
     let refused = [
         ("1000 t0,t1", "overlap", "InvalidRegion"),

@@ -13,6 +13,9 @@ use crate::backend::{fail_registration, on_backend, remote};
 use crate::engine::SocketEngine;
 use crate::{Load, argument, contents, open_files, own_address, report, resources};
 
+/// The element offset of named tensors, which no copy may ignore.
+const ELEMENT_OFFSET: usize = 8;
+
 /// Shares memory as the test requests, line by line.
 pub fn exporter(load: Load) {
     let mut state = None;
@@ -99,23 +102,25 @@ impl Exporter {
                 self.gate = None;
                 "opened".into()
             }
-            // dict NAME TENSORS BYTES: tensors in ten allocations, each with the seed of its number.
+            // dict NAME TENSORS BYTES: tensors in ten allocations, each with the seed of its number and an element offset.
             "dict" => {
                 let (tensors, bytes) = (argument::<usize>(words, 1), argument::<usize>(words, 2));
                 let each = tensors.div_ceil(10);
-                let stride = bytes.next_multiple_of(512);
+                let stride = (ELEMENT_OFFSET + bytes).next_multiple_of(512);
                 let mut set = self.ipc.tensors();
                 for first in (0..tensors).step_by(each) {
                     let buffer = self.ipc.allocate(0, (each * stride) as u64)?;
                     let members = first..(first + each).min(tensors);
                     let mut all = vec![0xee; each * stride];
                     for (index, tensor) in members.clone().enumerate() {
-                        all[index * stride..][..bytes].copy_from_slice(&contents(bytes, tensor as u8));
+                        let start = index * stride + ELEMENT_OFFSET;
+                        all[start..][..bytes].copy_from_slice(&contents(bytes, tensor as u8));
                     }
                     buffer.view_mut::<u8, _>(&self.stream)?.copy_from(&all)?;
                     let memory = set.memory(buffer);
                     for (index, tensor) in members.enumerate() {
                         let layout = TensorLayout::contiguous(Dtype::U8, [bytes as u64])?;
+                        let layout = layout.with_element_offset(ELEMENT_OFFSET as u64)?;
                         set.tensor(format!("t{tensor}"), memory, (index * stride) as u64, layout)?;
                     }
                 }
