@@ -211,7 +211,6 @@ fn exporter_that_violates_the_protocol_causes_an_error() {
         &[&[0, 0]],
         &[GRANTED, PONG],
         &[GRANTED, &[1, 0]],
-        &[GRANTED, &many],
         &[&[2, 9]],
         // Not the engine's metadata.
         &[GRANTED, b"\x01\x01\x01x"],
@@ -219,6 +218,8 @@ fn exporter_that_violates_the_protocol_causes_an_error() {
         let error = error_after(replies, false);
         assert!(error.starts_with("Protocol of InPull"), "{replies:?}: {error}");
     }
+    let error = error_after(&[GRANTED, &many], false);
+    assert!(error.starts_with("Protocol of InPull") && error.contains("more metadata"), "{error}");
     let error = error_after(&[&[0, 2]], false);
     assert!(error.starts_with("InvalidRegion of InPull") && error.contains("1 regions"), "{error}");
 }
