@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use device_ipc_conformance::agent::{Answer, Rings, Server};
 use device_ipc_conformance::check::Refusal;
-use device_ipc_core::{Error, Message, Result};
+use device_ipc_core::{Error, Message, ProcessIdentity, Result};
 
 use super::Agent;
 
@@ -24,7 +24,8 @@ impl Agent {
                     try_everything(server);
                 }
                 self.mock = None;
-                write_line("event child done");
+                let is_own = ProcessIdentity::current().is_ok_and(|own| own.pid == std::process::id());
+                write_line(if is_own { "event child done" } else { "event child has its parent's identity" });
                 let _ = rustix::io::write(&tell_done, &[1]);
                 loop {
                     // SAFETY: a plain system call.
