@@ -164,12 +164,14 @@ fn close_waits_for_tensors_that_the_peer_received_before_it_closed() {
     sender.says_nothing_for(Duration::from_millis(100));
     receiver.ok("open-received m y place=stream:0");
     assert_eq!(sender.receive(), Answer::Done(String::new()));
-    // A message that the peer has not received before its close is lost.
+    // A message that the peer has not received before its close is lost, also where the peer keeps an earlier one.
     let (mut sender, mut receiver) = (agent!(PINNING), agent!(PINNING));
     receiver.ok(&format!("listen {under}-2"));
     connect(&mut receiver, &mut sender, &format!("{under}-2"));
     sender.share("x 4096");
     sender.ok("send c 5 20000 of=x");
+    sender.ok("send c 5 20000 of=x");
+    assert_eq!(receiver.ok("receive c m 20000"), "5 1");
     sender.send("close-channel c 15000");
     sender.says_nothing_for(Duration::from_millis(50));
     receiver.ok("drop-channel c");
