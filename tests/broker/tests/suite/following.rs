@@ -5,6 +5,7 @@ use std::time::Duration;
 use device_ipc_broker_tests::{
     ASCEND, Answer, CUDA, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, within,
 };
+use device_ipc_core::front_end::list_keepers;
 
 /// Time for calls that wait for no process.
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -42,6 +43,20 @@ fn keep_next(keeper: &mut Child, machine: &str, name: &str, version: u64, keep_f
 fn unique(test: &str, machine: &str) -> String {
     let place = MACHINES.iter().position(|known| *known == machine).expect("a known machine");
     format!("{test}-{place}-{}", std::process::id())
+}
+
+#[test]
+fn keeper_is_listed_until_it_ends() {
+    let name = unique("listed", PINNING);
+    let listed = || {
+        let keepers = list_keepers(None).expect("the sockets of this machine");
+        keepers.iter().filter(|keeper| keeper.name == name).count()
+    };
+    assert_eq!(listed(), 0);
+    let mut keeper = keeper(PINNING, &name, None);
+    assert_eq!(listed(), 1);
+    keeper.kill();
+    assert_eq!(listed(), 0);
 }
 
 #[test]
