@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use device_ipc_broker_tests::{Answer, agent, eventually};
+use device_ipc_core::limits::{MAX_DESCRIPTOR_BYTES, MAX_NAME_BYTES};
 use device_ipc_core::{
-    Access, Buffer, DeviceOwner as _, DevicePtr, Dtype, Error, ExposurePolicy, Ipc, Message, OwnedRegion,
-    Region, TensorLayout, TensorSet,
+    Access, Buffer, DescriptorError, DeviceOwner as _, DevicePtr, Dtype, Error, ExposurePolicy, Ipc, Message,
+    OwnedRegion, Region, TensorLayout, TensorSet,
 };
 use device_ipc_mock::MockBackend;
 
@@ -30,6 +31,23 @@ fn on_two_devices(ipc: &Ipc) -> TensorSet {
         tensors.owned::<(), Buffer>(format!("t{device}"), buffer, Some(bytes(4096))).expect("it fits");
     }
     tensors
+}
+
+/// No importer reads a descriptor beyond the limit.
+#[test]
+fn set_whose_descriptor_exceeds_the_limit_is_refused() {
+    let ipc = ipc();
+    let mut tensors = ipc.tensors();
+    let memory = tensors.memory(ipc.allocate(0, 4096).expect("memory"));
+    for number in 0..MAX_DESCRIPTOR_BYTES / MAX_NAME_BYTES {
+        tensors.tensor(format!("{number:0MAX_NAME_BYTES$}"), memory, 0, bytes(1)).expect("it fits");
+    }
+    let refused = ipc.share_all(tensors).start().expect_err("the names alone have as many bytes");
+    let found = match refused.error() {
+        Error::Descriptor(DescriptorError::TooLarge { found }) => *found,
+        other => panic!("{other}"),
+    };
+    assert!(found > MAX_DESCRIPTOR_BYTES);
 }
 
 #[test]
