@@ -155,9 +155,14 @@ impl _BlockPool {
             numbers.push(known.map_or_else(|| block_id(&blocks.get_item(index)?), Ok)?);
         }
         let zeros = numbers.iter().take_while(|&&number| number == 0).count();
-        let bytes = |number: &u32| number.to_ne_bytes();
-        let found: Vec<u8> = numbers[zeros..].iter().flat_map(bytes).collect();
-        Ok((zeros, PyBytes::new(blocks.py(), &found)))
+        let numbers = &numbers[zeros..];
+        let found = PyBytes::new_with(blocks.py(), size_of_val(numbers), |bytes| {
+            for (bytes, number) in bytes.chunks_exact_mut(size_of::<u32>()).zip(numbers) {
+                bytes.copy_from_slice(&number.to_ne_bytes());
+            }
+            Ok(())
+        })?;
+        Ok((zeros, found))
     }
 }
 
