@@ -60,14 +60,17 @@ fn named_tensors_report_openings_and_changes() {
     export.on_change(move || {
         seen.fetch_add(1, Ordering::Relaxed);
     });
+    let is_released = || export.try_wait_released().expect("the importer lives");
+    assert!(!is_released(), "no process has opened it");
     let early = export.wait_opened(1, Duration::ZERO).unwrap_err();
     assert!(early.to_string().contains("no process has opened the export"), "{early}");
     assert_eq!(importer.ok(&format!("open x {}", export.descriptor())), "2");
     export.wait_opened(1, PATIENCE).expect("opened on both devices");
     assert_eq!(export.holders().iter().len(), 2, "one lease for each device");
     eventually("changes", true, || changes.load(Ordering::Relaxed) > 0);
+    assert!(!is_released());
     importer.ok("drop x");
-    export.wait_released(PATIENCE).expect("released");
+    eventually("the release", true, is_released);
     export.close(PATIENCE).expect("closed");
 }
 

@@ -181,6 +181,23 @@ fn close_waits_for_tensors_that_the_peer_received_before_it_closed() {
     }
 }
 
+/// An open lease is no reason to open memory that its exporter has freed, neither by descriptor nor by message.
+#[test]
+fn borrowed_memory_that_was_freed_is_stale_where_it_is_open() {
+    let (mut sender, mut receiver) = (agent!(PINNING), agent!(PINNING));
+    let under = name("stale");
+    receiver.ok(&format!("listen {under}"));
+    connect(&mut receiver, &mut sender, &under);
+    sender.ok("allocate b 4096");
+    let descriptor = sender.ok("share-borrowed x b");
+    receiver.ok(&format!("open before {descriptor}"));
+    sender.ok("send c 5 20000 of=x");
+    assert_eq!(receiver.ok("receive c m 20000"), "5 1");
+    sender.ok("free b");
+    receiver.fails(&format!("open after {descriptor}"), "StaleGeneration");
+    receiver.fails("open-received m after place=stream:0", "StaleGeneration");
+}
+
 /// A message whose file does not arrive is the only one lost: the receiver may have no free descriptors.
 #[test]
 fn message_without_its_file_is_the_only_one_lost() {
