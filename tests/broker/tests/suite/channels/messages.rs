@@ -196,6 +196,15 @@ fn borrowed_memory_that_was_freed_is_stale_where_it_is_open() {
     sender.ok("free b");
     receiver.fails(&format!("open after {descriptor}"), "StaleGeneration");
     receiver.fails("open-received m after place=stream:0", "StaleGeneration");
+    // The exporter of a dropped export cannot check it, and the grant of the message is still valid.
+    sender.ok("allocate b 4096");
+    let descriptor = sender.ok("share-borrowed y b");
+    receiver.ok(&format!("open kept {descriptor}"));
+    sender.ok("send c 5 20000 of=y");
+    assert_eq!(receiver.ok("receive c m 20000"), "5 1");
+    sender.ok("drop y");
+    receiver.fails(&format!("open after {descriptor}"), "ExportDropped");
+    receiver.ok("open-received m after place=stream:0");
 }
 
 /// A message whose file does not arrive is the only one lost: the receiver may have no free descriptors.
