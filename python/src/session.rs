@@ -1,8 +1,9 @@
 //! The backend of a call: by the name of a device, by a descriptor, or by the environment.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
+use device_ipc::front_end::process_epoch;
 use device_ipc::{AllowList, CopyPolicy, DeviceOrdinal, Error, Ipc, IpcBuilder, Result, nixl};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -49,20 +50,21 @@ impl DeviceArg {
     }
 }
 
-/// The process that has objects of the library; 0 for none so far.
-static USER: AtomicU32 = AtomicU32::new(0);
+/// The process that has objects of the library, by its epoch; `NO_USER` for none so far.
+static USER: AtomicU64 = AtomicU64::new(NO_USER);
+const NO_USER: u64 = u64::MAX;
 
 /// Notes that this process has an object of the library.
 pub(crate) fn note_use() {
-    if USER.load(Ordering::Relaxed) == 0 {
-        USER.store(std::process::id(), Ordering::Relaxed);
+    if USER.load(Ordering::Relaxed) == NO_USER {
+        USER.store(process_epoch().into(), Ordering::Relaxed);
     }
 }
 
 /// Fails in a process that was forked from one with objects of the library, where they do nothing.
 pub(crate) fn check_fork() -> PyResult<()> {
     let user = USER.load(Ordering::Relaxed);
-    if user == 0 || user == std::process::id() {
+    if user == NO_USER || user == u64::from(process_epoch()) {
         return Ok(());
     }
     Python::attach(|py| Err(exception(py, &device_ipc::Error::Forked)))

@@ -28,7 +28,7 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 static HANDLER_INSTALLED: AtomicBool = AtomicBool::new(false);
 
 /// Returns a number that is constant within a process and different in a forked child.
-pub(crate) fn process_epoch() -> u32 {
+pub fn process_epoch() -> u32 {
     install_handler();
     if HANDLER_INSTALLED.load(Ordering::Relaxed) { FORKS.load(Ordering::Relaxed) } else { std::process::id() }
 }
