@@ -33,9 +33,8 @@ struct Process {
 impl Process {
     fn answer(&mut self, words: &[&str]) -> Result<String, Box<dyn std::error::Error>> {
         match words {
-            ["open", descriptor] => self.open(descriptor, Access::ReadWrite, 0),
-            ["open-read-only", descriptor] => self.open(descriptor, Access::ReadOnly, 0),
-            ["open-on", device, descriptor] => self.open(descriptor, Access::ReadWrite, device.parse()?),
+            ["open", descriptor] => self.open(descriptor, Access::ReadWrite),
+            ["open-read-only", descriptor] => self.open(descriptor, Access::ReadOnly),
             ["byte", mapping, offset] => {
                 let range = self.slice(mapping, offset, 1)?;
                 Ok(self.read(range)?[0].to_string())
@@ -94,14 +93,9 @@ impl Process {
         }
     }
 
-    fn open(
-        &mut self,
-        line: &str,
-        access: Access,
-        device: u32,
-    ) -> Result<String, Box<dyn std::error::Error>> {
+    fn open(&mut self, line: &str, access: Access) -> Result<String, Box<dyn std::error::Error>> {
         let descriptor: Descriptor = line.parse()?;
-        let mapping = self.ipc.open(&descriptor).access(access).on_device(device)?;
+        let mapping = self.ipc.open(&descriptor).access(access).on_device(0)?;
         self.open.push(mapping);
         Ok(format!("opened {}", self.open.len() - 1))
     }

@@ -347,32 +347,6 @@ fn cudarc_slice_is_shareable_after_make_pool_shareable() {
 }
 
 #[test]
-fn block_opens_on_two_devices_concurrently() {
-    let Some((backend, _alone)) = backend() else { return };
-    if backend.devices().unwrap().len() < 2 || !backend.peer_access(1.into(), ZERO).unwrap() {
-        eprintln!("skipped: needs two devices with peer access");
-        return;
-    }
-    let ipc = Ipc::with_backend(backend.clone());
-    for kind in kinds_here(&backend) {
-        let buffer = Arc::new(filled(&ipc, BYTES, kind, 4));
-        let range = buffer.range();
-        let export = share_owned(&ipc, buffer, range).unwrap();
-        let mut other = other_process();
-        assert_eq!(other.ask(&format!("open {}", export.descriptor())), "opened 0", "{kind:?}");
-        assert_eq!(other.ask(&format!("open-on 1 {}", export.descriptor())), "opened 1", "{kind:?}");
-        assert_eq!(other.ask("bytes-are 1 4"), "true", "{kind:?}");
-        assert_eq!(other.ask("fill 1 0 100 6"), "filled");
-        assert_eq!(other.ask("byte 0 99"), "6", "{kind:?}");
-        // The remaining mapping stays valid.
-        other.ask("close 0");
-        assert_eq!(other.ask("byte 0 99"), "6", "{kind:?}");
-        assert_eq!(other.ask("byte 0 100"), "4", "{kind:?}");
-        assert_eq!(read(&ipc, range)[..101], [[6; 100].as_slice(), &[4]].concat());
-    }
-}
-
-#[test]
 fn corrupt_handle_is_rejected_without_leaks() {
     let Some((backend, _alone)) = backend() else { return };
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
