@@ -62,13 +62,14 @@ pub(crate) fn unpack(text: &str, skipped: usize, count: usize, limit: u64) -> Py
         if u64::from(largest) >= limit {
             return Err(outside("source", largest, limit));
         }
-        let (behind, room) = (skipped.min(len as usize), count - found.len());
-        skipped -= behind;
-        // Both fit, as `behind` is at most `len`.
-        let behind = behind as u32;
+        if skipped >= len as usize {
+            skipped -= len as usize;
+            continue;
+        }
+        let (behind, room) = (std::mem::take(&mut skipped) as u32, count - found.len());
         if steps > 0 {
-            found.extend((first + behind..).take(room.min((len - behind) as usize)));
-        } else if behind < len {
+            found.extend((first + behind..=last).take(room));
+        } else {
             found.extend((last..=first - behind).rev().take(room));
         }
     }
