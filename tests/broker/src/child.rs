@@ -97,13 +97,7 @@ impl Child {
     /// Waits for the answer to the last command.
     #[track_caller]
     pub fn receive(&mut self) -> Answer {
-        self.receive_for(DEADLINE)
-    }
-
-    /// Waits for the answer to the last command, with a time limit.
-    #[track_caller]
-    pub fn receive_for(&mut self, timeout: Duration) -> Answer {
-        match self.agent.receive(timeout) {
+        match self.agent.receive(DEADLINE) {
             Ok(reply) => match reply.result {
                 Ok(answer) => {
                     if let agent::Answer::Received { bytes, .. } = &answer {

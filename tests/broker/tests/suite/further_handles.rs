@@ -7,7 +7,9 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use device_ipc_broker_tests::{Connection, Forged, FromExporter, Open, PINNING, Received, ToExporter, agent};
+use device_ipc_broker_tests::{
+    Connection, DEADLINE, Forged, FromExporter, Open, PINNING, Received, ToExporter, agent,
+};
 use device_ipc_core::backend::{
     BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceTimelines, Exported, Extent,
     HandleKind, HandleKindInfo, Opened, ReceivedHandle, TestKernels, VendorError, VendorStatus,
@@ -16,8 +18,6 @@ use device_ipc_core::{
     Access, DeviceInfo, DeviceOrdinal, DevicePtr, DeviceRange, Error, Export, Ipc, Result,
 };
 use device_ipc_mock::MockBackend;
-
-const DEADLINE: Duration = Duration::from_secs(5);
 
 /// The mock with handles that a process opens on one device only, so that the driver exports once more for a second device. Calls a
 /// hook before each export.

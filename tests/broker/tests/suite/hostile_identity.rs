@@ -4,11 +4,10 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Answer, CUDA, Child, Connection, DESCRIPTORS, Directory, FakeServer, Forged, NOBODY, PINNING, Received,
-    Setup, ToExporter, agent, agent_program, can_start_through, eventually, is_root, open_request,
+    Answer, CUDA, Child, Connection, DEADLINE, DESCRIPTORS, Directory, FakeServer, Forged, NOBODY, PINNING,
+    Received, Setup, ToExporter, agent, agent_program, can_start_through, eventually, is_root, open_request,
 };
 use device_ipc_core::Descriptor;
 
@@ -99,13 +98,13 @@ fn overflow_user_of_a_namespace_is_not_every_unmapped_user() {
     for allow in ["", "allow-uid=65534", "allow-gid=65534"] {
         let mut inside = agent!(DESCRIPTORS, through: &AS_OVERFLOW_USER);
         inside.ok(&format!("ipc {allow}"));
-        let text = inside.fails(&format!("open x {descriptor} timeout=5000"), "NotPermitted");
+        let text = inside.fails(&format!("open x {descriptor}"), "NotPermitted");
         assert!(text.contains("65534") && text.contains("user namespace"), "{allow}: {text}");
     }
     // The other way round.
     let mut inside = agent!(DESCRIPTORS, through: &AS_OVERFLOW_USER);
     let descriptor = inside.share("x 12288");
-    let text = stranger.fails(&format!("open y {descriptor} timeout=5000"), "NotPermitted");
+    let text = stranger.fails(&format!("open y {descriptor}"), "NotPermitted");
     assert!(text.contains("does not allow user"), "{text}");
     assert_eq!(inside.holders("x"), 0);
     let listed = stranger.ok("list");
@@ -263,9 +262,9 @@ fn server_of_another_user_at_a_socket_path_receives_nothing() {
     let descriptor = Forged::of(&exporter.share("x 4096")).with_path(&path);
     let mut importer = agent!(PINNING);
     importer.ok(&format!("become {NOBODY} {NOBODY}"));
-    importer.send(&format!("open x {} timeout=5000", descriptor.finish()));
+    importer.send(&format!("open x {}", descriptor.finish()));
     importer.receive_failure("the open", "NotPermitted");
-    match server.accept().receive(Duration::from_secs(3)) {
+    match server.accept().receive(DEADLINE) {
         Received::Closed => {}
         other => panic!("not even hello is said to a stranger: {other:?}"),
     }

@@ -2,7 +2,6 @@
 //! is kept, and the error says what they are.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
 
 use device_ipc_broker_tests::{
     Answer, Connection, DEADLINE, DESCRIPTORS, FakeServer, Forged, FromExporter, Handle, Identity,
@@ -43,7 +42,7 @@ fn other_user_opens_only_with_consent_of_both_sides() {
         let mut importer = agent!(DESCRIPTORS);
         importer.ok(&format!("become {NOBODY} {NOBODY}"));
         importer.ok(&format!("ipc {importer_allows}"));
-        let open = format!("open x {descriptor} timeout=5000");
+        let open = format!("open x {descriptor}");
         match refused {
             Some(why) => {
                 let text = importer.fails(&open, "NotPermitted");
@@ -94,7 +93,7 @@ fn listen_to(server: &FakeServer, exporter: Identity) -> Vec<Vec<u8>> {
     let connection = server.accept();
     let mut heard = Vec::new();
     loop {
-        match connection.receive(Duration::from_secs(3)) {
+        match connection.receive(DEADLINE) {
             Received::Packet(bytes, _) => heard.push(bytes),
             Received::Closed | Received::Nothing => return heard,
         }
@@ -119,7 +118,7 @@ fn token_is_not_sent_to_a_server_of_another_user() {
     let (server, forged) = misled("other-user", &descriptor);
     let mut importer = agent!(PINNING);
     importer.ok(&format!("become {NOBODY} {NOBODY}"));
-    importer.send(&format!("open x {} timeout=5000", forged.finish()));
+    importer.send(&format!("open x {}", forged.finish()));
     // The server claims the exporter's identity.
     let heard = listen_to(&server, forged.exporter());
     assert_eq!(heard, Vec::<Vec<u8>>::new(), "not even hello is said to a stranger");
@@ -132,7 +131,7 @@ fn honest_squatter_receives_no_token() {
     let descriptor = exporter.share("x 4096");
     let (server, forged) = misled("squatter", &descriptor);
     let mut importer = agent!(PINNING);
-    importer.send(&format!("open x {} timeout=5000", forged.finish()));
+    importer.send(&format!("open x {}", forged.finish()));
     let own = Identity { pid: std::process::id(), ..forged.exporter() };
     let heard = listen_to(&server, own);
     assert!(heard.len() <= 1, "hello and no more");
@@ -146,7 +145,7 @@ fn lying_squatter_receives_no_token() {
     let descriptor = exporter.share("x 4096");
     let (server, forged) = misled("liar", &descriptor);
     let mut importer = agent!(PINNING);
-    importer.send(&format!("open x {} timeout=2000", forged.finish()));
+    importer.send(&format!("open x {}", forged.finish()));
     // The claimed identity is in every descriptor; the kernel knows the owner of the socket.
     let heard = listen_to(&server, forged.exporter());
     assert!(!shows(&heard, forged.token()), "the token was sent to another process than the exporter");
@@ -203,7 +202,7 @@ fn unsolicited_descriptors_of_a_server_are_closed() {
     let mut importer = agent!(PINNING);
     importer.fails("open x dipc.AAAA", "Descriptor");
     let before = importer.census();
-    importer.send(&format!("open x {} timeout=2000", forged.finish()));
+    importer.send(&format!("open x {}", forged.finish()));
     let connection = server.accept();
     assert!(matches!(connection.receive(DEADLINE), Received::Packet(..)));
     let gift = connection_fd();
@@ -238,7 +237,7 @@ fn asked(server: &FakeServer, forged: &Forged, page: &[BorrowedFd<'_>]) -> (Conn
 #[test]
 fn reply_unlike_its_descriptor_fails_and_returns_the_lease() {
     let (server, forged) = posing("grants");
-    let open = format!("open x {} timeout=5000", forged.finish());
+    let open = format!("open x {}", forged.finish());
     let handle =
         Handle { allocation: 1, kind: 1, bytes: vec![7; 64], fds: 0, size: 4096, generation: Some(1) };
     let gift = connection_fd();
@@ -304,7 +303,7 @@ fn leases_ahead_of_a_failed_open_are_returned() {
         Handle { allocation: 1, kind: 1, bytes: vec![7; 64], fds: 0, size: 4096, generation: Some(1) };
     for is_refused in [false, true] {
         let mut importer = agent!(PINNING);
-        importer.send(&format!("open x {} timeout=5000", forged.finish()));
+        importer.send(&format!("open x {}", forged.finish()));
         let (connection, request) = asked(&server, &forged, &[]);
         let ahead = FromExporter::Ahead { request, leases: leases_ahead(2) };
         connection.send(&ahead).expect("it reads");
@@ -336,7 +335,7 @@ fn leases_ahead_of_a_failed_open_are_returned() {
 fn address_from_another_process_is_not_used() {
     let (server, forged) = posing("address");
     let mut importer = agent!(PINNING);
-    importer.send(&format!("open x {} timeout=5000", forged.finish()));
+    importer.send(&format!("open x {}", forged.finish()));
     let (connection, request) = asked(&server, &forged, &[]);
     let bytes = 0x1000_u64.to_le_bytes().to_vec();
     let address = Handle { allocation: 1, kind: u16::MAX, bytes, fds: 0, size: 4096, generation: Some(1) };
@@ -351,13 +350,13 @@ fn address_from_another_process_is_not_used() {
 fn exporter_that_sends_too_many_leases_ahead_is_disconnected() {
     let (server, forged) = posing("many-ahead");
     let mut importer = agent!(PINNING);
-    importer.send(&format!("open x {} timeout=5000", forged.finish()));
+    importer.send(&format!("open x {}", forged.finish()));
     let (connection, request) = asked(&server, &forged, &[]);
     connection.send(&FromExporter::Ahead { request, leases: leases_ahead(129) }).expect("it reads");
     importer.receive_failure("the open", "Protocol");
     connection.is_closed_within(DEADLINE);
     // One that nobody has asked for.
-    importer.send(&format!("open x {} timeout=5000", forged.finish()));
+    importer.send(&format!("open x {}", forged.finish()));
     let (connection, request) = asked(&server, &forged, &[]);
     let stray = FromExporter::Ahead { request: request + 1, leases: leases_ahead(1) };
     connection.send(&stray).expect("it reads");
@@ -369,14 +368,14 @@ fn exporter_that_sends_too_many_leases_ahead_is_disconnected() {
 fn exporter_that_answers_another_request_is_disconnected() {
     let (server, forged) = posing("answers");
     let mut importer = agent!(PINNING);
-    importer.send(&format!("open x {} timeout=5000", forged.finish()));
+    importer.send(&format!("open x {}", forged.finish()));
     let (connection, request) = asked(&server, &forged, &[]);
     let refused = FromExporter::Refused { request: request + 1, refusal: Refusal::Dropped };
     connection.send(&refused).expect("it reads");
     importer.receive_failure("the open", "Protocol");
     connection.is_closed_within(DEADLINE);
     // A confirmation is no grant.
-    importer.send(&format!("open x {} timeout=5000", forged.finish()));
+    importer.send(&format!("open x {}", forged.finish()));
     let (connection, request) = asked(&server, &forged, &[]);
     connection.send(&FromExporter::Confirmed { request }).expect("it reads");
     importer.receive_failure("the open", "Protocol");
@@ -390,13 +389,13 @@ fn counter_page_truncated_while_read_harms_no_reader() {
         rustix::fs::memfd_create("device-ipc-test-page", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
     rustix::fs::ftruncate(&page, 4096).expect("it grows");
     let mut importer = agent!(PINNING);
-    importer.send(&format!("open x {} timeout=5000", forged.finish()));
+    importer.send(&format!("open x {}", forged.finish()));
     let (connection, request) = asked(&server, &forged, &[page.as_fd()]);
     rustix::fs::ftruncate(&page, 0).expect("it shrinks");
     connection.send(&FromExporter::Refused { request, refusal: Refusal::Dropped }).expect("it reads");
     importer.receive_failure("the open", "ExportDropped");
     // The connection is kept, and so would be what came with it.
-    importer.send(&format!("open x {} timeout=5000", forged.finish()));
+    importer.send(&format!("open x {}", forged.finish()));
     let Received::Packet(bytes, _) = connection.receive(DEADLINE) else { panic!("it asks again") };
     let Ok(ToExporter::Open(Open { request, .. })) = postcard::from_bytes(&bytes) else {
         panic!("it says {bytes:?}")

@@ -8,8 +8,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
 use device_ipc_broker_tests::{
-    ASCEND, Answer, Before, CUDA, Child, DEADLINE, DESCRIPTORS, PINNING, REVOKING, agent, eventually,
-    kill_points, kill_rounds, revokes, settle,
+    ASCEND, Answer, Before, CUDA, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, kill_points,
+    kill_rounds, revokes, settle,
 };
 
 /// A pair that has done everything once, so that what is made once has been made.
@@ -337,7 +337,7 @@ fn importer_after_random_exporter_deaths_has_no_leftovers() {
             importer.send(&format!("open-until-error {descriptor}"));
             random_moment(Duration::from_millis(15));
             exporter.kill();
-            match importer.receive_for(DEADLINE) {
+            match importer.receive() {
                 Answer::Failed(failure) if failure.kind == "ExporterGone" => {}
                 // Work with memory that has been taken away says so itself, or what came behind it on its stream.
                 Answer::Failed(failure)

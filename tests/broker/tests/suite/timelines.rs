@@ -11,9 +11,6 @@ use device_ipc_broker_tests::{
 /// The value of the counter of a closed timeline.
 const ENDED: u64 = i64::MAX as u64;
 
-/// The time within which waits for a dead peer return.
-const SOON: Duration = Duration::from_secs(3);
-
 /// An exporter with the export `x` of its buffer `x`, and an importer that has it open; both with their timelines.
 fn pair(machine: &str) -> (Child, Child) {
     let (mut exporter, mut importer) = (agent!(machine), agent!(machine));
@@ -131,7 +128,7 @@ fn signal_after_the_lease_ends_is_reverted() {
 
 fn words_of(connection: &Connection, lease: u64) -> (u32, OwnedFd) {
     connection.send(&ToExporter::Timeline { request: 2, lease, ready: false }).expect("it reads");
-    let Received::Packet(bytes, fds) = connection.receive(SOON) else { panic!("it answers") };
+    let Received::Packet(bytes, fds) = connection.receive(DEADLINE) else { panic!("it answers") };
     let Ok((FromExporter::Timeline { request: 2, page: 0, slot, base: 0 }, [])) =
         postcard::take_from_bytes(&bytes)
     else {

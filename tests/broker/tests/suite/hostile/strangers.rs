@@ -10,10 +10,10 @@ use device_ipc_broker_tests::{
 use super::{HONEST, Scene};
 
 /// How long a descriptor of the attack takes to close, in seconds.
-const LINGER: u64 = 6;
+const LINGER: u64 = 30;
 
 /// The time limit of an honest call during an attack: less than the close of one lingering socket.
-const PROMPT: Duration = Duration::from_secs(3);
+const PROMPT: Duration = Duration::from_secs(15);
 
 /// A process of the user nobody.
 fn stranger() -> Child {
