@@ -51,8 +51,9 @@ fn the_backend() {
 
 #[test]
 fn configured_version_is_reported() {
-    assert!(seen("", None).starts_with("CUDA 13.0: "));
-    assert!(seen("driver=12020", None).starts_with("CUDA 12.2: "));
+    // On a machine with the kernel's driver, its version comes first.
+    assert!(seen("", None).contains("CUDA 13.0: "));
+    assert!(seen("driver=12020", None).contains("CUDA 12.2: "));
     assert!(seen("driver=11000", None).contains("too old") || seen("driver=11000", None).contains("11.4"));
 }
 
