@@ -235,15 +235,18 @@ pub fn memory_of_a_failed_pull_into_is_kept_as_long_as_it_is_written(mut pair: P
     pair.finish();
 }
 
-/// A copy of many bytes is reported several times, and the end always.
+/// A copy of many bytes is reported several times, unless an engine ends it between two looks, and the end always.
 pub fn progress_is_reported(mut pair: Pair) {
     for (length, least) in [(64, 1), (256 << 20, 2)] {
-        let descriptor = pair.exporter.ask(&format!("share x {length} 1"));
-        let answer = pair.importer.ask(&format!("progress {LONG_MS} {descriptor}"));
-        let (count, rest) = answer.split_once(' ').expect("a count");
-        assert!(count.parse::<usize>().is_ok_and(|count| count >= least), "{answer}");
-        assert_eq!(rest, format!("true {length} of {length}"));
-        assert_eq!(pair.exporter.ask("close x 60000"), "closed");
+        let mut report = || {
+            let descriptor = pair.exporter.ask(&format!("share x {length} 1"));
+            let answer = pair.importer.ask(&format!("progress {LONG_MS} {descriptor}"));
+            let (count, rest) = answer.split_once(' ').expect("a count");
+            assert_eq!(rest, format!("true {length} of {length}"));
+            assert_eq!(pair.exporter.ask("close x 60000"), "closed");
+            count.parse::<usize>().expect("a count")
+        };
+        assert!((0..10).any(|_| report() >= least), "{length}");
     }
     pair.finish();
 }
