@@ -311,6 +311,27 @@ def test_exporter_that_ends_waits_for_no_importer(start: Start) -> None:
     importer.close()
 
 
+def test_copy_that_cannot_be_submitted_is_not_counted(start: Start) -> None:
+    exporter = Exporter(start)
+    exporter.ask("lend", "a")
+    importer = importer_of(empty_caches())
+    importer.load(exporter.name, [load("ra", "a", [1], [1])])
+    assert loaded(importer) == ({"ra"}, [])
+    (peer,) = importer._peers.values()
+    with pytest.raises(AttributeError), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peer, "_reader", object())
+        importer.load(exporter.name, [load("rb", "b", [1], [1])])
+    # The end of the exporter ends the connection, which waits for no copy.
+    exporter.process.kill()
+
+    def is_forgotten() -> bool:
+        importer.poll()
+        return not importer._peers
+
+    until(is_forgotten)
+    importer.close()
+
+
 def test_importer_beyond_the_room_of_the_table_is_told_so(start: Start) -> None:
     exporter = Exporter(start)
     exporter.ask("lend", "a", "b")

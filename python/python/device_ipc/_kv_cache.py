@@ -313,8 +313,8 @@ class _Peer:
         """Claims the tickets of loads, and submits their copies; when the connection is ready, if it is not."""
         with self._lock:
             if self._reader is not None and self.failure is None:
-                self.running += 1
                 self._importer.running.append((self._reader.submit(loads), self, loads))
+                self.running += 1
                 return
         self.loads += loads
         if self.failure is not None:
