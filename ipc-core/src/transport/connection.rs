@@ -8,7 +8,6 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
 use super::Metrics;
-use super::service::{Next, Session};
 use super::socket::{self, PeerCredentials, PeerSocket, PlainMessage};
 use crate::os::clock;
 use crate::os::log::Throttle;
@@ -18,9 +17,6 @@ use crate::wire::protocol::{Reply, Request, decode, encode};
 /// receives thousands at once needs time to drain them.
 const MAX_UNSENT: usize = 1024;
 
-/// Maximum number of messages of one peer that are answered before the event loop turns to the others.
-const MESSAGES_PER_TURN: u32 = 32;
-
 /// Maximum number of messages of one peer in a [`RATE_PERIOD`]; the rest wait for the next period.
 const MESSAGES_PER_PERIOD: u32 = 10_000;
 const RATE_PERIOD: Duration = Duration::from_millis(100);
@@ -28,10 +24,15 @@ const RATE_PERIOD: Duration = Duration::from_millis(100);
 /// Pause before descriptors are sent again that the kernel did not take because too many are in flight.
 const DESCRIPTORS_RETRY: Duration = Duration::from_millis(1);
 
-/// A connection and the session of its peer.
-pub(crate) struct Served<S> {
-    pub(crate) connection: Connection,
-    pub(crate) session: S,
+/// The state of a connection after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// The connection stays open.
+    Keep,
+    /// The connection stays open; nothing is read from it or sent over it before this time.
+    Pause(Instant),
+    /// The peer has closed the connection or violated the protocol.
+    Close,
 }
 
 /// The socket of a connection, with its queue of replies.
@@ -53,55 +54,6 @@ struct Unsent {
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
     is_reply: bool,
-}
-
-impl<S: Session> Served<S> {
-    /// Reads and answers the messages that have arrived.
-    pub(crate) fn read(&mut self, buffer: &mut Vec<u8>, metrics: &Metrics) -> Next {
-        let Self { connection, session } = self;
-        connection.begin_period();
-        for _ in 0..MESSAGES_PER_TURN {
-            if connection.read_in_period >= MESSAGES_PER_PERIOD {
-                return Next::Pause(connection.period + RATE_PERIOD);
-            }
-            if session.is_full() {
-                return Next::Keep;
-            }
-            let len = match connection.socket.take_plain(buffer) {
-                Ok(PlainMessage::Bytes(len)) => len,
-                Ok(PlainMessage::WithDescriptors) => {
-                    return connection.violated("it sends descriptors, which no request brings");
-                }
-                Ok(PlainMessage::Closed) => return Next::Close,
-                Err(Errno::AGAIN) => return Next::Keep,
-                Err(error) => return connection.violated(&error.to_string()),
-            };
-            connection.read_in_period += 1;
-            metrics.messages_total.add(1);
-            let request: Request = match decode(&buffer[..len]) {
-                Ok(request) => request,
-                Err(error) => return connection.violated(&error.to_string()),
-            };
-            let waits = request.has_an_answer();
-            let next = session.answer(request, connection);
-            // A peer that waits for a reply has mostly sent nothing behind; the kernel reports where there is more.
-            if waits || next == Next::Close {
-                return next;
-            }
-        }
-        Next::Keep
-    }
-
-    /// Returns the events to wait for from now on, where they have changed.
-    pub(super) fn take_change_of_interest(&mut self, paused: bool) -> Option<EventFlags> {
-        let connection = &mut self.connection;
-        let reads = !paused && !self.session.is_full();
-        let writes = !paused && !connection.unsent.is_empty();
-        let reading = if reads { EventFlags::IN } else { EventFlags::empty() };
-        let writing = if writes { EventFlags::OUT } else { EventFlags::empty() };
-        let before = std::mem::replace(&mut connection.interest, reading | writing);
-        (before != connection.interest).then_some(connection.interest)
-    }
 }
 
 impl Connection {
@@ -131,11 +83,42 @@ impl Connection {
         self.interest.contains(EventFlags::IN)
     }
 
-    fn begin_period(&mut self) {
+    /// Begins another period of the peer's rate if the last one has passed.
+    pub(super) fn begin_period(&mut self) {
         if clock::elapsed(self.period) >= RATE_PERIOD {
             self.period = clock::now();
             self.read_in_period = 0;
         }
+    }
+
+    /// Returns the time from which on the peer is read again, if it has sent too much in this period.
+    pub(super) fn rate_limit(&self) -> Option<Instant> {
+        (self.read_in_period >= MESSAGES_PER_PERIOD).then(|| self.period + RATE_PERIOD)
+    }
+
+    /// Receives the next request. The error is the state of a connection without one.
+    pub(super) fn take_request(&mut self, buffer: &mut Vec<u8>, metrics: &Metrics) -> Result<Request, Next> {
+        let len = match self.socket.take_plain(buffer) {
+            Ok(PlainMessage::Bytes(len)) => len,
+            Ok(PlainMessage::WithDescriptors) => {
+                return Err(self.violated("it sends descriptors, which no request brings"));
+            }
+            Ok(PlainMessage::Closed) => return Err(Next::Close),
+            Err(Errno::AGAIN) => return Err(Next::Keep),
+            Err(error) => return Err(self.violated(&error.to_string())),
+        };
+        self.read_in_period += 1;
+        metrics.messages_total.add(1);
+        decode(&buffer[..len]).map_err(|error| self.violated(&error.to_string()))
+    }
+
+    /// Notes whether the event loop waits for requests. Returns the events to wait for from now on, where they have changed.
+    pub(super) fn take_change_of_interest(&mut self, reads: bool, paused: bool) -> Option<EventFlags> {
+        let writes = !paused && !self.unsent.is_empty();
+        let reading = if reads && !paused { EventFlags::IN } else { EventFlags::empty() };
+        let writing = if writes { EventFlags::OUT } else { EventFlags::empty() };
+        let before = std::mem::replace(&mut self.interest, reading | writing);
+        (before != self.interest).then_some(self.interest)
     }
 
     /// Sends a message now if the peer reads, later otherwise; a peer that never reads loses its connection.

@@ -12,9 +12,10 @@ use std::time::Duration;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
 
-use super::connection::Served;
+use super::connection::Next;
 use super::poller::{CLIENT_BIT, PollerCommand, Queue, SOCKET_BIT, WAKE, WatchedClient, WatchedSocket};
-use super::service::{ConnectionId, Next, Service, Session};
+use super::served::Served;
+use super::service::{ConnectionId, Service, Session};
 use super::socket_file::SocketFile;
 use super::{Metrics, Worker};
 use crate::os::log::Throttle;

@@ -20,6 +20,7 @@ mod fairness;
 mod listing;
 mod metrics;
 mod poller;
+mod served;
 mod service;
 pub(crate) mod socket;
 pub(crate) mod socket_file;
@@ -33,9 +34,7 @@ pub(crate) use async_requests::{AsyncReply, Outcome};
 pub(crate) use client::{Client, Subscriber};
 #[cfg(feature = "kill-points")]
 pub(crate) use closer::wait_until_closed;
-pub(crate) use connection::Connection;
-#[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use connection::Served;
+pub(crate) use connection::{Connection, Next};
 pub(crate) use conversation::{Deadline, program_name};
 pub(crate) use epoch::Epoch;
 pub(crate) use fairness::{Allotment, Budget, descriptor_limit, greediest};
@@ -44,7 +43,9 @@ pub(crate) use listing::{abstract_names, names_in, program_of};
 pub use metrics::Counters;
 pub(crate) use metrics::Metrics;
 pub(crate) use poller::{Poller, WatchedSocket, new_socket_number};
-pub(crate) use service::{ConnectionId, Next, Service, Session};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use served::Served;
+pub(crate) use service::{ConnectionId, Service, Session};
 pub(crate) use socket::PeerCredentials;
 pub(crate) use tcp_server::{Admission, ConnectionPermit, MAX_REQUEST_BYTES, ServerId, TcpServer};
 pub(crate) use timed_mutex::TimedMutex;

@@ -6,24 +6,13 @@
 
 use std::time::Instant;
 
-use super::connection::Connection;
+use super::connection::{Connection, Next};
 use super::socket::PeerCredentials;
 use crate::wire::protocol::Request;
 
 /// Tells connections apart; never given twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ConnectionId(pub(crate) u64);
-
-/// The state of a connection after a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
-    /// The connection stays open.
-    Keep,
-    /// The connection stays open; nothing is read from it or sent over it before this time.
-    Pause(Instant),
-    /// The peer has closed the connection or violated the protocol.
-    Close,
-}
 
 /// A process's answers to its peers.
 pub(crate) trait Service: Send + Sized + 'static {

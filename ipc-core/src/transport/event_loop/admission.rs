@@ -10,8 +10,9 @@ use rustix::net::SocketFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::super::closer;
-use super::super::connection::{Connection, Served};
+use super::super::connection::Connection;
 use super::super::fairness::descriptor_limit;
+use super::super::served::Served;
 use super::super::service::{ConnectionId, Service, Session};
 use super::super::socket::{self, PeerCredentials, PeerSocket};
 use super::{EventLoop, ListeningSource, Source, Timer};
