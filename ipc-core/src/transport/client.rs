@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::async_requests::{AsyncReply, AsyncRequests};
 use super::conversation::{Conversation, Deadline, ReceiveBuffer, not_permitted, user_not_allowed};
-use super::poller::{CLIENT_BIT, Epoll, WatchedClient};
 use super::socket::ReceivedFds;
 use super::timed_mutex::{TimedGuard, TimedMutex};
+use super::watch::{CLIENT_BIT, Epoll, WatchedClient};
 use super::{AllowList, Metrics, is_own_user};
 use crate::backend::Access;
 use crate::model::error::{Error, Result};

@@ -12,11 +12,13 @@ use std::time::Duration;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
 
+use super::commands::{CommandQueue, PollerCommand};
 use super::connection::Next;
-use super::poller::{CLIENT_BIT, PollerCommand, Queue, SOCKET_BIT, WAKE, WatchedClient, WatchedSocket};
+
 use super::served::Served;
 use super::service::{ConnectionId, Service, Session};
 use super::socket_file::SocketFile;
+use super::watch::{CLIENT_BIT, SOCKET_BIT, WAKE, WatchedClient, WatchedSocket};
 use super::{Metrics, Worker};
 use crate::os::log::Throttle;
 use crate::os::{ClosedByFork, Pace, PollMode, Timers, clock};
@@ -74,7 +76,7 @@ struct Watched<T> {
 /// The state of the poller's thread.
 pub(super) struct EventLoop<S: Service> {
     service: S,
-    queue: Arc<Queue<S>>,
+    queue: Arc<CommandQueue<S>>,
     worker: Worker,
     metrics: Arc<Metrics>,
     sources: HashMap<u64, Source<S>>,
@@ -99,7 +101,12 @@ pub(super) struct EventLoop<S: Service> {
 }
 
 impl<S: Service> EventLoop<S> {
-    pub(super) fn new(service: S, queue: Arc<Queue<S>>, worker: Worker, metrics: Arc<Metrics>) -> Self {
+    pub(super) fn new(
+        service: S,
+        queue: Arc<CommandQueue<S>>,
+        worker: Worker,
+        metrics: Arc<Metrics>,
+    ) -> Self {
         Self {
             service,
             queue,

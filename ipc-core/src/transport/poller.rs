@@ -4,22 +4,21 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::client::{Client, Subscriber};
+use super::commands::{CommandQueue, PollerCommand};
 use super::event_loop::EventLoop;
 use super::service::{ConnectionId, Service, Session};
 use super::socket;
 use super::socket_file::{self, SocketFile, SocketName};
+use super::watch::{SOCKET_BIT, WatchedClient, WatchedSocket};
 use super::{Metrics, Worker};
 use crate::model::error::{Error, Result};
-use crate::os::{ClosedByFork, spawn_without_signals};
+use crate::os::spawn_without_signals;
 use crate::wire::{BrokerAddress, Reply};
 
 /// Maximum number of pending connections that the kernel queues.
@@ -35,73 +34,8 @@ pub(crate) struct Poller<S: Service> {
 }
 
 struct Started<S: Service> {
-    queue: Arc<Queue<S>>,
+    queue: Arc<CommandQueue<S>>,
     listening: HashMap<Option<PathBuf>, BrokerAddress>,
-}
-
-/// The commands of other threads to the poller's.
-pub(super) struct Queue<S: Service> {
-    pub(super) epoll: Arc<Epoll>,
-    wake: OwnedFd,
-    commands: Mutex<Vec<PollerCommand<S>>>,
-    _closed_by_fork: ClosedByFork,
-}
-
-/// The kernel's list of descriptors that the poller's thread waits on.
-pub(super) struct Epoll {
-    fd: OwnedFd,
-    _closed_by_fork: ClosedByFork,
-}
-
-pub(super) enum PollerCommand<S: Service> {
-    Listen {
-        listener: OwnedFd,
-        refuses_fds: bool,
-        file: Option<SocketFile>,
-    },
-    Watch(Arc<dyn WatchedClient>, Option<OwnedFd>),
-    Unwatch(u64),
-    WatchSocket(u64, Arc<dyn WatchedSocket>, Option<OwnedFd>),
-    UnwatchSocket(u64),
-    Send(Vec<ConnectionId>, Reply),
-    Event(ConnectionId, <S::Session as Session>::Event),
-    Service(S::Command),
-    /// Answers once there is nothing left to handle, with the number of what was handled.
-    #[cfg(feature = "kill-points")]
-    WhenIdle(std::sync::mpsc::Sender<u64>),
-}
-
-/// A client whose messages the poller reads while no caller waits for a reply.
-pub(super) trait WatchedClient: Send + Sync {
-    /// Returns the client's id, with [`CLIENT_BIT`].
-    fn watch_id(&self) -> u64;
-    /// Returns the socket.
-    fn socket(&self) -> BorrowedFd<'_>;
-    /// Reads the messages that have arrived. Returns false where a caller is reading.
-    fn on_readable(&self) -> bool;
-    /// Returns whether the connection is known to have closed.
-    fn is_gone(&self) -> bool;
-    /// Notes that the peer has terminated.
-    fn mark_gone(&self);
-}
-
-/// A socket that its owner reads from, and that the poller only watches: for a hang-up, or for data.
-pub(crate) trait WatchedSocket: Send + Sync {
-    /// Returns the socket.
-    fn socket(&self) -> BorrowedFd<'_>;
-    /// Returns whether the poller watches for data too.
-    fn awaits_data(&self) -> bool {
-        false
-    }
-    /// Handles the hang-up of the peer, the termination of its process, or data: once for the socket, until
-    /// [`Poller::arm_socket`], and once for the process. Called on the poller's thread: it may not block.
-    fn ready(self: Arc<Self>);
-}
-
-/// Returns a number for a watched socket, which is never given twice.
-pub(crate) fn new_socket_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl<S: Service> Poller<S> {
@@ -213,19 +147,8 @@ impl<S: Service> Poller<S> {
         if started.is_some() {
             return Ok(started);
         }
-        let failed = |what: &str| {
-            let what = what.to_owned();
-            move |error: Errno| Error::io(what, error)
-        };
         let service = (self.service)()?;
-        let fd = epoll::create(CreateFlags::CLOEXEC).map_err(failed("creating an epoll instance"))?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(failed("creating an eventfd"))?;
-        let epoll = Arc::new(Epoll { _closed_by_fork: ClosedByFork::new(fd.as_fd()), fd });
-        let _closed_by_fork = ClosedByFork::new(wake.as_fd());
-        let queue = Arc::new(Queue { epoll, wake, commands: Mutex::default(), _closed_by_fork });
-        epoll::add(queue.epoll.fd(), &queue.wake, EventData::new_u64(WAKE), EventFlags::IN)
-            .map_err(failed("watching an eventfd"))?;
+        let queue = Arc::new(CommandQueue::new()?);
         let (in_thread, worker, metrics) =
             (Arc::clone(&queue), self.worker.clone(), Arc::clone(&self.metrics));
         spawn_without_signals("device-ipc-poll", move || {
@@ -239,40 +162,6 @@ impl<S: Service> Poller<S> {
 impl<S: Service> fmt::Debug for Poller<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Poller").finish_non_exhaustive()
-    }
-}
-
-impl<S: Service> Queue<S> {
-    /// Takes the commands that have been queued since the last call.
-    pub(super) fn take_commands(&self) -> Vec<PollerCommand<S>> {
-        let _ = rustix::io::read(&self.wake, &mut [0_u8; 8]);
-        std::mem::take(&mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn push(&self, command: PollerCommand<S>) {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
-        // The counter cannot overflow: the poller reads it to zero at every turn.
-        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
-    }
-}
-
-impl Epoll {
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-
-    /// Lets the poller read a client's messages, or keeps it away while a caller reads its reply. One-shot, so that a socket that
-    /// its owner reads from costs the poller no wake-up.
-    pub(super) fn arm(&self, watch_id: u64, socket: BorrowedFd<'_>, armed: bool) {
-        let interest = if armed { EventFlags::IN | EventFlags::ONESHOT } else { EventFlags::ONESHOT };
-        let _ = epoll::modify(&self.fd, socket, EventData::new_u64(watch_id), interest);
-    }
-
-    /// Removes a socket before another thread closes it. While `epoll_wait` looks at a socket it holds a reference to the open
-    /// file; a socket that is closed at that moment would be released on the poller's thread, which would then close the
-    /// descriptors in its queue, for as long as their sender decides.
-    pub(super) fn remove(&self, socket: BorrowedFd<'_>) {
-        let _ = epoll::delete(&self.fd, socket);
     }
 }
 
@@ -292,12 +181,3 @@ fn listen(directory: Option<&PathBuf>) -> Result<(OwnedFd, bool, BrokerAddress, 
     let (socket, refuses_fds, file) = socket_file::listen_in(&directory, BACKLOG)?;
     Ok((socket, refuses_fds, BrokerAddress::Path(file.path().into()), Some(file)))
 }
-
-/// The id of the wake-up among the poller's sources.
-pub(super) const WAKE: u64 = 0;
-
-/// A bit of every client's id, which no id of the poller's own sources has.
-pub(super) const CLIENT_BIT: u64 = 1 << 63;
-
-/// A bit of every watched socket's id.
-pub(super) const SOCKET_BIT: u64 = 1 << 62;

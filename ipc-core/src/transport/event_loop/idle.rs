@@ -5,8 +5,8 @@ use std::sync::mpsc::Sender;
 use rustix::event::epoll::Event;
 
 use super::{EventLoop, Timer};
-use crate::transport::poller::WAKE;
 use crate::transport::service::Service;
+use crate::transport::watch::WAKE;
 
 /// The threads that wait until the poller is idle.
 #[derive(Default)]
