@@ -2,8 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use super::session::BrokerSession;
-use super::waiting::WaitingAnswer;
+use super::session::{BrokerSession, WaitingAnswer};
 use crate::backend::HandleBytes;
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;

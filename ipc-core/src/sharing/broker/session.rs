@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::waiting::WaitingAnswer;
 use crate::backend::Access;
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
@@ -15,7 +14,7 @@ use crate::sharing::Runtime;
 use crate::sharing::export::{ExportTable, Importer, OpenRequest, Readahead, stale};
 use crate::sharing::lease_page::{LeasePlaces, LeaseWord};
 use crate::sharing::staging::{Outgoing, Refused};
-use crate::sharing::timeline::{Returned, Slots, Termination};
+use crate::sharing::timeline::{Returned, Slots, Termination, Timeline};
 use crate::transport::{Allotment, Budget, Connection, ConnectionId, Epoch, Next, PeerCredentials, Session};
 use crate::wire::MAX_LEASES_AHEAD;
 use crate::wire::descriptor::ExportId;
@@ -79,6 +78,13 @@ pub(crate) struct BrokerSession<'a> {
     readahead: Readahead,
     /// The importer exits in order, and its device work with the memory has completed.
     exits: bool,
+}
+
+/// A reply that waits for the driver. It contains no reference to the export, because the poller must not drop an owner.
+pub(super) enum WaitingAnswer {
+    Opened { request: RequestId, lease: LeaseId, device: usize },
+    Confirmation(RequestId),
+    Timeline(RequestId, LeaseId, Timeline),
 }
 
 /// An event from the worker.

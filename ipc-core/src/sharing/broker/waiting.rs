@@ -1,18 +1,10 @@
 //! Replies that wait for a call of the driver on the worker.
 
-use super::session::{BrokerSession, Event};
-use crate::model::lease::LeaseId;
-use crate::sharing::timeline::{Termination, Timeline};
+use super::session::{BrokerSession, Event, WaitingAnswer};
+use crate::sharing::timeline::Termination;
 use crate::transport::{Connection, Next};
 use crate::wire::Refusal;
-use crate::wire::protocol::{Reply, RequestId};
-
-/// A reply that waits for the driver. It contains no reference to the export, because the poller must not drop an owner.
-pub(super) enum WaitingAnswer {
-    Opened { request: RequestId, lease: LeaseId, device: usize },
-    Confirmation(RequestId),
-    Timeline(RequestId, LeaseId, Timeline),
-}
+use crate::wire::protocol::Reply;
 
 impl BrokerSession<'_> {
     /// Calls the driver on the worker; the reply waits for the outcome.
