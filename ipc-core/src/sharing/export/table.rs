@@ -9,6 +9,7 @@ mod kept;
 mod leases;
 mod tokens;
 mod waiting;
+mod watcher;
 mod watching;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -37,7 +38,7 @@ use leases::Lease;
 pub(crate) use leases::{Granted, Importer, LocalGrant, OpenRequest, TimelineObserver, stale};
 use tokens::Tokens;
 use waiting::Waiting;
-use watching::Watcher;
+use watcher::Watcher;
 
 /// Time for importers to close the memory of a reclaimed lease before it is freed. A running importer takes about 1 ms, and up
 /// to about 60 ms for a thousand allocations; a stopped one does not close it. Its mappings then refer to freed memory, which

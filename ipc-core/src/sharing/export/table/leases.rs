@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::super::BorrowedMemory;
 use super::super::shared::{Allocation, Shared};
-use super::watching::in_callback;
+use super::watcher::in_callback;
 use super::{Entry, ExportTable, Reclaimed, State};
 use crate::backend::Access;
 use crate::model::error::{Error, Result};

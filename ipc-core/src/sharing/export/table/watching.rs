@@ -1,60 +1,16 @@
 //! Waits for importers of an export, and callbacks for changes of its holders.
 
-use std::cell::Cell;
-use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use super::leases::Lease;
+use super::watcher::Watcher;
 use super::{Entry, ExportTable};
 use crate::backend::DeviceBound;
 use crate::model::lease::Holders;
 use crate::os::{Readiness, clock};
 use crate::sharing::export::Shared;
-use crate::transport::Worker;
 use crate::wire::descriptor::ExportId;
-
-/// A callback for changes of an export's holders.
-pub(super) struct Watcher {
-    callback: Arc<dyn Fn() + Send + Sync>,
-    /// Runs the callback.
-    worker: Worker,
-    /// Whether a call is pending. An importer that opens and releases repeatedly causes one call for many changes.
-    due: Arc<AtomicBool>,
-}
-
-thread_local! {
-    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
-}
-
-/// A call of a callback, on the worker. Leases of this process that begin meanwhile are no changes for callbacks: a callback that opens
-/// its own export would cause its next call.
-struct InCallback;
-
-impl InCallback {
-    fn begin() -> Self {
-        IN_CALLBACK.set(true);
-        Self
-    }
-}
-
-impl Drop for InCallback {
-    fn drop(&mut self) {
-        IN_CALLBACK.set(false);
-    }
-}
-
-/// Returns whether this thread is running a callback for changes.
-pub(super) fn in_callback() -> bool {
-    IN_CALLBACK.get()
-}
-
-impl fmt::Debug for Watcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Watcher")
-    }
-}
 
 impl ExportTable {
     /// Waits until the export has been opened `count` times. The error lists the holders.
@@ -72,8 +28,7 @@ impl ExportTable {
             callback.with(|callback| callback());
         };
         let Some(runtime) = self.home.here() else { return };
-        let worker = runtime.worker.clone();
-        let watcher = Watcher { callback: Arc::new(callback), worker, due: Arc::default() };
+        let watcher = Watcher::new(callback, runtime.worker.clone());
         let before = entry.observers().watcher.replace(watcher);
         entry.leases.values().for_each(Lease::watch);
         // Values that the previous callback captured may call the table when they are dropped.
@@ -114,16 +69,8 @@ impl Entry {
     /// Calls the watcher on the worker: it is the user's code.
     pub(super) fn notify_watchers(&self) {
         self.set_readiness();
-        let Some(Watcher { callback, worker, due }) = self.watcher() else { return };
-        if due.swap(true, Ordering::AcqRel) {
-            return;
+        if let Some(watcher) = self.watcher() {
+            watcher.notify();
         }
-        let (callback, due) = (Arc::clone(callback), Arc::clone(due));
-        worker.submit(move || {
-            // Later changes cause another call.
-            due.store(false, Ordering::Release);
-            let _in_callback = InCallback::begin();
-            callback();
-        });
     }
 }
