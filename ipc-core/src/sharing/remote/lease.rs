@@ -10,7 +10,7 @@ use device_ipc_tcp::{Key, TcpError};
 
 use super::control::Control;
 use super::idle::ConnectionKey;
-use super::pull_in::IncomingPull;
+use super::incoming::IncomingPull;
 use super::serve::{GRACE, MAX_TRANSFER};
 use crate::model::error::{Error, Remedy, Result};
 use crate::os::kill::kill_point;

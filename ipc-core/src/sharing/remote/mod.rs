@@ -10,11 +10,13 @@
 
 mod control;
 mod idle;
+mod incoming;
 mod lease;
 mod pull_in;
 mod ring_in;
 mod ring_out;
 mod serve;
+mod served;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,7 +29,8 @@ use crate::transport::TcpServer;
 use crate::wire::descriptor::is_reachable;
 
 pub(crate) use idle::IdleConnections;
-pub(crate) use pull_in::{IncomingPull, pull_in, pull_into};
+pub(crate) use incoming::IncomingPull;
+pub(crate) use pull_in::{pull_in, pull_into};
 pub(crate) use ring_in::{RemoteRing, RingMessage, SlotPull};
 
 /// The settings of copies between hosts, for [`IpcBuilder::remote`](crate::IpcBuilder::remote).
@@ -78,7 +81,7 @@ impl Remote {
         let runtime = Runtime::get()?.for_guard();
         let engine = self.engine.info().name;
         let server = TcpServer::start(address, move |server, permit, stream, peer| {
-            serve::serve(&serve::ServedClient { runtime, server, engine, peer }, &permit, stream);
+            serve::serve(&served::ServedClient { runtime, server, engine, peer }, &permit, stream);
         })?;
         Ok(Self { server: Some(Arc::new(server)), ..self })
     }

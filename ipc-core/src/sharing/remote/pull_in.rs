@@ -6,39 +6,23 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Remote;
+use super::incoming::IncomingPull;
 use super::lease::{RemoteLease, transfer_limit};
-use crate::backend::engine::{MemorySpace, Piece, PullRequest, TransferMemory};
-use crate::backend::{Buffer, DeviceIpc, MemoryUse, with_device_context};
+use crate::backend::engine::{Piece, PullRequest, TransferMemory};
+use crate::backend::{Buffer, MemoryUse, with_device_context};
 use crate::model::address::DeviceRange;
-use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::os::clock;
 use crate::os::kill::kill_point;
+use crate::sharing::RecoverableError;
 use crate::sharing::pull::{Failed, Pull, PullOwner};
 use crate::sharing::staging::CopyLayout;
-use crate::sharing::{RecoverableError, Runtime};
 use crate::transport::Deadline;
 use crate::wire::Span;
-use crate::wire::descriptor::NamedExport;
 use crate::wire::remote::RemoteRequest;
 
 /// The interval at which the exporter's connection is looked at.
 const LOOK: Duration = Duration::from_millis(10);
-
-/// The export to pull.
-pub(crate) struct IncomingPull<'a> {
-    pub(crate) runtime: &'static Runtime,
-    pub(crate) remote: &'a Remote,
-    pub(crate) backend: &'a Arc<dyn DeviceIpc>,
-    pub(crate) named: NamedExport<'a>,
-    /// The device of the destinations.
-    pub(crate) device: DeviceOrdinal,
-    /// The timeout for the lease, and for each later sign of life of the exporter.
-    pub(crate) timeout: Duration,
-    /// Called with the number of bytes that have arrived.
-    pub(crate) report: &'a dyn Fn(u64),
-}
 
 /// Pulls an export to a new buffer, as the layout states, and waits until the copy is complete.
 pub(crate) fn pull_in(incoming: &IncomingPull<'_>, layout: &CopyLayout) -> Result<Buffer> {
@@ -79,24 +63,6 @@ pub(crate) fn pull_into<O: fmt::Debug + Send + 'static>(
 }
 
 impl<'a> IncomingPull<'a> {
-    /// Returns the kind of memory of the destinations.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unsupported`] if the engine does not support it.
-    pub(super) fn space(&self) -> Result<MemorySpace> {
-        let Self { backend, device, .. } = *self;
-        let (engine, space) = (self.remote.engine(), backend.transfer_space(device));
-        if engine.supports(space) {
-            return Ok(space);
-        }
-        Err(Error::Unsupported {
-            backend: engine.info().name,
-            what: format!("copy to device {device} of the backend {}", backend.info().name),
-            why: "it does not support this kind of memory".into(),
-        })
-    }
-
     /// Requests a lease.
     fn request(&'a self, pieces: &[Piece]) -> Result<GrantedPull<'a>> {
         self.space()?;

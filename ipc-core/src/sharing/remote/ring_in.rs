@@ -10,8 +10,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::incoming::IncomingPull;
 use super::lease::{RemoteLease, transfer_limit};
-use super::pull_in::IncomingPull;
 use crate::backend::engine::{MemorySpace, Piece, PullRequest, TransferEngine, TransferMemory};
 use crate::backend::{Buffer, DeviceIpc, with_device_context};
 use crate::model::address::DeviceRange;

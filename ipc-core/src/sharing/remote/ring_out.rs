@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::control::Control;
-use super::serve::{ServedLease, TICK, send, text};
+use super::served::{ServedLease, TICK, send, text};
 use crate::model::error::Result;
 use crate::os::clock;
 use crate::sharing::timeline::{Publication, RingStart, Timeline};

@@ -1,6 +1,6 @@
 //! The exporter's side: one thread for each connection of an importer.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,31 +8,21 @@ use device_ipc_tcp::Key;
 
 use super::control::Control;
 use super::ring_out::RingLease;
-use crate::model::error::{Error, ErrorKind};
-use crate::model::lease::LeaseId;
+use super::served::{MAX_READY_WAIT, ServedClient, ServedLease, TICK, failed, send, text};
 use crate::os::clock;
 use crate::os::kill::kill_point;
 use crate::os::log::{self, Throttle};
-use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, Shared};
-use crate::sharing::timeline::Termination;
-use crate::sharing::{Runtime, RuntimeRef};
-use crate::transport::{Admission, ConnectionPermit, MAX_REQUEST_BYTES, ServerId};
+use crate::sharing::Runtime;
+use crate::transport::{Admission, ConnectionPermit, MAX_REQUEST_BYTES};
+use crate::wire::Failure;
 use crate::wire::descriptor::ExportId;
-use crate::wire::protocol::encode;
 use crate::wire::remote::{METADATA_BATCH_BYTES, RemoteOpen, RemoteRefusal, RemoteReply, RemoteRequest};
-use crate::wire::{Failure, Refusal};
 
 /// The time limit of the handshake, and of the first request after it.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// The time that a connection without a lease is kept for a further request.
 const IDLE: Duration = Duration::from_secs(30);
-
-/// The time limit for sending one message.
-const SEND: Duration = Duration::from_secs(10);
-
-/// The longest wait for the streams that write the bytes.
-const MAX_READY_WAIT: Duration = Duration::from_secs(600);
 
 /// The interval at which an importer whose share is exhausted is tried again.
 const SHARE_POLL: Duration = Duration::from_millis(20);
@@ -42,19 +32,6 @@ pub(super) const MAX_TRANSFER: Duration = Duration::from_secs(24 * 3600);
 
 /// The lease of a silent importer ends this much later than the time limit of its transfer.
 pub(super) const GRACE: Duration = Duration::from_secs(10);
-
-/// The interval at which silence is counted. Counting intervals instead of time, the silence does not include the time for which this
-/// process itself was suspended, after which the importer's messages are still to be read.
-pub(super) const TICK: Duration = Duration::from_secs(1);
-
-/// The server and the client of a connection.
-#[derive(Debug)]
-pub(super) struct ServedClient {
-    pub(super) runtime: RuntimeRef,
-    pub(super) server: ServerId,
-    pub(super) engine: &'static str,
-    pub(super) peer: SocketAddr,
-}
 
 /// Serves a connection until it ends.
 pub(super) fn serve(served: &ServedClient, permit: &ConnectionPermit, stream: Arc<TcpStream>) {
@@ -138,14 +115,6 @@ fn try_serve(served: &ServedClient, permit: &ConnectionPermit, stream: Arc<TcpSt
         }
     }
     Ok(())
-}
-
-pub(super) fn text(error: impl ToString) -> String {
-    error.to_string()
-}
-
-pub(super) fn send(control: &mut Control, reply: &RemoteReply) -> Result<(), String> {
-    control.send(&encode(reply).map_err(text)?, clock::now() + SEND).map_err(text)
 }
 
 /// Grants a lease and keeps it until the importer releases it, is gone, or is silent for too long; or refuses it.
@@ -241,65 +210,4 @@ fn batches(metadata: Vec<Vec<u8>>) -> Vec<Vec<Vec<u8>>> {
         }
     }
     batches
-}
-
-/// A lease of an importer of another host. Dropping it ends it.
-pub(super) struct ServedLease {
-    pub(super) runtime: &'static Runtime,
-    pub(super) export: ExportId,
-    pub(super) lease: LeaseId,
-    /// Dropped before the lease ends, as the worker waits for the last reference.
-    shared: Option<Arc<Shared>>,
-}
-
-impl ServedLease {
-    /// Begins a lease, waits until the bytes are ready, and registers the memory. Returns the metadata of its regions.
-    fn begin(
-        served: &ServedClient,
-        runtime: &'static Runtime,
-        export: ExportId,
-        open: &RemoteOpen,
-    ) -> Result<(Self, Vec<Vec<u8>>), RemoteRefusal> {
-        if open.engine != served.engine {
-            return Err(RemoteRefusal::OtherEngine { engine: served.engine.to_owned() });
-        }
-        let token = runtime.exports.remote_token(export, served.server).ok_or(RemoteRefusal::Dropped)?;
-        let access = crate::backend::Access::ReadOnly;
-        let request = OpenRequest { export, token, grant: None, access };
-        let program = format!("{} on {}", open.program, served.peer.ip());
-        let granted = runtime.exports.grant_remotely(request, open.pid, program.into());
-        // The token is right and the access is the least, so the export must have been dropped.
-        let LocalGrant { lease, borrowed, shared } = granted.map_err(|refusal| match refusal {
-            Refusal::Failed(failure) => RemoteRefusal::Failed(failure),
-            _ => RemoteRefusal::Dropped,
-        })?;
-        let lease = Self { runtime, export, lease, shared: Some(shared) };
-        kill_point!("exporter:remote-leased");
-        let shared = lease.shared.as_ref().expect("taken by drop alone");
-        if let Some(Err(detail)) = borrowed.as_ref().map(BorrowedMemory::check) {
-            return Err(RemoteRefusal::Stale { detail });
-        }
-        if let Some(ready) = &shared.ready {
-            let wait = Duration::from_millis(open.wait_ms.into()).min(MAX_READY_WAIT);
-            ready.event.synchronize(wait).map_err(not_ready)?;
-        }
-        let metadata = shared.register().map_err(failed)?;
-        tracing::debug!(target: log::EXPORT, %export, peer = %served.peer, pid = open.pid, "an importer of another host pulls");
-        Ok((lease, metadata))
-    }
-}
-
-fn failed(error: Error) -> RemoteRefusal {
-    RemoteRefusal::Failed(Failure::from(&error))
-}
-
-fn not_ready(error: Error) -> RemoteRefusal {
-    if error.kind() == ErrorKind::Timeout { RemoteRefusal::NotReady } else { failed(error) }
-}
-
-impl Drop for ServedLease {
-    fn drop(&mut self) {
-        self.shared = None;
-        self.runtime.exports.release(self.export, self.lease, Termination::Released);
-    }
 }
