@@ -82,7 +82,7 @@ impl Drop for PendingGrants<'_> {
             self.runtime.exports.end_grant(export, token);
         }
         let (peer, channel) = (&self.connection.peer.process, self.connection.id());
-        self.runtime.imports.put_back_ended(peer, channel, std::mem::take(&mut self.ended));
+        self.runtime.imports.ended.put_back(peer, channel, std::mem::take(&mut self.ended));
     }
 }
 
@@ -123,11 +123,11 @@ impl ChannelConnection {
         kill_point!("sender:channel-granted");
         let ready = self.signal_ready(message, &mut sending)?;
         kill_point!("sender:channel-signalled");
-        pending.ended = runtime.imports.take_ended(&self.peer.process, self.id());
+        pending.ended = runtime.imports.ended.take(&self.peer.process, self.id());
         let ended = pending.ended.iter().take(crate::wire::channel::MAX_ENDED_GRANTS).copied().collect();
         // A later message reports the remaining few.
         let later = pending.ended.split_off(pending.ended.len().min(crate::wire::channel::MAX_ENDED_GRANTS));
-        runtime.imports.put_back_ended(&self.peer.process, self.id(), later);
+        runtime.imports.ended.put_back(&self.peer.process, self.id(), later);
         let tensors = items.len() as u64;
         let (head, buffer) = (Head { reply, ready, ended, items }, std::mem::take(&mut sending.buffer));
         let outgoing = OutgoingPacket::of(&head, message.payload(), self.limit, buffer)?;

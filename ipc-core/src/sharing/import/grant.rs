@@ -1,48 +1,24 @@
 //! Unused grants, of channel messages or as bytes: the right to open an export once, also after its guard was dropped.
 //!
-//! An open that reuses a lease sends no message, so the exporter does not learn that the grant is not needed any longer. It need not
-//! learn that soon: the grant keeps no memory that the lease does not keep. Ended grants therefore wait in the import table, and
-//! are reported with other messages: with the next message of their channel, or in batches of [`MAX_ENDED_GRANTS`] to the exporter's
-//! broker. They are reported at once if the exporter waits for its memory, and when the lease ends, because then they alone keep it.
+//! An open that reuses a lease sends no message, so the exporter does not learn that the grant is not needed any longer: such a
+//! grant becomes one of the [`EndedGrants`].
 
-use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::link::Link;
-use super::table::ImportTable;
+use super::ended_grants::{EndedGrant, EndedGrants};
 use crate::model::error::{DescriptorError, Result};
 use crate::os::process::ProcessIdentity;
 use crate::sharing::export::ChannelId;
 use crate::sharing::{Runtime, RuntimeRef};
 use crate::transport::{AllowList, Deadline};
-use crate::wire::channel::MAX_ENDED_GRANTS;
 use crate::wire::descriptor::{Descriptor, ExportId, NamedExport};
 use crate::wire::{BrokerAddress, Grant, Token};
 
-/// Maximum number of grants in one message to an exporter.
-const MAX_GRANTS: usize = 1024;
-
 /// Maximum time of the connection to an exporter to which a grant is given back.
 const GIVE_BACK_DEADLINE: Duration = Duration::from_secs(1);
-
-/// A grant that is not needed any longer, and the channel of its message, if it came with one.
-pub(super) struct EndedGrant {
-    channel: Option<ChannelId>,
-    export: ExportId,
-    token: Token,
-}
-
-impl fmt::Debug for EndedGrant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "EndedGrant({})", self.export)
-    }
-}
-
-/// Ended grants that have not been reported, by exporter.
-pub(super) type EndedGrants = HashMap<ProcessIdentity, Vec<EndedGrant>>;
 
 /// The report of ended grants to an exporter on another host, whose broker this process does not reach.
 pub(crate) trait GrantReturn: fmt::Debug + Send + Sync {
@@ -105,13 +81,12 @@ impl UnusedGrant {
     }
 
     /// Notes that an existing lease was used instead, which the exporter does not know. Returns whether it has to be reported soon.
-    pub(super) fn replaced(&self, imports: &ImportTable) -> bool {
+    pub(super) fn replaced(&self, ended: &EndedGrants) -> bool {
         if !self.held.swap(false, Ordering::AcqRel) {
             return false;
         }
-        let ended =
-            EndedGrant { channel: self.channel.map(|(id, _)| id), export: self.export, token: self.token };
-        imports.note_ended(&self.exporter, ended)
+        let channel = self.channel.map(|(id, _)| id);
+        ended.note(&self.exporter, EndedGrant { channel, export: self.export, token: self.token })
     }
 }
 
@@ -185,95 +160,12 @@ impl Grant {
         let imports = &runtime.imports;
         let Some(exporter) = imports.exporter_of(self.exporter()) else { return };
         for &(export, token) in self.parts() {
-            let is_full = imports.note_ended(&exporter, EndedGrant { channel: None, export, token });
+            let is_full = imports.ended.note(&exporter, EndedGrant { channel: None, export, token });
             // Looked at after the grant, so that no notification is missed in between.
             let may_wait = || imports.known_links(&exporter).iter().any(|link| link.may_keep(export));
             if is_full || !may_wait() {
                 imports.give_back_soon(runtime, &exporter);
             }
         }
-    }
-}
-
-impl ImportTable {
-    /// Keeps an ended grant until it is reported. Returns whether a batch is complete, which is to be reported soon.
-    fn note_ended(&self, exporter: &ProcessIdentity, ended: EndedGrant) -> bool {
-        let mut all = self.lock_ended();
-        let waiting = all.entry(*exporter).or_default();
-        waiting.push(ended);
-        waiting.len().is_multiple_of(MAX_ENDED_GRANTS)
-    }
-
-    /// Takes the ended grants of messages of this channel, which reports them with its next message.
-    pub(crate) fn take_ended(
-        &self,
-        exporter: &ProcessIdentity,
-        channel: ChannelId,
-    ) -> Vec<(ExportId, Token)> {
-        let mut all = self.lock_ended();
-        let Some(waiting) = all.get_mut(exporter) else { return Vec::new() };
-        let taken = waiting.extract_if(.., |ended| ended.channel == Some(channel));
-        let taken = taken.map(|ended| (ended.export, ended.token)).collect();
-        if waiting.is_empty() {
-            all.remove(exporter);
-        }
-        taken
-    }
-
-    /// Puts back grants that the channel could not report.
-    pub(crate) fn put_back_ended(
-        &self,
-        exporter: &ProcessIdentity,
-        channel: ChannelId,
-        grants: Vec<(ExportId, Token)>,
-    ) {
-        if !grants.is_empty() {
-            let back = grants.into_iter().map(|(export, token)| EndedGrant {
-                channel: Some(channel),
-                export,
-                token,
-            });
-            self.lock_ended().entry(*exporter).or_default().extend(back);
-        }
-    }
-
-    /// Lets the worker report ended grants to an exporter, if there are any.
-    pub(crate) fn give_back_soon(&'static self, runtime: &Runtime, exporter: &ProcessIdentity) {
-        if !self.lock_ended().contains_key(exporter) {
-            return;
-        }
-        let exporter = *exporter;
-        runtime.worker.submit(move || {
-            // Without a connection the exporter has terminated.
-            self.give_back(&exporter, None);
-        });
-    }
-
-    /// Reports ended grants to their exporter over all its connections, and over `link`: a process may have several brokers, and those
-    /// that do not know a grant ignore it.
-    pub(super) fn give_back(&self, exporter: &ProcessIdentity, link: Option<&Arc<Link>>) {
-        if !self.lock_ended().contains_key(exporter) {
-            return;
-        }
-        let mut links = self.known_links(exporter);
-        links.extend(link.filter(|link| !links.iter().any(|known| Arc::ptr_eq(known, link))).cloned());
-        if links.is_empty() {
-            return;
-        }
-        let waiting = self.lock_ended().remove(exporter);
-        let grants: Vec<_> = waiting.into_iter().flatten().map(|ended| (ended.export, ended.token)).collect();
-        // A packet takes more of them, and there are rarely so many.
-        for some in grants.chunks(MAX_GRANTS) {
-            links.iter().for_each(|link| link.end_grants(some.to_vec()));
-        }
-    }
-
-    /// Forgets the ended grants of an exporter that has terminated.
-    pub(super) fn forget_ended(&self, exporter: &ProcessIdentity) {
-        self.lock_ended().remove(exporter);
-    }
-
-    pub(super) fn lock_ended(&self) -> MutexGuard<'_, EndedGrants> {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,12 +2,11 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use super::link_pages::LinkPages;
-use super::notices::ExportNotices;
-use super::table::KnownLease;
+use super::notices::{ExportNotices, NotifiedLease};
 use crate::backend::{Access, DeviceIpc};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
@@ -79,8 +78,8 @@ impl Subscriptions {
     /// them.
     fn note_unreported_drops(&self, exports: &HashMap<ExportId, Arc<ExportNotices>>) {
         for notices in exports.values().filter(|notices| !notices.is_dropped()) {
-            let leases: Vec<_> = notices.leases().iter().filter_map(KnownLease::upgrade).collect();
-            if leases.iter().any(|lease| lease.is_open() && lease.is_dropped()) && notices.drop_export() {
+            let leases: Vec<_> = notices.leases().iter().filter_map(Weak::upgrade).collect();
+            if leases.iter().any(|lease| lease.is_dropped()) && notices.drop_export() {
                 self.run_dropped(notices);
             }
             // Not on the poller's thread, where these may be the last references.
@@ -88,10 +87,12 @@ impl Subscriptions {
         }
     }
 
-    fn close_idle(&self, leases: Vec<KnownLease>) {
+    fn close_idle(&self, leases: Vec<Weak<dyn NotifiedLease>>) {
         let runtime = self.runtime;
         if !leases.is_empty() {
-            runtime.worker.submit(move || leases.iter().for_each(|lease| runtime.imports.close_idle(lease)));
+            runtime.worker.submit(move || {
+                leases.iter().filter_map(Weak::upgrade).for_each(|lease| lease.close_if_idle(runtime));
+            });
         }
     }
 
@@ -310,7 +311,11 @@ impl Client<Subscriptions> {
     }
 
     /// Records the notifications about the export for a lease on it from now on.
-    pub(crate) fn expect_notices(&self, export: ExportId, lease: &KnownLease) -> Arc<ExportNotices> {
+    pub(crate) fn expect_notices(
+        &self,
+        export: ExportId,
+        lease: &Weak<dyn NotifiedLease>,
+    ) -> Arc<ExportNotices> {
         // Under the lock, so that they are not removed meanwhile.
         let mut state = self.subscriber().lock();
         let notices = state.exports.entry(export).or_default();
@@ -324,7 +329,7 @@ impl Client<Subscriptions> {
     }
 
     /// Forgets a lease on the export that has ended; the notices go with the last.
-    pub(crate) fn forget_notices(&self, export: ExportId, lease: &KnownLease) {
+    pub(crate) fn forget_notices(&self, export: ExportId, lease: &Weak<dyn NotifiedLease>) {
         let mut state = self.subscriber().lock();
         if state.exports.get(&export).is_some_and(|notices| notices.remove(lease)) {
             state.exports.remove(&export);

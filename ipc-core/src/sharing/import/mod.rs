@@ -6,6 +6,7 @@ mod cache;
 #[cfg(all(loom, test))]
 mod cache_loom;
 mod copy_policy;
+mod ended_grants;
 mod grant;
 mod link;
 mod link_pages;

@@ -1,9 +1,22 @@
 //! The notifications of an exporter about one of its exports.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::table::KnownLease;
+use crate::sharing::Runtime;
+use crate::wire::Token;
+
+/// A lease, as far as notifications about its export concern it.
+pub(crate) trait NotifiedLease: Send + Sync {
+    /// Returns the token that it was opened with, if it is open.
+    fn open_token(&self) -> Option<Token>;
+
+    /// Returns whether it is open and the exporter states in its word that the export has been dropped.
+    fn is_dropped(&self) -> bool;
+
+    /// Closes it if it is idle.
+    fn close_if_idle(self: Arc<Self>, runtime: &Runtime);
+}
 
 /// The notifications about one export. Shared by the link, which receives them, and the leases, which they concern.
 #[derive(Debug, Default)]
@@ -11,7 +24,7 @@ pub(crate) struct ExportNotices {
     dropped: AtomicBool,
     recalled: AtomicBool,
     /// One lease for each device and access, so usually one.
-    leases: Mutex<Vec<KnownLease>>,
+    leases: Mutex<Vec<Weak<dyn NotifiedLease>>>,
     callbacks: Mutex<Callbacks>,
 }
 
@@ -79,27 +92,28 @@ impl ExportNotices {
     }
 
     /// Adds a lease on the export.
-    pub(super) fn add(&self, lease: &KnownLease) {
+    pub(super) fn add(&self, lease: &Weak<dyn NotifiedLease>) {
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
-        if !leases.contains(lease) {
+        if !leases.iter().any(|known| known.ptr_eq(lease)) {
             leases.reserve_exact(1);
             leases.push(lease.clone());
         }
     }
 
     /// Removes a lease. Returns whether it was the last.
-    pub(super) fn remove(&self, lease: &KnownLease) -> bool {
+    pub(super) fn remove(&self, lease: &Weak<dyn NotifiedLease>) -> bool {
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
-        leases.retain(|known| known != lease);
+        leases.retain(|known| !known.ptr_eq(lease));
         leases.is_empty()
     }
 
     /// Returns whether the condition holds for one of the leases.
-    pub(crate) fn any_lease(&self, is: impl Fn(&KnownLease) -> bool) -> bool {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner).iter().any(is)
+    pub(crate) fn any_lease(&self, is: impl Fn(Arc<dyn NotifiedLease>) -> bool) -> bool {
+        let leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        leases.iter().filter_map(Weak::upgrade).any(is)
     }
 
-    pub(super) fn leases(&self) -> Vec<KnownLease> {
+    pub(super) fn leases(&self) -> Vec<Weak<dyn NotifiedLease>> {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

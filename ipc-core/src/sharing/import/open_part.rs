@@ -339,7 +339,7 @@ impl OpenPart {
             && let Some(runtime) = runtime.here()
         {
             // Queued after the end that the drop has submitted.
-            runtime.worker.submit(move || runtime.imports.close_idle(&lease));
+            runtime.worker.submit(move || runtime.imports.close_known_idle(&lease));
         }
     }
 

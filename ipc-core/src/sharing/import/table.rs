@@ -11,28 +11,31 @@ mod exit;
 mod keys;
 mod lease;
 mod links;
+mod open_ranges;
+mod open_target;
 mod range;
 mod regions;
+mod reports;
 mod reserved;
 mod reusable;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-pub(super) use begin::OpenTarget;
-pub(crate) use lease::KnownLease;
-pub(super) use lease::LeaseRef;
-pub(super) use reserved::{ReservedTarget, operations};
+pub(super) use lease::{KnownLease, LeaseRef};
+pub(super) use open_target::{OpenTarget, ReservedTarget};
+pub(super) use reserved::operations;
 
 use keys::{LeaseKey, OnDevice, RangeKey};
-use lease::Lease;
+use lease::{Lease, notified};
 use links::Links;
 use range::OpenRange;
 use reusable::LayoutKey;
 
 use super::addresses::Addresses;
 use super::cache::{Cache, CacheLimits, Cached};
-use super::grant::{EndedGrants, UnusedGrant};
+use super::ended_grants::EndedGrants;
+use super::grant::UnusedGrant;
 use crate::backend::{Access, DeviceIpc};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
@@ -50,8 +53,8 @@ pub(crate) struct ImportTable {
     links: Mutex<Links>,
     leases: Cache<LeaseKey, Lease>,
     ranges: Cache<RangeKey, OpenRange>,
-    /// Ended grants that have not been reported to their exporters yet.
-    pub(super) ended: Mutex<EndedGrants>,
+    /// Ended grants that have not been reported to their exporters.
+    pub(crate) ended: EndedGrants,
     addresses: Addresses,
     layouts: Recent<LayoutKey>,
     /// The number of releases that wait for a stream.
@@ -131,8 +134,8 @@ impl ImportTable {
     /// Records that an existing lease has replaced a grant.
     fn settle(&'static self, grant: Option<&UnusedGrant>, lease: &LeaseRef) {
         // Checked after the grant, so that no notification is missed.
-        let is_due =
-            grant.is_some_and(|grant| grant.replaced(self)) || grant.is_some() && !lease.notices.may_keep();
+        let is_due = grant.is_some_and(|grant| grant.replaced(&self.ended))
+            || grant.is_some() && !lease.notices.may_keep();
         if is_due && let Some(runtime) = lease.link.runtime().here() {
             self.give_back_soon(runtime, &lease.key().exporter);
         }
@@ -155,17 +158,22 @@ impl ImportTable {
         self.leases.release(lease, |lease| self.end(lease));
     }
 
-    /// Closes a lease if it is idle.
-    pub(crate) fn close_idle(&self, lease: &KnownLease) {
+    /// Closes a lease if it exists and is idle.
+    pub(super) fn close_known_idle(&self, lease: &KnownLease) {
         if let Some(lease) = lease.upgrade() {
-            self.leases.close_idle(&lease, |lease| self.end(lease));
+            self.close_idle(&lease);
         }
+    }
+
+    /// Closes a lease if it is idle.
+    fn close_idle(&self, lease: &LeaseRef) {
+        self.leases.close_idle(lease, |lease| self.end(lease));
     }
 
     /// Closes all idle leases.
     pub(crate) fn close_all_idle(&self) {
         for lease in self.leases.idle() {
-            self.leases.close_idle(&lease, |lease| self.end(lease));
+            self.close_idle(&lease);
         }
     }
 
@@ -181,7 +189,7 @@ impl ImportTable {
                 continue;
             }
             // Its last reference closes it; an idle one is closed here.
-            self.leases.close_idle(&lease, |lease| self.end(lease));
+            self.close_idle(&lease);
             let Some(ranges) = lease.unmap() else { continue };
             lease.wait_for_device();
             self.release_ranges(ranges);
@@ -193,7 +201,7 @@ impl ImportTable {
     fn close_idle_of(&self, exporter: &ProcessIdentity) {
         for lease in self.leases.idle() {
             if *lease.key().exporter == *exporter {
-                self.leases.close_idle(&lease, |lease| self.end(lease));
+                self.close_idle(&lease);
             }
         }
     }
@@ -214,6 +222,6 @@ impl ImportTable {
         self.give_back(exporter, Some(&lease.link));
         lease.link.release(lease.id);
         kill_point!("importer:released");
-        lease.link.forget_notices(*export, &KnownLease::of(lease));
+        lease.link.forget_notices(*export, &notified(lease));
     }
 }

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 use super::ImportTable;
-use super::begin::OpenTarget;
 use super::keys::LeaseKey;
-use super::lease::{KnownLease, Lease, LeaseRef, Ready};
+use super::lease::{KnownLease, Lease, LeaseRef, Ready, notified};
+use super::open_target::OpenTarget;
 use super::regions::Regions;
 use crate::sharing::import::cache::{CacheEntry, Cached as _};
 use crate::sharing::import::link::Link;
@@ -37,7 +37,7 @@ impl<'a> LeasesAhead<'a> {
         self.expected.extend(leases.iter().map(|ahead| {
             let key = LeaseKey { export: ahead.export, token: ahead.token, ..opened.clone() };
             let entry = Arc::new(CacheEntry::opening(key));
-            let notices = self.link.expect_notices(ahead.export, &KnownLease::of(&entry));
+            let notices = self.link.expect_notices(ahead.export, &notified(&entry));
             Expected { ahead: ahead.clone(), entry, notices }
         }));
     }
@@ -122,7 +122,7 @@ impl<'a> LeasesAhead<'a> {
 
     fn close_soon(&self, lease: KnownLease) {
         if let Some(runtime) = self.link.runtime().here() {
-            runtime.worker.submit(move || runtime.imports.close_idle(&lease));
+            runtime.worker.submit(move || runtime.imports.close_known_idle(&lease));
         }
     }
 }
@@ -131,7 +131,7 @@ impl Drop for LeasesAhead<'_> {
     fn drop(&mut self) {
         for Expected { ahead, entry, .. } in &self.expected {
             self.link.release(ahead.lease);
-            self.link.forget_notices(ahead.export, &KnownLease::of(entry));
+            self.link.forget_notices(ahead.export, &notified(entry));
         }
     }
 }

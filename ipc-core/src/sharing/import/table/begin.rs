@@ -8,12 +8,11 @@ use std::time::Duration;
 use super::ImportTable;
 use super::ahead::LeasesAhead;
 use super::keys::LeaseKey;
-use super::lease::{KnownLease, Lease, LeaseRef, NO_EPOCH, Ready};
+use super::lease::{KnownLease, Lease, LeaseRef, NO_EPOCH, Ready, notified};
+use super::open_target::OpenTarget;
 use super::regions::UnclaimedRegions;
-use super::reserved::ReservedTarget;
 use super::reusable::{self, ReusableLease};
-use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes, with_device_context};
-use crate::model::device::DeviceOrdinal;
+use crate::backend::{DeviceEvent, HandleBytes, with_device_context};
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
@@ -21,30 +20,10 @@ use crate::os::process::ProcessIdentity;
 use crate::sharing::Runtime;
 use crate::sharing::import::grant::UnusedGrant;
 use crate::sharing::import::link::Link;
-use crate::sharing::import::notices::ExportNotices;
-use crate::transport::{AllowList, Deadline};
-use crate::wire::descriptor::{DescribedExtent, NamedExport};
-use crate::wire::{LeaseAhead, OpenedExport, WireHandle};
-
-/// The parameters of an open.
-pub(in crate::sharing::import) struct OpenTarget<'a> {
-    pub(in crate::sharing::import) runtime: &'static Runtime,
-    pub(in crate::sharing::import) backend: &'a Arc<dyn DeviceIpc>,
-    pub(in crate::sharing::import) descriptor: NamedExport<'a>,
-    pub(in crate::sharing::import) device: DeviceOrdinal,
-    pub(in crate::sharing::import) home: Option<DeviceOrdinal>,
-    pub(in crate::sharing::import) access: Access,
-    pub(in crate::sharing::import) allow: &'a AllowList,
-    pub(in crate::sharing::import) deadline: Deadline,
-    /// Whether no other mapping may share the lease, and so its timeline.
-    pub(in crate::sharing::import) alone: bool,
-    /// The addresses, if they are reserved; then `alone` is set.
-    pub(in crate::sharing::import) reserved: Option<ReservedTarget<'a>>,
-    /// The grant of a message, which opens the export also after its drop.
-    pub(in crate::sharing::import) grant: Option<&'a UnusedGrant>,
-    /// Adds the region concerned to an error.
-    pub(in crate::sharing::import) with_region_name: &'a dyn Fn(usize, Error) -> Error,
-}
+use crate::sharing::import::notices::{ExportNotices, NotifiedLease};
+use crate::transport::Deadline;
+use crate::wire::descriptor::NamedExport;
+use crate::wire::{LeaseAhead, OpenedExport};
 
 impl ImportTable {
     pub(super) fn begin(&self, wanted: &OpenTarget<'_>, opening: &LeaseRef) -> Result<Lease> {
@@ -72,7 +51,7 @@ impl ImportTable {
         let descriptor = &wanted.descriptor;
         let peer = wanted.backend.local_peer_id(wanted.device)?;
         // Before the lease begins, so that no notification about it is missed.
-        let known = KnownLease::of(opening);
+        let known = notified(opening);
         let notices = link.expect_notices(descriptor.part.export, &known);
         let epoch = link.epoch().unwrap_or(NO_EPOCH);
         let importer = (wanted.device, peer);
@@ -191,9 +170,7 @@ fn close_ended(runtime: &'static Runtime, exporter: &ProcessIdentity, deadline: 
 /// tokens as guesses, and ends all leases of a process that sends several.
 fn check_token(notices: &ExportNotices, opening: &LeaseRef, descriptor: &NamedExport<'_>) -> Result<()> {
     let token = opening.key().token;
-    let has_another = |known: &KnownLease| {
-        known.upgrade().is_some_and(|lease| lease.is_open() && lease.key().token != token)
-    };
+    let has_another = |known: Arc<dyn NotifiedLease>| known.open_token().is_some_and(|known| known != token);
     if notices.any_lease(has_another) { Err(Error::wrong_token(descriptor.exporter().pid)) } else { Ok(()) }
 }
 
@@ -235,44 +212,3 @@ fn ready(wanted: &OpenTarget<'_>, link: &Link, lease: LeaseId, handle: &HandleBy
 
 /// Timeout for a word if there is an event as well.
 const WORD_DEADLINE: Duration = Duration::from_secs(1);
-
-/// Checks that the exporter's reply fits the descriptor.
-pub(super) fn check_opened(wanted: &OpenTarget<'_>, handles: &[WireHandle], fds: usize) -> Result<()> {
-    let misfit = |why: String| Err(Error::Protocol(why));
-    let allocations = wanted.descriptor.regions().allocations();
-    if handles.len() != allocations {
-        return misfit(format!("it sent {} handles for {allocations} allocations", handles.len()));
-    }
-    let claimed: usize = handles.iter().map(|handle| usize::from(handle.fds)).sum();
-    if fds < claimed {
-        return Err(Error::io(
-            format!(
-                "receiving the memory's {claimed} file descriptors, of which {fds} arrived (this process may have too few left; \
-                 raise its limit, ulimit -n)"
-            ),
-            rustix::io::Errno::MFILE,
-        ));
-    }
-    if fds > claimed {
-        return misfit(format!("it sent {fds} file descriptors and stated {claimed}"));
-    }
-    let mut handles = handles.iter();
-    for (index, region) in wanted.descriptor.regions().iter().enumerate() {
-        for (extent, handle) in region.iter().zip(handles.by_ref()) {
-            check_handle(extent, handle).map_err(|error| (wanted.with_region_name)(index, error))?;
-        }
-    }
-    Ok(())
-}
-
-fn check_handle(extent: &DescribedExtent, handle: &WireHandle) -> Result<()> {
-    let generation = handle.generation.map_or(0, |generation| generation.0);
-    if handle.size == extent.size && generation == extent.generation {
-        return Ok(());
-    }
-    Err(Error::StaleGeneration(format!(
-        "the descriptor names an allocation of {} bytes with number {}, the exporter one of {} bytes with number \
-         {generation}",
-        extent.size, extent.generation, handle.size
-    )))
-}

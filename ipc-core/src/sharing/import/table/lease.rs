@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use super::begin::OpenTarget;
 use super::keys::LeaseKey;
+use super::open_target::OpenTarget;
 use super::range::RangeRef;
 use super::regions::Regions;
 use crate::backend::stream::BorrowedStream;
@@ -13,19 +13,21 @@ use crate::backend::{DeviceEvent, DeviceIpc};
 use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Result};
 use crate::model::lease::{LeaseId, LeaseState};
+use crate::sharing::Runtime;
 use crate::sharing::import::cache::{CacheEntry, Cached};
 use crate::sharing::import::link::Link;
-use crate::sharing::import::notices::ExportNotices;
+use crate::sharing::import::notices::{ExportNotices, NotifiedLease};
 use crate::sharing::lease_page::LeaseWord;
 use crate::sharing::timeline::{Termination, Timeline};
 use crate::transport::Deadline;
+use crate::wire::Token;
 
 /// A reference to a lease.
 pub(in crate::sharing::import) type LeaseRef = Arc<CacheEntry<LeaseKey, Lease>>;
 
 /// A weak reference to a lease, which may have ended.
 #[derive(Clone, Debug)]
-pub(crate) struct KnownLease(Weak<CacheEntry<LeaseKey, Lease>>);
+pub(in crate::sharing::import) struct KnownLease(Weak<CacheEntry<LeaseKey, Lease>>);
 
 impl KnownLease {
     pub(in crate::sharing::import) fn of(lease: &LeaseRef) -> Self {
@@ -49,9 +51,22 @@ impl KnownLease {
     }
 }
 
-impl PartialEq for KnownLease {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.ptr_eq(&other.0)
+/// Returns a lease as its export's notifications know it.
+pub(super) fn notified(lease: &LeaseRef) -> Weak<dyn NotifiedLease> {
+    Arc::downgrade(lease) as _
+}
+
+impl NotifiedLease for CacheEntry<LeaseKey, Lease> {
+    fn open_token(&self) -> Option<Token> {
+        self.is_open().then(|| self.key().token)
+    }
+
+    fn is_dropped(&self) -> bool {
+        self.is_open() && Lease::is_dropped(self)
+    }
+
+    fn close_if_idle(self: Arc<Self>, runtime: &Runtime) {
+        runtime.imports.close_idle(&self);
     }
 }
 

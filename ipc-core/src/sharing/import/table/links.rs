@@ -80,7 +80,7 @@ impl ImportTable {
         if slots.is_empty() {
             links.remove(exporter);
             drop(links);
-            self.forget_ended(exporter);
+            self.ended.forget(exporter);
         }
     }
 

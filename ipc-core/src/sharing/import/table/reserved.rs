@@ -2,32 +2,14 @@
 
 use std::sync::{Arc, PoisonError};
 
-use super::begin::OpenTarget;
 use super::lease::Lease;
-use super::range::{Content, OpenRange, RangeRef};
-use crate::backend::{DeviceIpc, DeviceReservations, Imported, ReceivedHandle, with_device_context};
+use super::open_target::{OpenTarget, ReservedTarget};
+use super::range::{Content, OpenRange, RangeRef, ReservedImport};
+use crate::backend::{DeviceIpc, DeviceReservations, ReceivedHandle, with_device_context};
 use crate::model::error::{Error, Remedy, Result};
 use crate::model::tensor::LayoutError;
 use crate::sharing::import::reservation::Place;
 use crate::wire::WireHandle;
-
-/// The addresses for the regions of an export, which are imported.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::sharing::import) enum ReservedTarget<'a> {
-    /// New ranges.
-    New,
-    /// Places in a reservation, one for each region.
-    Places(&'a [Arc<Place>]),
-    /// The places of a mapping, one for each region, where the caller maps the imports.
-    Exchange(&'a [Arc<Place>]),
-}
-
-/// An import of a region, which is mapped in its reserved range or not.
-#[derive(Debug)]
-pub(super) struct ReservedImport {
-    imported: Imported,
-    is_mapped: bool,
-}
 
 /// Returns the backend's operations on reserved ranges.
 ///

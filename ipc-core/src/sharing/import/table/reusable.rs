@@ -8,9 +8,9 @@
 use std::sync::Arc;
 
 use super::ImportTable;
-use super::begin::OpenTarget;
 use super::keys::{LeaseKey, OnDevice};
 use super::lease::{KnownLease, Lease, LeaseRef};
+use super::open_target::OpenTarget;
 use super::regions::UnclaimedRegions;
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
