@@ -6,6 +6,7 @@ use serde::ser::{Serialize, SerializeStruct as _, Serializer};
 
 use super::numbers::Numbers;
 use super::{Dtype, LayoutError};
+use crate::model::address::DeviceRange;
 
 /// Maximum number of dimensions of a layout (as in NumPy and PyTorch).
 pub const MAX_DIMENSIONS: usize = 64;
@@ -189,6 +190,13 @@ impl TensorLayout {
     /// elements.
     pub const fn span_bytes(&self) -> u64 {
         self.span
+    }
+
+    /// Returns the range of the tensor in its region, from its first element to the end of its last.
+    pub(crate) fn elements_in(&self, region: DeviceRange) -> Result<DeviceRange, LayoutError> {
+        self.check_fits(region.len)?;
+        let (start, end) = if self.is_empty() { (0, 0) } else { (self.start_bytes(), self.span_bytes()) };
+        region.slice(start, end - start).ok_or(LayoutError::Overflow)
     }
 
     /// Checks that the tensor is inside a region of `region_bytes`.

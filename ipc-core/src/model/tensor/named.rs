@@ -1,7 +1,8 @@
 //! A tensor with a name.
 
 use super::{LayoutError, TensorLayout};
-use crate::model::error::DescriptorError;
+use crate::model::address::DeviceRange;
+use crate::model::error::{DescriptorError, Result};
 
 /// Maximum length of a tensor's name in bytes.
 pub const MAX_NAME_BYTES: usize = 1024;
@@ -39,6 +40,13 @@ impl NamedTensor<'_> {
             if needed <= region_bytes { Ok(()) } else { Err(too_large) }
         });
         fits.map_err(|cause| self.senseless(cause))
+    }
+
+    /// Returns the range of the tensor in its region, from its first element to the end of its last.
+    pub(crate) fn elements_in(&self, region: DeviceRange) -> Result<DeviceRange> {
+        self.check_fits(region.len)?;
+        let behind = region.slice(self.offset, region.len - self.offset).ok_or(LayoutError::Overflow)?;
+        Ok(self.layout.elements_in(behind)?)
     }
 
     /// Returns the size of the tensor in the binary form of a table, in bytes.

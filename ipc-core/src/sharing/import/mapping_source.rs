@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::reservation::Place;
+use super::place::Place;
 use super::table::LeaseRef;
 use crate::backend::stream::BorrowedStream;
 use crate::backend::{Buffer, DeviceIpc};

@@ -14,19 +14,21 @@ use std::time::Duration;
 
 use super::copy_policy::{CopyPolicy, ProgressReport};
 use super::grant::UnusedGrant;
-use super::mapping::{Mapping, region_of};
+use super::mapping::Mapping;
 use super::mapping_source::MappingSource;
-use super::open_export::{LazyDeadline, OpenExport, is_elsewhere, is_out_of_reach};
+use super::open_export::{LazyDeadline, OpenExport, Replicate, is_elsewhere, is_out_of_reach};
 use super::open_part::OpenPart;
-use super::reservation::{Place, Reservation};
+use super::place::Place;
+use super::reservation::Reservation;
+use super::reserved_open::KeeperAddress;
 use super::table::ReservedTarget;
 use crate::backend::Access;
 use crate::backend::stream::BorrowedStream;
+use crate::model::address::DeviceRange;
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
 use crate::model::error::{DescriptorError, Error, Remedy, Result};
 use crate::model::one_or_many::OneOrMany;
 use crate::sharing::export::check_backend;
-use crate::sharing::remote::IncomingPull;
 use crate::sharing::staging::CopyLayout;
 use crate::sharing::{Ipc, Runtime};
 use crate::transport::Deadline;
@@ -52,20 +54,6 @@ pub struct OpenOptions<'a> {
     replicate: Option<&'a dyn Replicate>,
     /// The keeper that has answered with the export.
     pub(super) keeper: Option<&'a Arc<KeeperAddress>>,
-}
-
-/// The keeper that has answered with an export.
-#[derive(Debug)]
-pub(crate) struct KeeperAddress {
-    pub(crate) name: String,
-    /// The user of its process; `None` for the user of this process.
-    pub(crate) user: Option<u32>,
-}
-
-/// The replacement of a copy over the network: memory of this process in which the bytes of another host arrive repeatedly.
-pub(crate) trait Replicate: fmt::Debug {
-    /// Shares such memory on the device of `incoming`, and returns its descriptor.
-    fn replicate(&self, ipc: &Ipc, incoming: &IncomingPull<'_>) -> Result<Descriptor>;
 }
 
 /// The message that an export arrived in.
@@ -432,6 +420,23 @@ impl<'a> OpenOptions<'a> {
         }
         copy()
     }
+}
+
+/// Returns the region that the descriptor names in the mapped allocations. In the exporting process, and for a copy, the source
+/// is the region.
+#[inline]
+fn region_of(source: &MappingSource, region: &DescribedRegion) -> Result<DeviceRange> {
+    let mapped = source.regions()[0];
+    if !source.has_allocations() {
+        return Ok(mapped);
+    }
+    let DescribedRegion { offset, len, .. } = *region;
+    mapped.slice(offset, len).ok_or_else(|| {
+        let mapped = mapped.len;
+        Error::InvalidRegion(format!(
+            "the descriptor names {len} bytes at offset {offset}, and the driver mapped {mapped} bytes"
+        ))
+    })
 }
 
 /// Checks that the mapped or shared regions have the sizes that the descriptor states; the error contains the index of the

@@ -7,6 +7,7 @@
 //! [`OpenExport::is_local`] explains why the identity of the exporter alone does not decide that.
 
 use std::cell::OnceCell;
+use std::fmt;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -14,23 +15,29 @@ use rustix::io::Errno;
 use super::copy_policy::ProgressReport;
 use super::grant::UnusedGrant;
 use super::mapping_source::{Copied, LocalLease, MappingSource};
-use super::open::Replicate;
 use super::open_part::{OpenPart, PartSettings};
+use super::place::operations;
 use super::staged::{Incoming, copy_in};
-use super::table::{LeaseRef, OpenTarget, ReservedTarget, operations};
+use super::table::{LeaseRef, OpenTarget, ReservedTarget};
 use crate::backend::Access;
 use crate::backend::stream::BorrowedStream;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Remedy, Result};
 use crate::os::kill::kill_point;
 use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, check_backend};
-use crate::sharing::remote::{self, pull_in};
+use crate::sharing::remote::{IncomingPull, pull_in};
 use crate::sharing::staging::{CopyLayout, copy_within};
 use crate::sharing::timeline::Termination;
 use crate::sharing::{Ipc, Runtime};
 use crate::transport::{Deadline, check_may_wait, socket};
-use crate::wire::descriptor::NamedExport;
+use crate::wire::descriptor::{Descriptor, NamedExport};
 use crate::wire::{BrokerAddress, Refusal};
+
+/// The replacement of a copy over the network: memory of this process in which the bytes of another host arrive repeatedly.
+pub(crate) trait Replicate: fmt::Debug {
+    /// Shares such memory on the device of `incoming`, and returns its descriptor.
+    fn replicate(&self, ipc: &Ipc, incoming: &IncomingPull<'_>) -> Result<Descriptor>;
+}
 
 /// The open of a part: an export on one device.
 pub(super) struct OpenExport<'a> {
@@ -202,7 +209,7 @@ impl OpenExport<'_> {
         &'b self,
         call: &'static str,
         report: &'b dyn Fn(u64),
-    ) -> Result<remote::IncomingPull<'b>> {
+    ) -> Result<IncomingPull<'b>> {
         let Self { ipc, named, device, time_limit, .. } = *self;
         let (backend, timeout) = (ipc.backend(), time_limit.timeout);
         check_may_wait(call, timeout)?;
@@ -225,7 +232,7 @@ impl OpenExport<'_> {
                 why: why.to_string(),
             });
         }
-        Ok(remote::IncomingPull { runtime: self.runtime, remote, backend, named, device, timeout, report })
+        Ok(IncomingPull { runtime: self.runtime, remote, backend, named, device, timeout, report })
     }
 
     fn local_source(&self, granted: LocalGrant) -> MappingSource {

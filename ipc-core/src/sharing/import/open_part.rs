@@ -7,7 +7,6 @@ use std::time::Duration;
 use super::link::GoneCallback;
 use super::mapping_source::{MappingSource, Suspended};
 use super::table::{KnownLease, LeaseRef};
-use super::tensor::named_elements_of;
 use crate::backend::stream::BorrowedStream;
 use crate::backend::{Access, DeviceBound, DeviceEvent, DeviceIpc, check_stream_of};
 use crate::model::address::DeviceRange;
@@ -106,7 +105,7 @@ impl OpenPart {
     pub(super) fn elements_of(&self, region: usize, tensor: &NamedTensor<'_>) -> Result<DeviceRange> {
         match self.source() {
             MappingSource::Copy(copy) => copy.layout.elements_of(copy.buffer.range(), region, tensor),
-            source => named_elements_of(tensor, source.regions()[region]),
+            source => tensor.elements_in(source.regions()[region]),
         }
     }
 

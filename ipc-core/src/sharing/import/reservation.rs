@@ -1,20 +1,16 @@
 //! Address ranges that the user keeps: several exports side by side in one range, and one range in several processes.
-//!
-//! A range is freed by its last reference, of which each mapping in it has one for each region.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::mapping::Mapping;
-use super::table::operations;
-use super::tensor::{Tensor, elements_of};
+use super::place::{Place, ReservedRange, operations};
+use super::tensor::Tensor;
 use super::view_owner::ViewOwner;
 use crate::backend::DeviceIpc;
 use crate::model::address::{DevicePtr, DeviceRange};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Remedy, Result};
 use crate::model::tensor::TensorLayout;
-use crate::os::process::Owner;
 use crate::sharing::Ipc;
 use crate::wire::descriptor::{Contents, DescribedExtent};
 
@@ -47,99 +43,6 @@ use crate::wire::descriptor::{Contents, DescribedExtent};
 #[derive(Clone, Debug)]
 pub struct Reservation {
     reserved: Arc<ReservedRange>,
-}
-
-/// The range of a reservation. Its last reference frees it.
-#[derive(Debug)]
-struct ReservedRange {
-    backend: Arc<dyn DeviceIpc>,
-    range: DeviceRange,
-    /// The unit of places in bytes; 1 for the range of a single import.
-    unit: u64,
-    /// The length of each place, by its offset.
-    places: Mutex<BTreeMap<u64, u64>>,
-    owner: Owner,
-}
-
-/// The addresses of one import in a reserved range. No two places overlap.
-#[derive(Debug)]
-pub(super) struct Place {
-    reserved: Arc<ReservedRange>,
-    /// The addresses of the import, without those behind it that fill up the last unit.
-    pub(super) range: DeviceRange,
-}
-
-impl Drop for ReservedRange {
-    fn drop(&mut self) {
-        if !self.owner.is_here() {
-            // A forked child: the addresses are the parent's.
-            return;
-        }
-        let freed = operations(&*self.backend).and_then(|operations| operations.unreserve(self.range));
-        if let Err(error) = freed {
-            tracing::warn!(target: crate::os::log::IMPORT, %error, "a reserved address range could not be freed");
-        }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let offset = self.range.ptr.get() - self.reserved.range.ptr.get();
-        self.reserved.places().remove(&offset);
-    }
-}
-
-impl ReservedRange {
-    fn places(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn new(backend: &Arc<dyn DeviceIpc>, range: DeviceRange, unit: u64) -> Arc<Self> {
-        let (places, owner) = (Mutex::default(), Owner::current());
-        Arc::new(Self { backend: Arc::clone(backend), range, unit, places, owner })
-    }
-
-    /// Takes the addresses from `offset` on for an import of `bytes` bytes.
-    fn place(self: &Arc<Self>, offset: u64, bytes: u64) -> Result<Arc<Place>> {
-        let Self { unit, range: whole, .. } = **self;
-        if !offset.is_multiple_of(unit) {
-            return Err(Error::InvalidRegion(format!(
-                "cannot map an allocation at offset {offset} B of a reservation: offsets are multiples of {unit} B, the last \
-                 one before it is {} B",
-                offset - offset % unit
-            )));
-        }
-        let place = bytes.checked_next_multiple_of(unit).filter(|length| *length > 0);
-        let Some((length, _)) = place.and_then(|length| Some((length, whole.slice(offset, length)?))) else {
-            return Err(Error::InvalidRegion(format!(
-                "cannot map {bytes} B at offset {offset} B of a reservation of {} B; reserve more",
-                whole.len
-            )));
-        };
-        let range = whole.slice(offset, bytes).expect("it is a part of the place");
-        let mut places = self.places();
-        let before = places.range(..offset + length).next_back().map(|(other, length)| (*other, *length));
-        if let Some((other, others)) = before.filter(|(other, length)| other + length > offset) {
-            return Err(Error::AddressesInUse {
-                range,
-                detail: format!(
-                    "offset {offset} B, length {length} B of the reservation overlap a mapping at offset {other} B, length {others} \
-                     B; release that one, and the work on it, or open at another offset"
-                ),
-            });
-        }
-        places.insert(offset, length);
-        drop(places);
-        Ok(Arc::new(Place { reserved: Arc::clone(self), range }))
-    }
-}
-
-impl Place {
-    /// Reserves a range for one import.
-    pub(super) fn alone(backend: &Arc<dyn DeviceIpc>, on: DeviceOrdinal, bytes: u64) -> Result<Arc<Self>> {
-        let range = operations(&**backend)?.reserve(on, bytes, None)?;
-        ReservedRange::new(backend, range, 1).place(0, bytes)
-    }
 }
 
 impl Reservation {
@@ -199,7 +102,7 @@ impl Reservation {
     /// [`Error::InvalidRegion`] for a byte between the first element and the last in which no mapping has memory, with its offset;
     /// [`Error::Suspended`] for a suspended mapping; [`Error::Layout`] for a layout that exceeds the range.
     pub fn tensor<'m>(&self, mappings: &'m [&'m Mapping], layout: &'m TensorLayout) -> Result<Tensor<'m>> {
-        let range = elements_of(layout, self.range())?;
+        let range = layout.elements_in(self.range())?;
         let mut mapped = Vec::with_capacity(mappings.len());
         for mapping in mappings {
             mapping.check_mapped()?;

@@ -11,10 +11,11 @@ use super::builder::OpenBuilder;
 use super::link::Link;
 use super::mapping::Mapping;
 use super::mapping_source::MappingSource;
-use super::open::{Addresses, KeeperAddress, OpenOptions, with_tensor_name};
+use super::open::{Addresses, OpenOptions, with_tensor_name};
 use super::open_export::{LazyDeadline, OpenExport};
 use super::open_part::OpenPart;
-use super::reservation::Place;
+use super::place::Place;
+use super::reserved_open::{KeeperAddress, ReservedOpen};
 use super::same_layout::check_same_layout;
 use super::table::{LeaseRef, ReservedTarget};
 use crate::backend::stream::{AsStream, BorrowedStream};
@@ -25,16 +26,6 @@ use crate::sharing::export::check_backend;
 use crate::sharing::{Ipc, Runtime};
 use crate::transport::check_may_wait;
 use crate::wire::descriptor::Descriptor;
-
-/// The parameters with which the next versions of a reserved mapping are opened.
-#[derive(Debug)]
-pub(super) struct ReservedOpen {
-    ipc: Ipc,
-    timeout: Duration,
-    keeper: Option<Arc<KeeperAddress>>,
-    /// The exporter's count of changes at which the mapped export was the keeper's present one.
-    current_at: Option<u64>,
-}
 
 /// An export that takes the addresses of a mapping ([`Mapping::resume`], [`Mapping::replace`]): a [`Descriptor`], which is opened
 /// with the timeout and the users of the open that reserved the addresses, or an [`OpenBuilder`] with its own, such as

@@ -24,7 +24,6 @@ use std::sync::{Arc, Mutex};
 
 pub(super) use lease::{KnownLease, LeaseRef};
 pub(super) use open_target::{OpenTarget, ReservedTarget};
-pub(super) use reserved::operations;
 
 use keys::{LeaseKey, OnDevice, RangeKey};
 use lease::{Lease, notified};

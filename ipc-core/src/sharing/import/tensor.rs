@@ -7,7 +7,7 @@ use crate::backend::stream::AsStream;
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::Result;
-use crate::model::tensor::{Dtype, Element, LayoutError, NamedTensor, TensorLayout, TensorTable};
+use crate::model::tensor::{Dtype, Element, NamedTensor, TensorLayout, TensorTable};
 
 /// A tensor in a [`Mapping`](crate::Mapping), or in a slot of a [`Ring`](crate::Ring), which it borrows.
 ///
@@ -43,7 +43,7 @@ impl<'m> Tensor<'m> {
         region: DeviceRange,
         layout: &'m TensorLayout,
     ) -> Result<Self> {
-        Ok(Self { keeper: keeper.into(), range: elements_of(layout, region)?, layout })
+        Ok(Self { keeper: keeper.into(), range: layout.elements_in(region)?, layout })
     }
 
     /// Creates the tensor of this name in a table that describes the region.
@@ -62,7 +62,7 @@ impl<'m> Tensor<'m> {
         region: DeviceRange,
         tensor: NamedTensor<'m>,
     ) -> Result<Self> {
-        let range = named_elements_of(&tensor, region)?;
+        let range = tensor.elements_in(region)?;
         Ok(Self::at(keeper, range, tensor.layout))
     }
 
@@ -192,18 +192,4 @@ impl<'m> Tensor<'m> {
     pub fn to_host_bytes<M>(&self, stream: &impl AsStream<M>) -> Result<Vec<u8>> {
         self.keeper.to_host_bytes(self.range, Some(self.layout), stream.as_stream())
     }
-}
-
-/// Returns the range of a tensor in its region, from its first element to the end of its last.
-pub(super) fn named_elements_of(tensor: &NamedTensor<'_>, region: DeviceRange) -> Result<DeviceRange> {
-    tensor.check_fits(region.len)?;
-    let behind = region.slice(tensor.offset, region.len - tensor.offset).ok_or(LayoutError::Overflow)?;
-    elements_of(tensor.layout, behind)
-}
-
-/// Returns the range from a tensor's first element to the end of its last.
-pub(super) fn elements_of(layout: &TensorLayout, region: DeviceRange) -> Result<DeviceRange> {
-    layout.check_fits(region.len)?;
-    let (start, end) = if layout.is_empty() { (0, 0) } else { (layout.start_bytes(), layout.span_bytes()) };
-    Ok(region.slice(start, end - start).ok_or(LayoutError::Overflow)?)
 }

@@ -7,7 +7,7 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::Error;
 use crate::sharing::Runtime;
 use crate::sharing::import::grant::UnusedGrant;
-use crate::sharing::import::reservation::Place;
+use crate::sharing::import::place::Place;
 use crate::transport::{AllowList, Deadline};
 use crate::wire::descriptor::NamedExport;
 

@@ -8,7 +8,7 @@ use crate::backend::{DeviceIpc, Imported, Opened};
 use crate::model::address::DeviceRange;
 use crate::sharing::RuntimeRef;
 use crate::sharing::import::cache::{CacheEntry, Cached};
-use crate::sharing::import::reservation::Place;
+use crate::sharing::import::place::Place;
 
 /// A reference to a driver mapping.
 pub(super) type RangeRef = Arc<CacheEntry<RangeKey, OpenRange>>;

@@ -5,24 +5,11 @@ use std::sync::{Arc, PoisonError};
 use super::lease::Lease;
 use super::open_target::{OpenTarget, ReservedTarget};
 use super::range::{Content, OpenRange, RangeRef, ReservedImport};
-use crate::backend::{DeviceIpc, DeviceReservations, ReceivedHandle, with_device_context};
+use crate::backend::{DeviceIpc, ReceivedHandle, with_device_context};
 use crate::model::error::{Error, Remedy, Result};
 use crate::model::tensor::LayoutError;
-use crate::sharing::import::reservation::Place;
+use crate::sharing::import::place::{Place, operations};
 use crate::wire::WireHandle;
-
-/// Returns the backend's operations on reserved ranges.
-///
-/// # Errors
-///
-/// [`Error::Unsupported`] if it has none.
-pub(in crate::sharing::import) fn operations(backend: &dyn DeviceIpc) -> Result<&dyn DeviceReservations> {
-    backend.reservations().ok_or_else(|| Error::Unsupported {
-        backend: backend.info().name,
-        what: "map memory at addresses that the importer keeps".into(),
-        why: "it has no reserved address ranges; open the export without a reservation".into(),
-    })
-}
 
 /// Checks that memory of these handles can be mapped in a reserved range.
 fn check_kinds(backend: &dyn DeviceIpc, received: &[ReceivedHandle]) -> Result<()> {
