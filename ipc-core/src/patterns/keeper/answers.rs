@@ -7,13 +7,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
-use super::keep::Current;
 use super::{Announcement, FORM};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::lease::LeaseState;
 use crate::os::clock;
 use crate::os::log::{self, Throttle};
 use crate::patterns::channel::{Channel, Listener, Message};
+use crate::sharing::export::Export;
 use crate::sharing::{Runtime, RuntimeRef};
 use crate::transport::{WatchedSocket, new_socket_number};
 
@@ -22,6 +22,13 @@ const MAX_ANSWERS: usize = 16;
 
 /// The pause after a failure of this process, such as a lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// The answer of a keeper.
+#[derive(Clone, Debug)]
+pub(super) struct Current {
+    pub(super) version: u64,
+    pub(super) export: Arc<Export>,
+}
 
 /// A guard: processes that ask are answered until it is dropped, which frees the name.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::answers::Answers;
+use super::answers::{Answers, Current};
 use super::name;
 use crate::model::error::Result;
 use crate::patterns::channel::{Channel, ListenBuilder, Listener};
@@ -66,13 +66,6 @@ impl Drop for Changes {
     fn drop(&mut self) {
         self.notify();
     }
-}
-
-/// The answer of a keeper.
-#[derive(Clone, Debug)]
-pub(super) struct Current {
-    pub(super) version: u64,
-    pub(super) export: Arc<Export>,
 }
 
 impl Keeper {
