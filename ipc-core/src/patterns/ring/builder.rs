@@ -1,22 +1,18 @@
-//! The builder of a ring, and the open of one.
+//! The builder of a ring.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::reader::RingReader;
-use super::replica::Replication;
 use super::slots::SlotRanges;
 use super::writer::{Ring, has_no_timelines};
 use crate::backend::interop::Region;
 use crate::backend::{Access, DeviceIpc};
-use crate::model::error::{Error, Remedy, Result};
+use crate::model::error::{Error, Result};
 use crate::model::layout::{TensorLayout, check_alignment};
 use crate::sharing::RecoverableError;
 use crate::sharing::export::{ShareBuilder, check_backend};
-use crate::sharing::import::{Mapping, OpenOptions, Opened};
 use crate::sharing::timeline::OwnCounter;
-use crate::wire::descriptor::DescriptorError;
 use crate::wire::ring::{ALIGNMENT, MAX_RING_SLOTS};
 
 /// Default number of slots: one is read while the other is written.
@@ -153,27 +149,5 @@ impl<O> fmt::Debug for RingBuilder<'_, O> {
             .field("share", &self.share)
             .field("slots", &self.slots)
             .finish_non_exhaustive()
-    }
-}
-
-impl Opened for RingReader {
-    fn open(
-        options: OpenOptions<'_>,
-        open: impl FnOnce(&OpenOptions<'_>) -> Result<Mapping>,
-    ) -> Result<Self> {
-        let slots = options.descriptor.ring().ok_or(DescriptorError::Kind {
-            expected: "a ring",
-            found: "other memory",
-            remedy: Remedy::OpenMemory,
-        })?;
-        let copy = options.copy.without_staging().ok_or_else(|| Error::Unsupported {
-            backend: options.ipc.backend().info().name,
-            what: "copy a ring through host memory".into(),
-            why: "such a copy does not receive later publications; open the ring in place, or copy it over the network".into(),
-        })?;
-        let timeout = options.timeout;
-        let replication = Replication::new(slots, timeout);
-        let mapping = open(&options.of_ring(copy, &replication))?;
-        Self::open(mapping, slots, timeout, replication.into_relay())
     }
 }

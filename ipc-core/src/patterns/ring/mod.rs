@@ -7,10 +7,11 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `builder` | builders of rings and of readers |
+//! | `builder` | the builder of rings |
 //! | `writer` | [`Ring`], [`RingWriteSlot`] |
 //! | `members` | the writer's list of readers |
-//! | `reader` | [`RingReader`]: opening, and waiting for publications |
+//! | `reader` | [`RingReader`] |
+//! | `reader_state` | the state that a reader and its slots share, and waits for publications |
 //! | `read_slot` | [`RingReadSlot`] |
 //! | `releases` | signals of releases, and closing a reader |
 //! | `released` | the taken and released slots of a reader, in the order of sequences |
@@ -23,6 +24,7 @@ mod members;
 mod order;
 mod read_slot;
 mod reader;
+mod reader_state;
 mod released;
 mod releases;
 mod replica;

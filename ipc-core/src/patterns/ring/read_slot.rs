@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::reader::ReaderState;
+use super::reader_state::ReaderState;
 use crate::backend::interop::{ViewStream, ViewTypes};
 use crate::backend::stream::AsStream;
 use crate::model::address::DeviceRange;

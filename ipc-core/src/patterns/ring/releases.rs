@@ -2,47 +2,15 @@
 
 use std::sync::{Arc, PoisonError};
 
-use super::reader::ReaderState;
-use super::released::{SlotState, TakenSlots};
+use super::reader_state::{ReaderState, Releases};
+use super::released::SlotState;
 use super::writer::{StreamKey, record_event_on};
+use crate::backend::DeviceIpc;
 use crate::backend::stream::BorrowedStream;
-use crate::backend::{DeviceIpc, DeviceStream};
 use crate::model::error::{Error, Result};
 use crate::os::kill::kill_point;
 use crate::sharing::export::check_backend;
 use crate::sharing::timeline::{OwnCounter, RingStart};
-
-/// The releases of a reader and the streams that signalled them.
-pub(super) struct Releases {
-    pub(super) taken: TakenSlots,
-    /// The stream that signalled last.
-    last_stream: Option<StreamKey>,
-    /// Counts the signals to the writer that have arrived. The shared counter cannot be trusted: the writer can write it.
-    signalled: Option<Arc<OwnCounter>>,
-    /// Counts the releases that precede those of older slots.
-    own: Option<Arc<OwnCounter>>,
-    /// The stream that incremented `own` last.
-    last_marked: Option<StreamKey>,
-    /// The stream that releases dropped slots.
-    own_stream: Option<Box<dyn DeviceStream>>,
-    /// The last sequence that was accessed and released ahead of its publication.
-    pub(super) last_read_ahead: Option<u64>,
-}
-
-impl Releases {
-    /// Creates the releases of a reader that begins with sequence `start`.
-    pub(super) const fn from(start: u64) -> Self {
-        Self {
-            taken: TakenSlots::from(start),
-            last_stream: None,
-            signalled: None,
-            own: None,
-            last_marked: None,
-            own_stream: None,
-            last_read_ahead: None,
-        }
-    }
-}
 
 impl ReaderState {
     pub(super) fn release_on(self: &Arc<Self>, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
