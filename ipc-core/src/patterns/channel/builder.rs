@@ -1,15 +1,21 @@
 //! The options of an end that listening and connecting have in common.
 
+use std::time::Duration;
+
 use device_ipc_tcp::Key;
 
 use super::handshake::Hello;
 use super::limits::Limits;
 use crate::model::error::Result;
 use crate::model::placement::DeviceMap;
+use crate::os::Backoff;
 use crate::sharing::{Ipc, Runtime, RuntimeRef};
 
 /// Default maximum size of a message in bytes.
 const DEFAULT_MESSAGE_LIMIT: u64 = 64 * 1024 * 1024;
+
+/// The pauses between attempts to connect. The start of a listener wakes no process.
+pub(super) const RETRY: Backoff = Backoff::doubling(Duration::from_millis(1), Duration::from_millis(32));
 
 /// A builder for one end of a [`Channel`](crate::Channel): [`ListenBuilder`](crate::ListenBuilder) or
 /// [`ConnectBuilder`](crate::ConnectBuilder).

@@ -8,7 +8,7 @@ use rustix::net::Shutdown;
 
 use super::connection::ChannelConnection;
 use super::counters::{BOTH, Direction, Slot};
-use super::relay;
+use super::relay_handle::CLOSING;
 use crate::model::error::{Error, Result};
 use crate::os::kill::kill_point;
 use crate::os::{clock, wait_for_words};
@@ -65,13 +65,13 @@ impl ChannelConnection {
         }
         let deadline = Deadline::after(timeout);
         let settled = self.wait_settled(deadline);
-        self.close_directions(BOTH, deadline.left().min(relay::CLOSING));
+        self.close_directions(BOTH, deadline.left().min(CLOSING));
         settled
     }
 
     /// Closes directions.
     pub(super) fn close(self: &Arc<Self>, directions: u64) {
-        self.close_directions(directions, relay::CLOSING);
+        self.close_directions(directions, CLOSING);
     }
 
     /// Closes directions. Waits for at most `wait` until a process of another host knows it, so that this process may exit.

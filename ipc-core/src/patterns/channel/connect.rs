@@ -7,21 +7,18 @@ use std::time::Duration;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::builder::{ChannelBuilder, LocalEnd};
+use super::builder::{ChannelBuilder, LocalEnd, RETRY};
 use super::connection::{Agreement, ChannelConnection};
 use super::handshake::{Greeting, check_identity};
 use super::link::{ChannelLink, PeerFiles};
 use super::{Channel, name, tcp};
 use crate::model::error::{Error, Remedy, Result};
+use crate::os::clock;
 use crate::os::kill::kill_point;
-use crate::os::{Backoff, clock};
 use crate::sharing::Ipc;
 use crate::transport::socket::{Packet, PeerSocket, peer_credentials};
 use crate::transport::{Deadline, PeerCredentials, UserName, socket};
 use crate::wire::{BrokerAddress, SOCKET_DIR_VARIABLE};
-
-/// The pauses between attempts to connect. The start of a listener wakes no process.
-pub(super) const RETRY: Backoff = Backoff::doubling(Duration::from_millis(1), Duration::from_millis(32));
 
 /// A builder for the connecting end of a [`Channel`]; see [`Ipc::connect`](crate::Ipc::connect).
 ///

@@ -12,7 +12,7 @@ use super::link::ChannelLink;
 use super::maps::Maps;
 use super::progress::{ReceiveState, SendState, Spinning};
 use super::readiness::Descriptors;
-use super::relay::Relay;
+use super::relay_handle::Relay;
 use super::signals::ReadySignals;
 use crate::model::device::DeviceIdentity;
 use crate::model::error::{Error, Result};

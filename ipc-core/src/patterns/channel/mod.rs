@@ -18,7 +18,7 @@
 //! | `receive`, `receive_wait`, `received`, `arrival` | receiving and opening |
 //! | `readiness` | descriptors for event loops |
 //! | `maps` | device maps |
-//! | `tcp`, `relay` | channels between hosts: connection setup, and the two threads that act as the peer |
+//! | `tcp`, `relay`, `relay_handle` | channels between hosts: connection setup, and the two threads that act as the peer |
 //!
 //! `docs/spec/channel.md` specifies the protocol.
 
@@ -48,6 +48,7 @@ mod receive;
 mod receive_wait;
 mod received;
 mod relay;
+mod relay_handle;
 mod room;
 mod send;
 mod signals;

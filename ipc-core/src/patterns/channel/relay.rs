@@ -14,11 +14,10 @@
 mod receiver;
 mod sender;
 
-use std::fmt;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use device_ipc_tcp::AuthenticatedConnection;
@@ -28,11 +27,9 @@ use super::connection::ChannelConnection;
 use super::counters::Direction;
 use super::limits::Limits;
 use super::link::ChannelLink;
+use super::relay_handle::Relay;
 use crate::model::error::{Error, Result};
-use crate::os::{ClosedByFork, Condvar, Readiness, clock, spawn_without_signals};
-use crate::sharing::import::GrantReturn;
-use crate::wire::Token;
-use crate::wire::descriptor::ExportId;
+use crate::os::{ClosedByFork, spawn_without_signals};
 use receiver::Receiver;
 use sender::Sender;
 
@@ -47,82 +44,11 @@ const MAX_WHOLE_BYTES: usize = 1024;
 /// The interval at which the receiver of a closed channel looks whether the sender has finished.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Maximum time for which a drop waits until the other process knows it.
-pub(super) const CLOSING: Duration = Duration::from_secs(1);
-
 /// The time without a packet of the peer after which the system asks whether its host exists, and the interval of repetitions.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
 
 /// The time after which the system gives up a peer that acknowledges nothing.
 const LOST: Duration = Duration::from_secs(30);
-
-/// The connection's view of its relay.
-pub(super) struct Relay {
-    /// Wakes the sender: a counter or a grant has changed.
-    wake: Readiness,
-    /// Whether this process waits until the socket has room.
-    wants_socket: AtomicBool,
-    state: Mutex<RelayState>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct RelayState {
-    /// Grants of the other process that are no longer needed.
-    ended: Vec<(ExportId, Token)>,
-    /// The directions that this process has closed, as the other process has confirmed them.
-    seen: u64,
-    /// Whether the connection has ended.
-    is_over: bool,
-}
-
-impl Relay {
-    pub(super) fn new() -> Result<Arc<Self>> {
-        let wake = Readiness::new().map_err(|error| Error::io("creating an eventfd", error))?;
-        let (wants_socket, state) = (AtomicBool::new(false), Mutex::default());
-        Ok(Arc::new(Self { wake, wants_socket, state, changed: Condvar::new() }))
-    }
-
-    /// Asks for a wake-up when the sender has taken a packet out of the socket. The caller then tries again.
-    pub(super) fn ask_for_socket(&self) {
-        self.wants_socket.store(true, Ordering::SeqCst);
-    }
-
-    /// Reports that a counter of this process has changed.
-    pub(super) fn wake(&self) {
-        self.wake.set();
-    }
-
-    /// Waits until the other process knows that these directions are closed, which it does after it has all messages.
-    pub(super) fn wait_seen(&self, directions: u64, timeout: Duration) {
-        let until = clock::now() + timeout;
-        let mut state = self.lock();
-        while !state.is_over && state.seen & directions != directions {
-            let left = clock::left(until);
-            if left.is_zero() {
-                return;
-            }
-            state = self.changed.wait_timeout(&self.state, state, left);
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, RelayState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl GrantReturn for Relay {
-    fn give_back(&self, export: ExportId, token: Token) {
-        self.lock().ended.push((export, token));
-        self.wake();
-    }
-}
-
-impl fmt::Debug for Relay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Relay").finish_non_exhaustive()
-    }
-}
 
 /// The state of both threads.
 struct RelayShared {

@@ -14,12 +14,12 @@ use device_ipc_tcp::{AuthenticatedConnection, Key, MAX_MESSAGE_BYTES, TcpError};
 use rustix::event::PollFlags;
 
 use super::Channel;
-use super::builder::LocalEnd;
-use super::connect::RETRY;
+use super::builder::{LocalEnd, RETRY};
 use super::connection::{Agreement, ChannelConnection};
 use super::handshake::{Greeting, Hello, refused};
 use super::link::ChannelLink;
-use super::relay::{self, Relay};
+use super::relay;
+use super::relay_handle::Relay;
 use crate::model::error::{Error, Remedy, Result};
 use crate::os::log::{self, Throttle};
 use crate::os::{ClosedByFork, Readiness, clock};
