@@ -22,8 +22,8 @@ use crate::backend::Access;
 use crate::model::error::{Error, Result};
 use crate::os::kill::kill_point;
 use crate::os::process::ProcessIdentity;
-use crate::wire::protocol::{Reply, Request, RequestId, short_detail};
-use crate::wire::{BrokerAddress, Refusal};
+use crate::wire::protocol::{Reply, Request, RequestId};
+use crate::wire::{BrokerAddress, Refusal, short_detail};
 
 /// The part of a client that the layer above implements. Both methods may run on the poller's thread: they may not block.
 pub(crate) trait Subscriber: Send + Sync + Sized + 'static {

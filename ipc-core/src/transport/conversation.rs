@@ -13,7 +13,8 @@ use crate::model::error::{Error, Remedy, Result};
 use crate::os::kill::kill_point;
 use crate::os::process::ProcessIdentity;
 use crate::os::{Pace, PollMode, clock};
-use crate::wire::protocol::{PROTOCOL_VERSION, Reply, Request, decode, encode, short_name};
+use crate::wire::protocol::{PROTOCOL_VERSION, Reply, Request, decode, encode};
+use crate::wire::short_name;
 use crate::wire::{BrokerAddress, Refusal};
 
 /// Pause before another attempt to connect to an exporter with a full queue: connect(2) offers nothing to wait on.

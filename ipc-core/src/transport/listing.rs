@@ -18,7 +18,8 @@ use crate::os::clock;
 use crate::os::environment::nonempty_variable;
 use crate::os::process::ProcessIdentity;
 use crate::wire::descriptor::ExportId;
-use crate::wire::protocol::{ListedExport, Reply, Request, RequestId, short_name};
+use crate::wire::protocol::{ListedExport, Reply, Request, RequestId};
+use crate::wire::short_name;
 use crate::wire::{BrokerAddress, SOCKET_DIR_VARIABLE};
 
 /// A process that shares memory.

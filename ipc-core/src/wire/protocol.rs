@@ -9,38 +9,12 @@ use super::{Refusal, Token};
 use crate::backend::{Access, HandleBytes, HandleKind};
 use crate::model::address::Generation;
 use crate::model::lease::{LeaseId, LeaseState};
-use crate::model::printable::printable;
 use crate::os::process::ProcessIdentity;
 use crate::wire::descriptor::ExportId;
 
 /// The protocol version of this library. A broker answers a client of another version with its own version, and closes the
 /// connection.
 pub(crate) const PROTOCOL_VERSION: u16 = 1;
-
-/// Maximum length of a peer's program name in bytes; the rest is cut off.
-const MAX_PROGRAM_BYTES: usize = 64;
-
-/// Returns a program's name for display: cut to a maximum length, and [`printable`].
-pub(crate) fn short_name(name: &str) -> String {
-    shortened(name, MAX_PROGRAM_BYTES)
-}
-
-/// Maximum length of a peer's error text in bytes; the rest is cut off.
-const MAX_DETAIL_BYTES: usize = 2048;
-
-/// Returns a peer's error text for display.
-pub(crate) fn short_detail(detail: &str) -> String {
-    shortened(detail, MAX_DETAIL_BYTES)
-}
-
-fn shortened(text: &str, most_bytes: usize) -> String {
-    let cut = |text: &str| -> String {
-        let fits = |(start, c): &(usize, char)| start + c.len_utf8() <= most_bytes;
-        text.char_indices().take_while(fits).map(|(_, c)| c).collect()
-    };
-    // Cut twice: a replaced character may be longer, and the first cut bounds the work.
-    cut(&printable(&cut(text)))
-}
 
 /// A message from an importer to a broker.
 #[derive(Debug, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::protocol::short_detail;
+use super::peer_text::short_detail;
 use crate::model::access::Access;
 use crate::model::error::{Error, ErrorKind};
 

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Failure;
 use crate::model::device::HostId;
-use crate::wire::protocol::{decode, short_detail, short_name};
+use crate::wire::protocol::decode;
+use crate::wire::{short_detail, short_name};
 
 /// Maximum number of bytes of metadata in one message; the metadata of one region may exceed it alone.
 pub(crate) const METADATA_BATCH_BYTES: usize = 256 * 1024;

@@ -18,8 +18,8 @@ use crate::sharing::timeline::{Returned, Slots, Termination, Timeline};
 use crate::transport::{Allotment, Budget, Connection, ConnectionId, Epoch, Next, PeerCredentials, Session};
 use crate::wire::MAX_LEASES_AHEAD;
 use crate::wire::descriptor::ExportId;
-use crate::wire::protocol::{PROTOCOL_VERSION, Reply, Request, RequestId, short_name};
-use crate::wire::{Failure, Refusal};
+use crate::wire::protocol::{PROTOCOL_VERSION, Reply, Request, RequestId};
+use crate::wire::{Failure, Refusal, short_name};
 
 /// The longest time limit of a grant that an importer asks for.
 const LONGEST_GRANT: Duration = Duration::from_secs(3600);
