@@ -1,7 +1,7 @@
 //! Checks of arguments, for core and for backends.
 
-use crate::backend::DeviceIpc;
 use crate::backend::stream::BorrowedStream;
+use crate::backend::{DeviceIpc, DeviceTimelines};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 
@@ -54,4 +54,15 @@ pub fn check_copy_lengths(dst: u64, src: u64) -> Result<()> {
     Err(Error::InvalidRegion(format!(
         "cannot copy {src} bytes to a range of {dst} bytes: the lengths must be equal"
     )))
+}
+
+/// Returns the backend's timelines, where the device supports them.
+pub(crate) fn timelines_of(backend: &dyn DeviceIpc, device: DeviceOrdinal) -> Result<&dyn DeviceTimelines> {
+    let usable = backend.capabilities(device)?.timelines;
+    backend.timelines().filter(|_| usable).ok_or_else(|| Error::Unsupported {
+        backend: backend.info().name,
+        what: format!("let streams of device {device} write and wait on words"),
+        why: "the device, or this driver, has no stream memory operations; order by events, or synchronise on the host"
+            .into(),
+    })
 }

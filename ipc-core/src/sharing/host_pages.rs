@@ -9,19 +9,18 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::backend::DeviceIpc;
+use crate::backend::{DeviceIpc, timelines_of};
 use crate::model::address::DevicePtr;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::os::process::Owner;
 use crate::os::received_file;
 use crate::sharing::Runtime;
-use crate::sharing::timeline::{drop_unused_own_pages, timelines_of};
 
 /// Granularity of sizes, in bytes: whole pages on every machine with accelerators (64 KiB on some).
 pub(crate) const GRANULE: usize = 64 * 1024;
@@ -165,6 +164,9 @@ static RETIRED: Mutex<Vec<(Mapped, Vec<RegisteredPages>)>> = Mutex::new(Vec::new
 /// Number of timelines of this process that have not ended.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
+/// Drops pages that no timeline uses. Called once no timeline is live.
+static DROP_UNUSED: OnceLock<fn()> = OnceLock::new();
+
 /// Bytes that are pinned for copies, those of retired pages included.
 static PINNED: AtomicUsize = AtomicUsize::new(0);
 
@@ -193,6 +195,11 @@ pub(crate) fn any_timeline_is_live() -> bool {
     LIVE.load(Ordering::Acquire) != 0
 }
 
+/// Has pages that no timeline uses dropped by this function, whenever no timeline is live any longer.
+pub(crate) fn drop_unused_by(drop_unused: fn()) {
+    let _ = DROP_UNUSED.set(drop_unused);
+}
+
 /// Counts a timeline that has begun.
 pub(crate) fn timeline_begun() {
     LIVE.fetch_add(1, Ordering::AcqRel);
@@ -200,8 +207,10 @@ pub(crate) fn timeline_begun() {
 
 /// Counts a timeline that has ended. Called once for each that has begun.
 pub(crate) fn timeline_ended() {
-    if LIVE.fetch_sub(1, Ordering::AcqRel) == 1 {
-        drop_unused_own_pages();
+    if LIVE.fetch_sub(1, Ordering::AcqRel) == 1
+        && let Some(drop_unused) = DROP_UNUSED.get()
+    {
+        drop_unused();
     }
     take_down_retired();
 }

@@ -1,6 +1,7 @@
 //! Errors of tensor layouts.
 
-use super::{Dtype, MAX_DIMENSIONS};
+use super::Dtype;
+use super::numbers::{MAX_DIMENSIONS, MAX_REPEATED_BYTES};
 use crate::model::remedy::Remedy;
 
 /// The reason why a layout is invalid, or does not fit its region or view.
@@ -98,7 +99,7 @@ pub enum LayoutError {
     #[error(
         "the tensor has {bytes} B of elements in {memory} B of memory, as its strides repeat elements (shape {shape:?}, strides \
          {strides:?}), and at most {limit} B of repeated elements are copied to the host; view its bytes (view_bytes), and repeat \
-         them there", limit = super::gather::MAX_REPEATED_BYTES
+         them there", limit = MAX_REPEATED_BYTES
     )]
     Repeated {
         /// The size of all elements in bytes.

@@ -1,10 +1,7 @@
 //! Gathering of the elements of a strided tensor.
 
+use super::numbers::MAX_REPEATED_BYTES;
 use super::{LayoutError, TensorLayout};
-
-/// Maximum size in bytes of the gathered elements of a tensor that repeats elements, as a stride of 0 does. A tensor without
-/// repeated elements is limited by its memory instead.
-pub(crate) const MAX_REPEATED_BYTES: u64 = 64 << 20;
 
 impl TensorLayout {
     /// Returns the size of the gathered elements in bytes. The exporter states the layout, so the size is limited: by the

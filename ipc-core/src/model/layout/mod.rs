@@ -15,6 +15,7 @@ mod tensor_layout;
 pub use bool::Bool;
 pub use dtype::{Dtype, Element};
 pub use error::LayoutError;
-pub use tensor_layout::{MAX_DIMENSIONS, TensorLayout};
+pub use numbers::MAX_DIMENSIONS;
+pub use tensor_layout::TensorLayout;
 
 pub(crate) use tensor_layout::check_alignment;

@@ -1,8 +1,15 @@
-//! Shape and strides of a tensor in one vector.
+//! Shape and strides of a tensor in one vector, and their limits.
 
 use std::fmt;
 
 use smallvec::{SmallVec, smallvec};
+
+/// Maximum number of dimensions of a layout (as in NumPy and PyTorch).
+pub const MAX_DIMENSIONS: usize = 64;
+
+/// Maximum size in bytes of the gathered elements of a tensor that repeats elements, as a stride of 0 does. A tensor without
+/// repeated elements is limited by its memory instead.
+pub(crate) const MAX_REPEATED_BYTES: u64 = 64 << 20;
 
 /// Maximum number of dimensions that need no allocation.
 const INLINE: usize = 4;

@@ -4,12 +4,9 @@ use std::fmt;
 
 use serde::ser::{Serialize, SerializeStruct as _, Serializer};
 
-use super::numbers::Numbers;
+use super::numbers::{MAX_DIMENSIONS, Numbers};
 use super::{Dtype, LayoutError};
 use crate::model::address::DeviceRange;
-
-/// Maximum number of dimensions of a layout (as in NumPy and PyTorch).
-pub const MAX_DIMENSIONS: usize = 64;
 
 /// Element type, shape, strides and offset of a tensor in a region.
 ///

@@ -4,11 +4,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::counters::{SharedCounters, Slot};
-use crate::backend::DeviceIpc;
 use crate::backend::stream::BorrowedStream;
+use crate::backend::{DeviceIpc, timelines_of};
 use crate::model::error::Result;
 use crate::sharing::RuntimeRef;
-use crate::sharing::timeline::{ENDED, OwnCounter, Poison, Termination, Timeline, timelines_of};
+use crate::sharing::timeline::{ENDED, OwnCounter, Poison, Termination, Timeline};
 
 /// The counters of both ends, from the view of one.
 pub(super) struct ReadySignals {

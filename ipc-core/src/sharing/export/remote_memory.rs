@@ -4,9 +4,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::Shared;
-use crate::backend::engine::{RegisteredMemory, TransferEngine, TransferMemory};
-use crate::backend::with_device_context;
+use crate::backend::engine::{MemorySpace, RegisteredMemory, TransferEngine, TransferMemory};
+use crate::backend::{DeviceIpc, with_device_context};
+use crate::model::address::DeviceRange;
+use crate::model::device::DeviceOrdinal;
 use crate::model::error::Result;
 use crate::transport::{ServerId, TcpServer};
 
@@ -33,35 +34,31 @@ impl RemoteMemory {
     pub(crate) fn server(&self) -> ServerId {
         self.server.id()
     }
-}
 
-impl Shared {
     /// Registers the regions, unless they are registered. Returns the metadata of each.
-    pub(crate) fn register(&self) -> Result<Vec<Vec<u8>>> {
-        let (Some(remote), Some((backend, device))) = (&self.remote, self.place()) else {
-            return Ok(Vec::new());
-        };
-        let mut registered = remote.registered.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn register(
+        &self,
+        backend: &dyn DeviceIpc,
+        device: DeviceOrdinal,
+        ranges: &[DeviceRange],
+    ) -> Result<Vec<Vec<u8>>> {
+        let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
         let regions = match &*registered {
             Some(regions) => regions,
             None => {
-                let register = || self.register_with(&*remote.engine, backend.transfer_space(device));
-                registered.insert(with_device_context(&**backend, device, register)?)
+                let register = || self.register_with(backend.transfer_space(device), ranges);
+                registered.insert(with_device_context(backend, device, register)?)
             }
         };
         Ok(regions.iter().map(|region| region.metadata().to_vec()).collect())
     }
 
-    fn register_with(
-        &self,
-        engine: &dyn TransferEngine,
-        space: crate::backend::engine::MemorySpace,
-    ) -> Result<Regions> {
-        let regions = self.regions.iter().map(|range| {
+    fn register_with(&self, space: MemorySpace, ranges: &[DeviceRange]) -> Result<Regions> {
+        let regions = ranges.iter().map(|range| {
             let memory = TransferMemory { space, address: range.ptr.get(), len: range.len };
             // SAFETY: the owner keeps the region allocated and is dropped after the registration. A lease, which keeps the
             // owner, ends only after the importer has reported the end of its transfers, or its time limit has passed.
-            unsafe { engine.register(memory) }
+            unsafe { self.engine.register(memory) }
         });
         regions.collect()
     }

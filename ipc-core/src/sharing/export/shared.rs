@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use super::RemoteMemory;
+use super::remote_memory::RemoteMemory;
 use crate::backend::{DeviceEvent, DeviceIpc, Exported, HandleBytes, HandleKind, HandleKindInfo};
 use crate::model::address::{DeviceRange, Extent};
 use crate::model::device::DeviceOrdinal;
@@ -148,6 +148,14 @@ impl Shared {
     pub(super) fn place(&self) -> Option<(&Arc<dyn DeviceIpc>, DeviceOrdinal)> {
         let allocation = self.allocations.first()?;
         Some((&allocation.backend, allocation.extent.allocation.device))
+    }
+
+    /// Registers the regions for importers of other hosts, unless they are registered. Returns the metadata of each.
+    pub(crate) fn register(&self) -> Result<Vec<Vec<u8>>> {
+        match (&self.remote, self.place()) {
+            (Some(remote), Some((backend, device))) => remote.register(&**backend, device, &self.regions),
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// Counts the allocations as kept until this is dropped.

@@ -40,18 +40,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 use super::Returned;
-use super::page::{Word, timelines_of};
-use super::slots::TimelineSlot;
+use super::page::{ENDED, Side, TimelineSlot, Word};
 use super::{TIMELINE_END, check_range};
 use crate::backend::stream::BorrowedStream;
-use crate::backend::{DeviceIpc, check_backend};
+use crate::backend::{DeviceIpc, check_backend, timelines_of};
 use crate::model::error::{Error, Result};
 use crate::os::process::Owner;
 use crate::sharing::host_pages::timeline_ended;
-
-/// The value of a word whose timeline has ended: it satisfies every wait, as words are compared by their signed difference
-/// and a word is a base and a value, both below [`TIMELINE_END`].
-pub(crate) const ENDED: u64 = i64::MAX as u64;
 
 /// The value of [`Word::Ready`], above its base, when the bytes are ready.
 pub(super) const READY: u64 = 1;
@@ -61,13 +56,6 @@ pub(super) const NOT_ENDED: u64 = u64::MAX;
 
 /// A bit of [`Endpoint::uses`]: no operation touches the words any longer.
 const SEALED: u32 = 1 << 31;
-
-/// The role of this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
-    Exporter,
-    Importer,
-}
 
 /// The reason for which a timeline ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

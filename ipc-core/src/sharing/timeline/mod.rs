@@ -18,19 +18,18 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 pub(crate) use crate::wire::Returned;
-pub(crate) use endpoint::{ENDED, Endpoint, Side, Termination};
+pub(crate) use endpoint::{Endpoint, Termination};
 pub(crate) use follow_ups::{Finish, FollowUp, FollowUps, Poison};
-pub(crate) use own::{OwnCounter, drop_unused_own_pages, note_own_slot, return_own_slot, take_own_slot};
-pub(crate) use page::{SLOTS, Word, WordPage};
-pub(crate) use slots::{Slots, TimelineSlot};
+pub(crate) use own::{OwnCounter, note_own_slot, return_own_slot, take_own_slot};
+pub(crate) use page::{ENDED, SLOTS, Side, TimelineSlot, Word, WordPage};
+pub(crate) use slots::Slots;
 
-use crate::backend::DeviceIpc;
 use crate::backend::stream::{AsStream, BorrowedStream};
+use crate::backend::{DeviceIpc, timelines_of};
 use crate::model::error::{Error, Result};
 use crate::os::wait_for_words;
 use crate::sharing::host_pages::timeline_begun;
 use crate::transport::check_may_wait;
-pub(crate) use page::timelines_of;
 pub(crate) use ring::{Publication, RingStart, Seen};
 
 use endpoint::READY;

@@ -6,17 +6,23 @@
 use std::ops::Deref;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use super::slots::{Slots, TimelineSlot};
-use super::{Endpoint, Side, Termination, Timeline};
+use super::Timeline;
+use super::endpoint::{Endpoint, Termination};
+use super::page::{Side, TimelineSlot};
+use super::slots::Slots;
 use crate::backend::DeviceIpc;
 use crate::backend::stream::BorrowedStream;
 use crate::model::error::Result;
 use crate::os::process::Owner;
 use crate::sharing::Runtime;
+use crate::sharing::host_pages::{any_timeline_is_live, drop_unused_by};
 use crate::wire::Returned;
 
 /// The slots of this process alone, by the address of their timeline's state.
-static OWN: LazyLock<Mutex<Slots<usize>>> = LazyLock::new(|| Mutex::new(Slots::new(false)));
+static OWN: LazyLock<Mutex<Slots<usize>>> = LazyLock::new(|| {
+    drop_unused_by(drop_unused_pages);
+    Mutex::new(Slots::new(false))
+});
 
 fn lock() -> MutexGuard<'static, Slots<usize>> {
     OWN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -50,13 +56,13 @@ fn give_back(timeline: &Timeline, returned: Returned) {
     own.returned(key, returned);
     own.give_back(key);
     drop(own);
-    drop_unused_own_pages();
+    drop_unused_pages();
 }
 
 /// Drops the pages of this process alone that no timeline uses. While any timeline is live a device does not forget a page,
 /// so pages are kept then, to be used again.
-pub(crate) fn drop_unused_own_pages() {
-    if crate::sharing::host_pages::any_timeline_is_live() {
+fn drop_unused_pages() {
+    if any_timeline_is_live() {
         return;
     }
     if let Ok(mut own) = OWN.try_lock() {

@@ -1,4 +1,4 @@
-//! Counter pages: words that two processes and their devices share.
+//! Counter pages: words that two processes and their devices share, in slots.
 
 #![allow(unsafe_code, reason = "words in shared memory")]
 
@@ -6,8 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-use super::{ENDED, Side};
-use crate::backend::{DeviceIpc, DeviceTimelines};
+use crate::backend::DeviceIpc;
 use crate::model::address::DevicePtr;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
@@ -36,6 +35,17 @@ pub(crate) enum Word {
     /// Written by the exporter's host, for a ring: the total number of publications, once it is known.
     Total = 200,
 }
+
+/// The role of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Exporter,
+    Importer,
+}
+
+/// The value of a word whose timeline has ended: it satisfies every wait, as words are compared by their signed difference
+/// and a word is a base and a value, both below [`TIMELINE_END`](super::TIMELINE_END).
+pub(crate) const ENDED: u64 = i64::MAX as u64;
 
 /// A page in shared memory, mapped here, and known to the devices whose streams have used it.
 #[derive(Debug)]
@@ -121,15 +131,37 @@ impl WordPage {
     }
 }
 
-/// Returns the backend's timelines, where the device supports them.
-pub(crate) fn timelines_of(backend: &dyn DeviceIpc, device: DeviceOrdinal) -> Result<&dyn DeviceTimelines> {
-    let usable = backend.capabilities(device)?.timelines;
-    backend.timelines().filter(|_| usable).ok_or_else(|| Error::Unsupported {
-        backend: backend.info().name,
-        what: format!("let streams of device {device} write and wait on words"),
-        why: "the device, or this driver, has no stream memory operations; order by events, or synchronise on the host"
-            .into(),
-    })
+/// A slot in one of its lives.
+#[derive(Clone, Debug)]
+pub(crate) struct TimelineSlot {
+    pub(crate) page: Arc<WordPage>,
+    pub(crate) slot: u32,
+    /// Value of the words at which the counters of this life are 0. Below [`TIMELINE_END`](super::TIMELINE_END).
+    pub(crate) base: u64,
+}
+
+impl TimelineSlot {
+    /// The slot of a page that is used for one life only.
+    pub(crate) const fn first(page: Arc<WordPage>, slot: u32) -> Self {
+        Self { page, slot, base: 0 }
+    }
+
+    /// Sets the words to the base.
+    pub(super) fn begin_life(&self) {
+        for word in [Word::Start, Word::Total] {
+            self.page.word(self.slot, word).store(0, Ordering::Release);
+        }
+        for word in [Word::Ready, Word::FromExporter, Word::FromImporter] {
+            self.page.word(self.slot, word).store(self.base, Ordering::Release);
+        }
+    }
+
+    /// Satisfies every wait, also one that a stream has yet to reach.
+    pub(super) fn end_life(&self) {
+        for word in [Word::Ready, Word::FromExporter, Word::FromImporter] {
+            self.page.word(self.slot, word).store(ENDED, Ordering::Release);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -10,10 +10,10 @@
 //! ended. So these hazards have to be excluded before the next lease gets the slot:
 //!
 //! * *A write of the exporter is still in flight* (its counter, or the ready word). The exporter compares the words with
-//!   the last value that was submitted. The importer may have replaced an arrived value by [`ENDED`]; it reports the value
+//!   the last value that was submitted. The importer may have replaced an arrived value by [`ENDED`](super::ENDED); it reports the value
 //!   that it replaced ([`Returned::seen`]).
 //! * *A write of the importer is still in flight.* The importer reports the last value that it has submitted
-//!   ([`Returned::signalled`]); the exporter compares it with the word, or with the value that it replaced by [`ENDED`].
+//!   ([`Returned::signalled`]); the exporter compares it with the word, or with the value that it replaced by [`ENDED`](super::ENDED).
 //! * *A wait of either side has not been reached by its stream.* Neither side can observe this without one more operation for
 //!   each wait. Instead each life of a slot has a base: the words begin at the base, and counters are added to it. The
 //!   base of the next life is at least every value that was awaited in this one ([`Returned::awaited`] is the importer's
@@ -32,11 +32,12 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::Hash;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::{ENDED, Endpoint, SLOTS, TIMELINE_END, Timeline, Word, WordPage};
+use super::endpoint::Endpoint;
+use super::page::{SLOTS, TimelineSlot, WordPage};
+use super::{TIMELINE_END, Timeline};
 use crate::model::error::{Error, Result};
 use crate::os::log::Throttle;
 use crate::sharing::Runtime;
@@ -58,38 +59,6 @@ const LOOKED_AT: usize = 16;
 
 /// An empty page is dropped when other pages have this many free slots: not at each turn around a page's boundary.
 const FREE_ELSEWHERE: usize = 64;
-
-/// A slot in one of its lives.
-#[derive(Clone, Debug)]
-pub(crate) struct TimelineSlot {
-    pub(crate) page: Arc<WordPage>,
-    pub(crate) slot: u32,
-    /// Value of the words at which the counters of this life are 0. Below [`TIMELINE_END`].
-    pub(crate) base: u64,
-}
-
-impl TimelineSlot {
-    /// The slot of a page that is used for one life only.
-    pub(crate) const fn first(page: Arc<WordPage>, slot: u32) -> Self {
-        Self { page, slot, base: 0 }
-    }
-
-    fn begin_life(&self) {
-        for word in [Word::Start, Word::Total] {
-            self.page.word(self.slot, word).store(0, Ordering::Release);
-        }
-        for word in [Word::Ready, Word::FromExporter, Word::FromImporter] {
-            self.page.word(self.slot, word).store(self.base, Ordering::Release);
-        }
-    }
-
-    /// Satisfies every wait, also one that a stream has yet to reach.
-    pub(super) fn end_life(&self) {
-        for word in [Word::Ready, Word::FromExporter, Word::FromImporter] {
-            self.page.word(self.slot, word).store(ENDED, Ordering::Release);
-        }
-    }
-}
 
 /// The slots of one peer, by a key of their users.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::*;
@@ -13,7 +13,7 @@ use crate::backend::{
 };
 use crate::model::address::{DevicePtr, DeviceRange, Extent};
 use crate::model::device::{DeviceInfo, DeviceOrdinal};
-use crate::sharing::timeline::{Side, Termination};
+use crate::sharing::timeline::{ENDED, Side, Termination, Word};
 
 /// A driver without memory, whose streams do nothing.
 #[derive(Default)]
