@@ -61,7 +61,7 @@ const AHEAD: u32 = 16;
 const ATTEMPTS: u32 = 8;
 
 /// An atomic word of a page. The model checker has a type of its own.
-pub(crate) trait Word {
+pub(crate) trait AtomicWord {
     /// Loads it, with acquire ordering.
     fn load(&self) -> u32;
     /// Replaces it, with acquire and release ordering. Returns the value before.
@@ -74,7 +74,7 @@ pub(crate) trait Word {
 
 macro_rules! word {
     ($atomic:ty) => {
-        impl Word for $atomic {
+        impl AtomicWord for $atomic {
             fn load(&self) -> u32 {
                 self.load(Ordering::Acquire)
             }
@@ -99,7 +99,7 @@ word!(AtomicU32);
 word!(loom::sync::atomic::AtomicU32);
 
 /// The importer's: no mapping uses the lease any longer; device work has finished or not. Returns whether to notify the exporter.
-pub(crate) fn rest(word: &impl Word, finished: bool) -> bool {
+pub(crate) fn rest(word: &impl AtomicWord, finished: bool) -> bool {
     let before = word.swap(if finished { IDLE } else { DRAINING });
     if before & DROPPED != 0 {
         word.set(DROPPED);
@@ -108,7 +108,7 @@ pub(crate) fn rest(word: &impl Word, finished: bool) -> bool {
 }
 
 /// The importer's: uses the lease again. Returns whether to notify the exporter; `None` where the exporter has reclaimed it.
-pub(crate) fn resume(word: &impl Word) -> Option<bool> {
+pub(crate) fn resume(word: &impl AtomicWord) -> Option<bool> {
     let mut expected = IDLE;
     for _ in 0..ATTEMPTS {
         match word.exchange(expected, IN_USE | expected & DROPPED) {
@@ -121,7 +121,7 @@ pub(crate) fn resume(word: &impl Word) -> Option<bool> {
 }
 
 /// The exporter's: ends the lease if it is idle. Returns whether it was.
-pub(crate) fn reclaim(word: &impl Word) -> bool {
+pub(crate) fn reclaim(word: &impl AtomicWord) -> bool {
     let mut expected = IDLE;
     for _ in 0..ATTEMPTS {
         match word.exchange(expected, RECLAIMED | expected & DROPPED) {
@@ -134,21 +134,21 @@ pub(crate) fn reclaim(word: &impl Word) -> bool {
 }
 
 /// The exporter's: requests a notification of the next change.
-pub(crate) fn watch(word: &impl Word) {
+pub(crate) fn watch(word: &impl AtomicWord) {
     word.set(WATCHED);
 }
 
 /// The exporter's: states that the export has been dropped.
-pub(crate) fn note_drop(word: &impl Word) {
+pub(crate) fn note_drop(word: &impl AtomicWord) {
     word.set(DROPPED);
 }
 
 /// The exporter's: returns whether the importer has not used the lease yet, which began ahead of its open.
-pub(crate) fn is_ahead(word: &impl Word) -> bool {
+pub(crate) fn is_ahead(word: &impl AtomicWord) -> bool {
     word.load() & (STATE | AHEAD) == IDLE | AHEAD
 }
 
-fn state(word: &impl Word) -> LeaseState {
+fn state(word: &impl AtomicWord) -> LeaseState {
     match word.load() & STATE {
         DRAINING => LeaseState::Draining,
         IDLE => LeaseState::Idle,

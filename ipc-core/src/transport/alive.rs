@@ -24,7 +24,7 @@ struct Node {
 
 /// `struct robust_list_head` of `linux/futex.h`, and the list's only node.
 #[repr(C)]
-struct List {
+struct RobustList {
     first: Node,
     /// Offset of a node's word, from the node.
     offset: c_long,
@@ -35,7 +35,7 @@ struct List {
 /// Ties the word to the calling thread for the rest of its life. The thread must not use robust mutexes, and the word stays
 /// mapped until the process ends. Where the kernel does not support it the word stays 0, which means unknown.
 pub(super) fn tie_to_this_thread(word: &'static AtomicU32) {
-    let list = Box::into_raw(Box::new(List {
+    let list = Box::into_raw(Box::new(RobustList {
         first: Node { next: ptr::null_mut() },
         offset: 0,
         pending: ptr::null_mut(),

@@ -69,7 +69,7 @@ pub(crate) struct Head<'a> {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Item<'a> {
     pub(crate) descriptor: DescriptorBytes<'a>,
-    pub(crate) grants: Grants,
+    pub(crate) grants: GrantTokens,
 }
 
 /// A descriptor in its binary form.
@@ -92,15 +92,15 @@ impl<'de> Deserialize<'de> for DescriptorBytes<'_> {
 
 /// A token for each part of an export, or none.
 #[derive(Debug)]
-pub(crate) struct Grants(pub(crate) OneOrMany<Token>);
+pub(crate) struct GrantTokens(pub(crate) OneOrMany<Token>);
 
-impl Serialize for Grants {
+impl Serialize for GrantTokens {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         self.0.serialize(serializer)
     }
 }
 
-impl<'de> Deserialize<'de> for Grants {
+impl<'de> Deserialize<'de> for GrantTokens {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         let read = AtMost::<Token, OneOrMany<Token>>(MAX_REGIONS_SECTIONS, PhantomData);
         deserializer.deserialize_seq(read).map(Self)
@@ -253,7 +253,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 
 /// The message of a packet of this process, for a relay.
 #[derive(Debug)]
-pub(crate) enum Contents<'a> {
+pub(crate) enum PacketMessage<'a> {
     Whole(&'a [u8]),
     InFile(std::fs::File, u64),
     /// The packet is a wake-up.
@@ -265,12 +265,12 @@ pub(crate) enum Contents<'a> {
 /// # Errors
 ///
 /// [`Error::Io`] if the file was not received because this process has no file descriptors left.
-pub(crate) fn contents_of(packet: &[u8], fds: impl PacketFiles) -> Result<Contents<'_>> {
+pub(crate) fn message_of(packet: &[u8], fds: impl PacketFiles) -> Result<PacketMessage<'_>> {
     let (frame, rest) = postcard::take_from_bytes::<Frame>(packet).map_err(unwritten)?;
     Ok(match frame {
-        Frame::Whole => Contents::Whole(rest),
-        Frame::InFile { bytes } => Contents::InFile(file_of(fds)?.into(), bytes),
-        Frame::End | Frame::Look | Frame::File => Contents::None,
+        Frame::Whole => PacketMessage::Whole(rest),
+        Frame::InFile { bytes } => PacketMessage::InFile(file_of(fds)?.into(), bytes),
+        Frame::End | Frame::Look | Frame::File => PacketMessage::None,
     })
 }
 

@@ -30,20 +30,20 @@ use crate::wire::descriptor::Descriptor;
 #[must_use = "nothing is sent before Channel::send"]
 pub struct Message<'a> {
     bytes: Cow<'a, [u8]>,
-    pub(super) parts: Vec<Part<'a>>,
+    pub(super) parts: Vec<MessagePart<'a>>,
     pub(super) ready: Vec<BorrowedStream<'a>>,
 }
 
 /// An export that a message carries.
 #[derive(Clone)]
-pub(super) enum Part<'a> {
+pub(super) enum MessagePart<'a> {
     /// With grants: it can be opened although the export has been dropped.
     Export(MessageExport<'a>),
     /// Of any process, without a grant.
     Descriptor(Cow<'a, Descriptor>),
 }
 
-impl Part<'_> {
+impl MessagePart<'_> {
     pub(super) fn descriptor(&self) -> &Descriptor {
         match self {
             Self::Export(export) => export.get().descriptor(),
@@ -151,13 +151,13 @@ impl<'a> Message<'a> {
     /// The export may be dropped as soon as the message has been sent: the message contains grants, which keep the memory
     /// until the receiver has opened or discarded it, or has terminated.
     pub fn export(mut self, export: impl Into<MessageExport<'a>>) -> Self {
-        self.parts.push(Part::Export(export.into()));
+        self.parts.push(MessagePart::Export(export.into()));
         self
     }
 
     /// Adds memory that any process shares, as a plain descriptor without a grant: its exporter must keep it.
     pub fn descriptor(mut self, descriptor: impl Into<Cow<'a, Descriptor>>) -> Self {
-        self.parts.push(Part::Descriptor(descriptor.into()));
+        self.parts.push(MessagePart::Descriptor(descriptor.into()));
         self
     }
 
@@ -174,7 +174,7 @@ impl<'a> Message<'a> {
 
     /// Returns the bytes that count as in flight: the payload, and the memory that the grants keep allocated.
     pub(super) fn bytes_in_flight(&self) -> u64 {
-        let granted = self.parts.iter().filter(|part| matches!(part, Part::Export(_)));
+        let granted = self.parts.iter().filter(|part| matches!(part, MessagePart::Export(_)));
         granted.fold(self.bytes.len() as u64, |sum, part| sum.saturating_add(part.descriptor().len()))
     }
 

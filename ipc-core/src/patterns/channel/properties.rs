@@ -13,7 +13,7 @@ use crate::model::placement::DeviceMap;
 use crate::transport::socket::ReceivedFds;
 use crate::wire::Token;
 use crate::wire::channel::{
-    DescriptorBytes, Grants, Head, IncomingPacket, Item, MAX_ENDED_GRANTS, MAX_MESSAGE_TENSORS,
+    DescriptorBytes, GrantTokens, Head, IncomingPacket, Item, MAX_ENDED_GRANTS, MAX_MESSAGE_TENSORS,
     MAX_PACKET_BYTES, OutgoingPacket, read, read_message,
 };
 use crate::wire::descriptor::{DescribedRegion, ExportId, MAX_REGIONS_SECTIONS, Memory};
@@ -73,7 +73,7 @@ fn head(tensors: usize, grants: bool) -> Head<'static> {
     let grant = grants.then(|| Token::from_bytes([0x77; 16]));
     let item = || Item {
         descriptor: DescriptorBytes(Cow::Owned(plain_descriptor())),
-        grants: Grants(grant.into_iter().collect()),
+        grants: GrantTokens(grant.into_iter().collect()),
     };
     let ended = vec![(ExportId(3), Token::from_bytes([0x88; 16])); tensors.min(4)];
     Head {
@@ -100,7 +100,7 @@ fn item() -> impl Strategy<Value = Item<'static>> {
 fn bundle() -> impl Strategy<Value = Item<'static>> {
     vec(any::<[u8; 16]>(), 0..=MAX_REGIONS_SECTIONS).prop_map(|grants| Item {
         descriptor: DescriptorBytes(Cow::Owned(plain_tensors())),
-        grants: Grants(grants.into_iter().map(Token::from_bytes).collect()),
+        grants: GrantTokens(grants.into_iter().map(Token::from_bytes).collect()),
     })
 }
 
@@ -112,7 +112,7 @@ fn tensor() -> impl Strategy<Value = Item<'static>> {
         });
         Item {
             descriptor: DescriptorBytes(Cow::Owned(descriptor)),
-            grants: Grants(grant.into_iter().map(Token::from_bytes).collect()),
+            grants: GrantTokens(grant.into_iter().map(Token::from_bytes).collect()),
         }
     })
 }
@@ -179,7 +179,7 @@ fn too_long_lists_are_rejected() {
     let more = encoded(&head(MAX_MESSAGE_TENSORS + 1, false));
     assert!(postcard::from_bytes::<Head<'_>>(&more).is_err());
     let grants = |count: usize| {
-        let grants = Grants(vec![Token::from_bytes([1; 16]); count].into_iter().collect());
+        let grants = GrantTokens(vec![Token::from_bytes([1; 16]); count].into_iter().collect());
         let descriptor = DescriptorBytes(Cow::Owned(plain_tensors()));
         encoded(&Head { items: vec![Item { descriptor, grants }], ..head(0, false) })
     };

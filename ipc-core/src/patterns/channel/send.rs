@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::connection::ChannelConnection;
 use super::counters::{Direction, Slot};
 use super::inbox::PutResult;
-use super::message::{Message, Part, TrySendError};
+use super::message::{Message, MessagePart, TrySendError};
 use super::progress::SendState;
 use crate::backend::stream::BorrowedStream;
 use crate::model::error::{Error, Result};
@@ -23,7 +23,7 @@ use crate::sharing::export::{Bearer, check_backend};
 use crate::transport::{Deadline, socket};
 use crate::wire::Token;
 use crate::wire::channel::MAX_MESSAGE_TENSORS;
-use crate::wire::channel::{DescriptorBytes, Grants, Head, Item, OutgoingPacket};
+use crate::wire::channel::{DescriptorBytes, GrantTokens, Head, Item, OutgoingPacket};
 use crate::wire::descriptor::ExportId;
 
 /// Maximum time for which a call that does not wait waits for another thread's call.
@@ -58,15 +58,15 @@ impl PendingGrants<'_> {
     }
 
     /// Encodes a part of the message with its grants.
-    fn item<'p>(&mut self, part: &'p Part<'p>, bearer: &Bearer) -> Result<Item<'p>> {
+    fn item<'p>(&mut self, part: &'p MessagePart<'p>, bearer: &Bearer) -> Result<Item<'p>> {
         let descriptor = part.descriptor();
         let grants = match part {
-            Part::Export(_) => {
+            MessagePart::Export(_) => {
                 descriptor.exports().map(|export| self.grant(export, bearer)).collect::<Result<_>>()?
             }
-            Part::Descriptor(_) => OneOrMany::NONE,
+            MessagePart::Descriptor(_) => OneOrMany::NONE,
         };
-        Ok(Item { descriptor: DescriptorBytes(Cow::Borrowed(descriptor)), grants: Grants(grants) })
+        Ok(Item { descriptor: DescriptorBytes(Cow::Borrowed(descriptor)), grants: GrantTokens(grants) })
     }
 
     fn grant(&mut self, export: ExportId, bearer: &Bearer) -> Result<Token> {

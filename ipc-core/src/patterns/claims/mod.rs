@@ -59,7 +59,7 @@ const ATTEMPTS: u32 = 64;
 struct SharedTable(HostPages);
 
 /// The words of a ticket.
-struct Entry<'a> {
+struct TicketEntry<'a> {
     /// 0 if it is free.
     ticket: &'a AtomicU64,
     claims: &'a AtomicU64,
@@ -77,13 +77,13 @@ impl SharedTable {
         self.word(0)
     }
 
-    fn entry(&self, position: u64) -> Entry<'_> {
+    fn entry(&self, position: u64) -> TicketEntry<'_> {
         let first = 2 * (1 + position as usize);
-        Entry { ticket: self.word(first), claims: self.word(first + 1) }
+        TicketEntry { ticket: self.word(first), claims: self.word(first + 1) }
     }
 
     /// Returns the entry of a ticket.
-    fn find(&self, ticket: u64) -> Option<Entry<'_>> {
+    fn find(&self, ticket: u64) -> Option<TicketEntry<'_>> {
         let mut entries = candidates(ticket).map(|position| self.entry(position));
         entries.find(|entry| ticket != 0 && entry.ticket.load(Ordering::Acquire) == ticket)
     }
@@ -94,7 +94,7 @@ fn candidates(ticket: u64) -> impl Iterator<Item = u64> {
     (0..CANDIDATES).map(move |next| (ticket % ENTRIES + next) % ENTRIES)
 }
 
-impl Entry<'_> {
+impl TicketEntry<'_> {
     /// Changes the claims of a ticket. Returns `false` if it has ended, or `change` returns `None`.
     fn change(&self, ticket: u64, change: impl Fn(u64) -> Option<u64>) -> bool {
         for _ in 0..ATTEMPTS {

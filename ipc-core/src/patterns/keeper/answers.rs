@@ -42,11 +42,11 @@ struct Answering {
     /// The number and the descriptor of the listener, as the poller watches it.
     number: u64,
     readable: OwnedFd,
-    state: Mutex<State>,
+    state: Mutex<AnswerState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct AnswerState {
     /// `None` after the keeper was dropped.
     listener: Option<Listener>,
     is_handed_over: bool,
@@ -64,7 +64,7 @@ impl Answers {
         let readable =
             readable.map_err(|error| Error::io("duplicating the descriptor of a listener", error))?;
         let number = new_socket_number();
-        let state = State { listener: Some(listener), is_handed_over: false, expires: None };
+        let state = AnswerState { listener: Some(listener), is_handed_over: false, expires: None };
         let answering = Arc::new(Answering { runtime, current, number, readable, state: Mutex::new(state) });
         runtime.check()?.poller.watch_socket(number, Arc::clone(&answering) as _, 0)?;
         Ok(Self(answering))
@@ -99,19 +99,19 @@ impl Drop for Answers {
     }
 }
 
-impl State {
+impl AnswerState {
     fn listener(&mut self) -> &mut Listener {
         self.listener.as_mut().expect("the guard exists")
     }
 }
 
 impl Answering {
-    fn lock(&self) -> Result<MutexGuard<'_, State>> {
+    fn lock(&self) -> Result<MutexGuard<'_, AnswerState>> {
         self.runtime.check()?;
         Ok(self.state())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, AnswerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -125,7 +125,7 @@ impl Answering {
         static WARNINGS: Throttle = Throttle::new();
         let Some(runtime) = self.runtime.here() else { return };
         let mut state = self.state();
-        let State { listener: Some(listener), is_handed_over: false, .. } = &*state else { return };
+        let AnswerState { listener: Some(listener), is_handed_over: false, .. } = &*state else { return };
         let mut answers = (0..MAX_ANSWERS).map(|_| self.answer_next(listener));
         let Some(Err(error)) = answers.find(|answered| !matches!(answered, Ok(true))) else {
             self.expire(&mut state, runtime);
@@ -140,7 +140,7 @@ impl Answering {
     }
 
     /// Removes the connections without a hello once their time has passed, whether or not others connect.
-    fn expire(self: &Arc<Self>, state: &mut State, runtime: &Runtime) {
+    fn expire(self: &Arc<Self>, state: &mut AnswerState, runtime: &Runtime) {
         if state.expires.is_none() {
             state.expires = state.listener.as_ref().and_then(Listener::next_expiry);
             if let Some(at) = state.expires {

@@ -19,7 +19,7 @@ use crate::os::Condvar;
 use crate::os::kill::kill_point;
 use crate::sharing::PolledReadiness;
 use crate::sharing::export::check_backend;
-use crate::sharing::import::{Mapping, OpenOptions, Opened};
+use crate::sharing::import::{Mapping, OpenOptions, Openable};
 use crate::sharing::timeline::RingStart;
 use crate::wire::ring::RingSlots;
 
@@ -323,7 +323,7 @@ impl AsRawFd for RingReader {
     }
 }
 
-impl Opened for RingReader {
+impl Openable for RingReader {
     fn open(
         options: OpenOptions<'_>,
         open: impl FnOnce(&OpenOptions<'_>) -> Result<Mapping>,

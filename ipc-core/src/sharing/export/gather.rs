@@ -17,7 +17,7 @@ pub(super) struct Gathered {
     /// One part for each device.
     pub(super) parts: Vec<GatheredPart>,
     /// The place of each memory, in the order in which they were added.
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<MemoryPlace>,
 }
 
 /// The memory on one device.
@@ -39,7 +39,7 @@ pub(super) struct GatheredPart {
 
 /// The place of a memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct MemoryPlace {
     pub(super) part: usize,
     pub(super) region: usize,
     /// The offset from the start of the region's first allocation, in bytes.
@@ -88,7 +88,7 @@ impl Gathered {
 
     /// Returns the allocations of a memory.
     pub(super) fn extents_of(&self, memory: usize, range: DeviceRange) -> Vec<Extent> {
-        let Place { part, region, .. } = self.places[memory];
+        let MemoryPlace { part, region, .. } = self.places[memory];
         let extents = self.parts[part].region(region).iter();
         let lies_in = |extent: &&Extent| {
             let allocation = extent.allocation;
@@ -130,7 +130,7 @@ pub(super) fn gather(
         given_until: DevicePtr::NULL,
         allocations: 0,
     };
-    let mut places = vec![Place::default(); memories.len()];
+    let mut places = vec![MemoryPlace::default(); memories.len()];
     let mut kept = kept.into_iter();
     for of_a_device in order.chunk_by(|one, next| memories[*one].range.device == memories[*next].range.device)
     {
@@ -161,7 +161,7 @@ struct Gathering<'a> {
 
 impl Gathering<'_> {
     /// Adds a memory that begins after the start of the last one; `kept` is its allocation, if an export keeps that.
-    fn add(&mut self, memory: &Region, kept: Option<Arc<Allocation>>) -> Result<Place> {
+    fn add(&mut self, memory: &Region, kept: Option<Arc<Allocation>>) -> Result<MemoryPlace> {
         check_region(self.backend.info().name, memory)?;
         let range = memory.range;
         if self.parts.last().is_none_or(|part| part.device != range.device) {
@@ -189,7 +189,7 @@ impl Gathering<'_> {
         let begin = gathered.last_region().map_or(range.ptr, |last| last[0].allocation.ptr);
         let offset = range.ptr.offset_from(begin);
         let offset = offset.ok_or_else(|| Error::InvalidRegion("it lies before its allocation".into()))?;
-        Ok(Place { part, region: gathered.regions() - 1, offset })
+        Ok(MemoryPlace { part, region: gathered.regions() - 1, offset })
     }
 
     /// Adds allocations that are new; `kept` is the only one if it has a handle already.

@@ -19,7 +19,7 @@ use crate::sharing::{Ipc, Runtime};
 use crate::wire::descriptor::{BackendName, Contents, Descriptor, ExportId, Memory, Part, PartRegions};
 
 /// The memory of an export on one device.
-pub(super) struct DeviceMemory {
+pub(super) struct PartMemory {
     pub(super) device: DeviceOrdinal,
     /// The size of the shared memory in bytes.
     pub(super) bytes: u64,
@@ -32,7 +32,7 @@ pub(super) struct DeviceMemory {
 }
 
 /// The parts of a descriptor, with the entry of the table for each.
-pub(super) struct Parts {
+pub(super) struct DescribedParts {
     described: OneOrMany<Part>,
     exports: OneOrMany<NewExport>,
 }
@@ -45,14 +45,19 @@ pub(super) struct Prepared {
     pub(super) reach: Reach,
 }
 
-impl Parts {
+impl DescribedParts {
     pub(super) const NONE: Self = Self { described: OneOrMany::NONE, exports: OneOrMany::NONE };
 }
 
 impl<O: Send + 'static> ShareBuilder<'_, O> {
     /// Adds the memory on a further device.
-    pub(super) fn add_part(&self, runtime: &Runtime, parts: &mut Parts, memory: DeviceMemory) -> Result<()> {
-        let DeviceMemory { device, bytes, allocations, ranges, described, borrowed } = memory;
+    pub(super) fn add_part(
+        &self,
+        runtime: &Runtime,
+        parts: &mut DescribedParts,
+        memory: PartMemory,
+    ) -> Result<()> {
+        let PartMemory { device, bytes, allocations, ranges, described, borrowed } = memory;
         kill_point!("exporter:exported");
         let ready = self.ready_stream(device).map(|stream| ready_event(self.ipc, stream));
         let ready = ready.transpose()?.flatten();
@@ -88,7 +93,7 @@ impl<O: Send + 'static> ShareBuilder<'_, O> {
     pub(super) fn prepared(
         &self,
         runtime: &'static Runtime,
-        parts: Parts,
+        parts: DescribedParts,
         memory: Memory,
         reach: Reach,
     ) -> Result<Prepared> {

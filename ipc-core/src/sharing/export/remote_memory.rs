@@ -16,14 +16,14 @@ use crate::transport::{ServerId, TcpServer};
 #[derive(Debug)]
 pub(crate) struct RemoteMemory {
     /// Dropped first.
-    registered: Mutex<Option<Regions>>,
+    registered: Mutex<Option<RegisteredRegions>>,
     engine: Arc<dyn TransferEngine>,
     /// Listens as long as there is an export.
     server: Arc<TcpServer>,
 }
 
 /// The registered regions, in the order of the export's.
-type Regions = Arc<[Box<dyn RegisteredMemory>]>;
+type RegisteredRegions = Arc<[Box<dyn RegisteredMemory>]>;
 
 impl RemoteMemory {
     pub(crate) fn new(engine: Arc<dyn TransferEngine>, server: Arc<TcpServer>) -> Self {
@@ -53,7 +53,7 @@ impl RemoteMemory {
         Ok(regions.iter().map(|region| region.metadata().to_vec()).collect())
     }
 
-    fn register_with(&self, space: MemorySpace, ranges: &[DeviceRange]) -> Result<Regions> {
+    fn register_with(&self, space: MemorySpace, ranges: &[DeviceRange]) -> Result<RegisteredRegions> {
         let regions = ranges.iter().map(|range| {
             let memory = TransferMemory { space, address: range.ptr.get(), len: range.len };
             // SAFETY: the owner keeps the region allocated and is dropped after the registration. A lease, which keeps the

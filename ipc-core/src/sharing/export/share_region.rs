@@ -6,7 +6,7 @@ use super::exposure::{Exposure, ExposurePolicy};
 use super::gather::{check_region, gather_one, no_bytes, offset_in};
 use super::guard::{Export, Reach};
 use super::isolated::{isolated_copy, stand_in};
-use super::prepare::{DeviceMemory, Parts, Prepared, check_read_only};
+use super::prepare::{DescribedParts, PartMemory, Prepared, check_read_only};
 use super::share::ShareBuilder;
 use super::{BorrowedMemory, BorrowedPiece};
 use crate::backend::interop::{DeviceOwner as _, Region};
@@ -90,7 +90,7 @@ impl<O: Send + 'static> ShareBuilder<'_, O> {
             let piece = BorrowedPiece { range, allocation: region.allocation, extents };
             BorrowedMemory::new(backend, [piece])
         });
-        let memory = DeviceMemory {
+        let memory = PartMemory {
             device: range.device,
             bytes: range.len,
             allocations,
@@ -98,7 +98,7 @@ impl<O: Send + 'static> ShareBuilder<'_, O> {
             described,
             borrowed,
         };
-        let mut parts = Parts::NONE;
+        let mut parts = DescribedParts::NONE;
         self.add_part(runtime, &mut parts, memory)?;
         let memory = Memory::Region(DescribedRegion { offset, len: range.len, layout });
         self.prepared(runtime, parts, memory, Reach::Known(exposure))

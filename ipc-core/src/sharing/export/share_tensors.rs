@@ -9,7 +9,7 @@ use super::gather::Gathered;
 use super::guard::{Export, Reach};
 use super::isolated::{isolated_copy, stand_in};
 use super::owners::Owners;
-use super::prepare::{DeviceMemory, Parts, Prepared, check_read_only};
+use super::prepare::{DescribedParts, PartMemory, Prepared, check_read_only};
 use super::share::ShareBuilder;
 use super::shared::Handles;
 use super::tensor_set::{Memories, TensorSet};
@@ -63,7 +63,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
         let is_remembered = stand_ins.is_empty() && !given.any_borrowed();
         let (gathered, handles) = set.gathered(runtime, backend, given, &memories, is_remembered)?;
         let reach = self.reach(given, &gathered, &handles)?;
-        let mut parts = Parts::NONE;
+        let mut parts = DescribedParts::NONE;
         for (index, (part, allocations)) in gathered.parts.iter().zip(&handles).enumerate() {
             let with_name = |region, error| set.with_tensor_of(&gathered, index, region, error);
             if !self.access.is_writable() {
@@ -72,7 +72,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
                         .map_err(|error| with_name(Some(part.region_of(allocation)), error))?;
                 }
             }
-            let memory = DeviceMemory {
+            let memory = PartMemory {
                 device: part.device,
                 bytes: part.bytes,
                 allocations: Arc::clone(allocations),

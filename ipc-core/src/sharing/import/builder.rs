@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::copy_policy::{CopyPolicy, CopyProgress, ProgressReport};
 use super::grant::UnusedGrant;
 use super::mapping::Mapping;
-use super::open::{Addresses, Delivery, Grants, OpenOptions};
+use super::open::{Delivery, MappingAddresses, OpenOptions, UnusedGrants};
 use super::reservation::Reservation;
 use super::reserved_open::KeeperAddress;
 use crate::backend::Access;
@@ -53,13 +53,13 @@ pub struct OpenBuilder<'a, T = Mapping> {
 }
 
 /// The result of an [`OpenBuilder`].
-pub trait Opened: Sized {
+pub trait Openable: Sized {
     /// Opens the memory by `open`, with options that this type may change.
     fn open(options: OpenOptions<'_>, open: impl FnOnce(&OpenOptions<'_>) -> Result<Mapping>)
     -> Result<Self>;
 }
 
-impl Opened for Mapping {
+impl Openable for Mapping {
     #[inline]
     fn open(options: OpenOptions<'_>, open: impl FnOnce(&OpenOptions<'_>) -> Result<Self>) -> Result<Self> {
         open(&options)
@@ -109,7 +109,7 @@ impl<'a, T> OpenBuilder<'a, T> {
     }
 }
 
-impl<T: Opened> OpenBuilder<'_, T> {
+impl<T: Openable> OpenBuilder<'_, T> {
     /// Opens each tensor on its home device. Waits on the host until all tensors are ready.
     ///
     /// # Errors
@@ -178,7 +178,7 @@ impl<'a> OpenBuilder<'a> {
     /// [`Error::Descriptor`] for the grant of another export.
     pub fn grant(mut self, grant: &Grant) -> Result<Self> {
         self.options.grants =
-            Grants::Owned(grant.of_parts(self.options.descriptor, self.options.ipc.allow_list())?);
+            UnusedGrants::Owned(grant.of_parts(self.options.descriptor, self.options.ipc.allow_list())?);
         Ok(self)
     }
 
@@ -195,7 +195,7 @@ impl<'a> OpenBuilder<'a> {
     /// The method that opens returns [`Error::Unsupported`] for memory of another kind, for memory of the same process, for a
     /// [copy](Self::copy), and by backends without reserved ranges.
     pub const fn reserved(mut self) -> Self {
-        self.options.addresses = Addresses::Reserved;
+        self.options.addresses = MappingAddresses::Reserved;
         self
     }
 
@@ -212,7 +212,7 @@ impl<'a> OpenBuilder<'a> {
     /// [`Error::InvalidRegion`] for an offset that is no such multiple, for memory that exceeds the reservation, and for a device
     /// that is not the reservation's; as for [`reserved`](Self::reserved).
     pub const fn reserved_in(mut self, reservation: &'a Reservation, byte_offset: u64) -> Self {
-        self.options.addresses = Addresses::In(reservation, byte_offset);
+        self.options.addresses = MappingAddresses::In(reservation, byte_offset);
         self
     }
 
@@ -242,7 +242,7 @@ impl<'a> OpenBuilder<'a> {
 
     /// Opens by grants, one for each part, as long as they have not been used.
     pub(crate) fn by_grants(mut self, grants: &'a [UnusedGrant]) -> Self {
-        self.options.grants = Grants::Borrowed(grants);
+        self.options.grants = UnusedGrants::Borrowed(grants);
         self
     }
 

@@ -36,7 +36,7 @@ pub use mapping::Mapping;
 pub use reservation::Reservation;
 pub use tensor::Tensor;
 
-pub(crate) use builder::Opened;
+pub(crate) use builder::Openable;
 pub(crate) use grant::{GrantReturn, UnusedGrant};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use link::Link;

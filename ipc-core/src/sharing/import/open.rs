@@ -42,10 +42,10 @@ pub struct OpenOptions<'a> {
     /// The access of this process; the exporter's by default.
     pub(super) access: Option<Access>,
     pub(crate) timeout: Duration,
-    pub(super) grants: Grants<'a>,
+    pub(super) grants: UnusedGrants<'a>,
     /// Whether the memory is a ring's, which is opened by a lease, and so a timeline, that no other mapping shares.
     is_ring: bool,
-    pub(super) addresses: Addresses<'a>,
+    pub(super) addresses: MappingAddresses<'a>,
     pub(crate) copy: CopyPolicy,
     pub(super) progress: ProgressReport<'a>,
     /// The message that has brought the export.
@@ -75,13 +75,13 @@ pub(crate) trait Delivery: fmt::Debug {
 
 /// One for each part, or none.
 #[derive(Debug)]
-pub(super) enum Grants<'a> {
+pub(super) enum UnusedGrants<'a> {
     Borrowed(&'a [UnusedGrant]),
     /// On the heap: a grant is much larger than the rest of a builder.
     Owned(Vec<UnusedGrant>),
 }
 
-impl Deref for Grants<'_> {
+impl Deref for UnusedGrants<'_> {
     type Target = [UnusedGrant];
 
     fn deref(&self) -> &[UnusedGrant] {
@@ -94,7 +94,7 @@ impl Deref for Grants<'_> {
 
 /// The addresses of the mapping.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Addresses<'a> {
+pub(super) enum MappingAddresses<'a> {
     /// The driver's choice, for as long as the memory is mapped.
     Chosen,
     /// A range that the mapping keeps.
@@ -103,7 +103,7 @@ pub(super) enum Addresses<'a> {
     In(&'a Reservation, u64),
 }
 
-impl Addresses<'_> {
+impl MappingAddresses<'_> {
     const fn are_kept(self) -> bool {
         !matches!(self, Self::Chosen)
     }
@@ -116,9 +116,9 @@ impl<'a> OpenOptions<'a> {
             descriptor,
             access: None,
             timeout,
-            grants: Grants::Borrowed(&[]),
+            grants: UnusedGrants::Borrowed(&[]),
             is_ring: false,
-            addresses: Addresses::Chosen,
+            addresses: MappingAddresses::Chosen,
             copy: CopyPolicy::Never,
             progress: ProgressReport(None),
             delivery: None,
@@ -147,7 +147,7 @@ impl<'a> OpenOptions<'a> {
 
     /// Fails for a place in a reservation: the next version of a mapping takes the addresses of the mapping.
     pub(super) fn check_no_place(&self) -> Result<()> {
-        if !matches!(self.addresses, Addresses::In(..)) {
+        if !matches!(self.addresses, MappingAddresses::In(..)) {
             return Ok(());
         }
         Err(Error::Unsupported {
@@ -194,7 +194,8 @@ impl<'a> OpenOptions<'a> {
         let places = self.places(&time_limit)?;
         let opening = |index| {
             let mut opening = self.opening(index, &place, stream, &time_limit)?;
-            if let (Addresses::In(reservation, _), Some(places)) = (self.addresses, places.get(index)) {
+            if let (MappingAddresses::In(reservation, _), Some(places)) = (self.addresses, places.get(index))
+            {
                 reservation.check_place(&**self.ipc.backend(), opening.device)?;
                 opening.reserved = Some(ReservedTarget::Places(places));
             }
@@ -220,7 +221,7 @@ impl<'a> OpenOptions<'a> {
 
     /// Takes the addresses for all regions of each part, if they lie in a reservation.
     fn places(&self, time_limit: &LazyDeadline) -> Result<Vec<Vec<Arc<Place>>>> {
-        let Addresses::In(reservation, offset) = self.addresses else { return Ok(Vec::new()) };
+        let MappingAddresses::In(reservation, offset) = self.addresses else { return Ok(Vec::new()) };
         let contents = self.descriptor.contents();
         match reservation.places(contents, offset) {
             Err(Error::AddressesInUse { .. }) => {

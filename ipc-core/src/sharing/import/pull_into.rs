@@ -18,13 +18,13 @@ use crate::wire::descriptor::{DescribedRegion, Memory};
 
 /// The copies of one transfer: from one export of the descriptor to one device.
 #[derive(Debug, Default)]
-struct Transfer {
+struct TransferPlan {
     destinations: Vec<DeviceRange>,
     pieces: Vec<Piece>,
 }
 
 /// The transfers by the part of the descriptor and the device.
-type Transfers = BTreeMap<(usize, DeviceOrdinal), Transfer>;
+type TransferPlans = BTreeMap<(usize, DeviceOrdinal), TransferPlan>;
 
 impl OpenBuilder<'_> {
     /// Copies the memory over the network to memory that exists already, and waits on the host until the copy is complete. See
@@ -85,7 +85,7 @@ impl OpenOptions<'_> {
     fn pull_one(
         &self,
         (part, device): (usize, DeviceOrdinal),
-        transfer: &Transfer,
+        transfer: &TransferPlan,
         set: TensorSet,
         report: &dyn Fn(u64),
     ) -> Result<TensorSet, RecoverableError<Option<TensorSet>>> {
@@ -108,7 +108,7 @@ impl OpenOptions<'_> {
     }
 
     /// Compares the tensors of the set with those of the export. Returns the copies.
-    fn check_destination(&self, set: &TensorSet) -> Result<Transfers> {
+    fn check_destination(&self, set: &TensorSet) -> Result<TransferPlans> {
         self.check_kind()?;
         let contents = self.descriptor.contents();
         let backend = self.ipc.backend().info().name;
@@ -117,7 +117,7 @@ impl OpenOptions<'_> {
         if set.is_empty() {
             return Err(Error::InvalidRegion("the destination has no tensors; add at least one".into()));
         }
-        let mut transfers = Transfers::new();
+        let mut transfers = TransferPlans::new();
         for (tensor, range) in set.tensors() {
             let name = tensor.name;
             let (part, piece) = self.source_of(&tensor, set.len()).map_err(|error| error.of_tensor(name))?;

@@ -11,7 +11,7 @@ use super::builder::OpenBuilder;
 use super::link::Link;
 use super::mapping::Mapping;
 use super::mapping_source::MappingSource;
-use super::open::{Addresses, OpenOptions, with_tensor_name};
+use super::open::{MappingAddresses, OpenOptions, with_tensor_name};
 use super::open_export::{LazyDeadline, OpenExport};
 use super::open_part::OpenPart;
 use super::place::Place;
@@ -274,7 +274,7 @@ impl Mapping {
             });
         }
         options.check_no_place()?;
-        (options.access, options.addresses) = (Some(self.access()), Addresses::Reserved);
+        (options.access, options.addresses) = (Some(self.access()), MappingAddresses::Reserved);
         options.check_kind()?;
         options.check_reserved()?;
         let contents = options.descriptor.contents();

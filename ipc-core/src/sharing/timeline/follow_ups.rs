@@ -58,7 +58,7 @@ pub(crate) enum FollowUp {
 }
 
 /// Something that waits for signals to arrive.
-enum Arrival {
+enum PendingArrival {
     End(Timeline, Option<Timeline>),
     Finish(Finish),
     Keep(Arc<OwnCounter>, #[allow(dead_code, reason = "kept, and dropped")] Arc<dyn Any + Send + Sync>),
@@ -80,7 +80,7 @@ pub(crate) struct FollowUps {
     timers: Timers<Step>,
     /// Poisoned words, the oldest first: signals that the peer had submitted to its device may still arrive.
     poisoned: BTreeMap<u64, Poison>,
-    arrivals: HashMap<u64, Arrival>,
+    arrivals: HashMap<u64, PendingArrival>,
     last: u64,
 }
 
@@ -99,10 +99,10 @@ impl FollowUps {
     pub(crate) fn begin(&mut self, follow_up: FollowUp) {
         let arrival = match follow_up {
             FollowUp::Poison(words) => return self.begin_poison(words),
-            FollowUp::EndOnceArrived(near, far) => Arrival::End(near, far),
-            FollowUp::FinishOnceArrived(finish) => Arrival::Finish(finish),
-            FollowUp::KeepUntilArrived(order, kept) => Arrival::Keep(order, kept),
-            FollowUp::Watch(watch) => Arrival::Watch(watch),
+            FollowUp::EndOnceArrived(near, far) => PendingArrival::End(near, far),
+            FollowUp::FinishOnceArrived(finish) => PendingArrival::Finish(finish),
+            FollowUp::KeepUntilArrived(order, kept) => PendingArrival::Keep(order, kept),
+            FollowUp::Watch(watch) => PendingArrival::Watch(watch),
         };
         self.last += 1;
         self.arrivals.insert(self.last, arrival);
@@ -131,7 +131,7 @@ impl FollowUps {
             return;
         }
         match self.arrivals.remove(&id) {
-            Some(Arrival::End(near, far)) => {
+            Some(PendingArrival::End(near, far)) => {
                 near.endpoint().end(Termination::Released);
                 if let Some(far) = far {
                     far.endpoint().end(Termination::Released);
@@ -185,7 +185,7 @@ impl FollowUps {
     }
 }
 
-impl Arrival {
+impl PendingArrival {
     /// Returns whether there is nothing left to wait for.
     fn is_over(&self) -> bool {
         match self {

@@ -15,7 +15,7 @@ use super::{RelayShared, WINDOW};
 use crate::model::error::{Error, Result};
 use crate::os::{clock, log};
 use crate::transport::socket::{self, Packet};
-use crate::wire::channel::{Contents, MAX_ENDED_GRANTS, contents_of};
+use crate::wire::channel::{MAX_ENDED_GRANTS, PacketMessage, message_of};
 use crate::wire::protocol::encode;
 use crate::wire::relay::{MAX_PART_BYTES, Relayed, RelayedState};
 
@@ -155,13 +155,13 @@ impl Sender {
 
     /// Sends the message of a packet.
     fn forward(&mut self, packet: Packet) -> Result<(), Ended> {
-        let size = match contents_of(&packet.bytes, packet.fds)? {
-            Contents::None => return Ok(()),
-            Contents::Whole(message) => {
+        let size = match message_of(&packet.bytes, packet.fds)? {
+            PacketMessage::None => return Ok(()),
+            PacketMessage::Whole(message) => {
                 self.send(&Relayed::Last(message))?;
                 message.len() as u64
             }
-            Contents::InFile(file, bytes) => {
+            PacketMessage::InFile(file, bytes) => {
                 self.forward_file(&file, bytes)?;
                 bytes
             }

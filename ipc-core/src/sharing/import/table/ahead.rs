@@ -8,7 +8,7 @@ use super::ImportTable;
 use super::keys::LeaseKey;
 use super::lease::{KnownLease, Lease, LeaseRef, Ready, notified};
 use super::open_target::OpenTarget;
-use super::regions::Regions;
+use super::regions::MappedRegions;
 use crate::sharing::import::cache::{CacheEntry, Cached as _};
 use crate::sharing::import::link::Link;
 use crate::sharing::import::notices::ExportNotices;
@@ -98,7 +98,7 @@ impl<'a> LeasesAhead<'a> {
         };
         let range = match (&one.ahead.handle, &opened.regions) {
             (Some(handle), _) => self.table.open_ahead(wanted, key, self.link, handle).ok()?,
-            (None, Regions::One(range)) => self.table.ranges.hold_known(Arc::clone(range), |_| true)?,
+            (None, MappedRegions::One(range)) => self.table.ranges.hold_known(Arc::clone(range), |_| true)?,
             (None, _) => return None,
         };
         Some(Lease {
@@ -110,7 +110,7 @@ impl<'a> LeasesAhead<'a> {
             word: Some(word),
             epoch: AtomicU64::new(epoch),
             borrowed: false,
-            regions: Regions::One(range),
+            regions: MappedRegions::One(range),
             ready,
             timeline: Mutex::default(),
             unmapped: AtomicBool::new(false),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::keys::LeaseKey;
 use super::open_target::OpenTarget;
 use super::range::RangeRef;
-use super::regions::Regions;
+use super::regions::MappedRegions;
 use crate::backend::stream::BorrowedStream;
 use crate::backend::{DeviceEvent, DeviceIpc};
 use crate::model::address::DeviceRange;
@@ -84,7 +84,7 @@ pub(in crate::sharing::import) struct Lease {
     pub(super) borrowed: bool,
     /// Whether the lease belongs to one mapping only.
     pub(super) alone: bool,
-    pub(super) regions: Regions,
+    pub(super) regions: MappedRegions,
     pub(in crate::sharing::import) ready: Option<Box<Ready>>,
     /// Whether the host has seen that the bytes are ready.
     pub(in crate::sharing::import) seen_ready: AtomicBool,

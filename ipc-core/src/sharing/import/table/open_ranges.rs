@@ -7,7 +7,7 @@ use super::ImportTable;
 use super::keys::{LeaseKey, OnDevice, RangeKey};
 use super::open_target::OpenTarget;
 use super::range::{Content, OpenRange, RangeRef};
-use super::regions::Regions;
+use super::regions::MappedRegions;
 use crate::backend::ReceivedHandle;
 use crate::model::address::{DevicePtr, DeviceRange};
 use crate::model::error::{Error, Result};
@@ -26,7 +26,7 @@ impl ImportTable {
         link: &Link,
         id: LeaseId,
         (handles, fds): (Vec<WireHandle>, Vec<OwnedFd>),
-    ) -> Result<Regions> {
+    ) -> Result<MappedRegions> {
         check_opened(wanted, &handles, fds.len())?;
         let (mut handles, mut fds) = (handles.into_iter(), fds.into_iter());
         let (regions, place) = (wanted.descriptor.regions(), (&lease_key.exporter, lease_key.on));

@@ -10,7 +10,7 @@ use crate::model::address::DeviceRange;
 
 /// The driver mappings of the regions. They stay listed after the release of their references.
 #[derive(Debug)]
-pub(super) enum Regions {
+pub(super) enum MappedRegions {
     One(RangeRef),
     /// The mappings of this lease and of others with the same allocations.
     Many(Arc<ManyRegions>),
@@ -24,7 +24,7 @@ pub(super) struct ManyRegions {
     sharers: AtomicUsize,
 }
 
-impl From<Vec<RangeRef>> for Regions {
+impl From<Vec<RangeRef>> for MappedRegions {
     fn from(mut ranges: Vec<RangeRef>) -> Self {
         if ranges.len() == 1 {
             return Self::One(ranges.remove(0));
@@ -34,7 +34,7 @@ impl From<Vec<RangeRef>> for Regions {
     }
 }
 
-impl Regions {
+impl MappedRegions {
     /// Returns the first mapping; there is at least one.
     pub(super) fn first(&self) -> &RangeRef {
         match self {
@@ -80,16 +80,16 @@ impl Regions {
 /// Regions without a lease. Dropping them releases them.
 pub(super) struct UnclaimedRegions<'a> {
     table: &'a ImportTable,
-    regions: Option<Regions>,
+    regions: Option<MappedRegions>,
 }
 
 impl<'a> UnclaimedRegions<'a> {
-    pub(super) fn new(table: &'a ImportTable, regions: Regions) -> Self {
+    pub(super) fn new(table: &'a ImportTable, regions: MappedRegions) -> Self {
         Self { table, regions: Some(regions) }
     }
 
     /// Shares the regions of a lease with another one.
-    pub(super) fn of(table: &'a ImportTable, regions: &Regions) -> Option<Self> {
+    pub(super) fn of(table: &'a ImportTable, regions: &MappedRegions) -> Option<Self> {
         Some(Self::new(table, regions.share()?))
     }
 
@@ -99,7 +99,7 @@ impl<'a> UnclaimedRegions<'a> {
     }
 
     /// Claims them for a lease.
-    pub(super) fn take(mut self) -> Regions {
+    pub(super) fn take(mut self) -> MappedRegions {
         self.regions.take().expect("taken once")
     }
 }
