@@ -6,34 +6,17 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::changes::{ipc, is_readable, is_readable_now, tensor, wait};
 use super::roles::{argument, start};
-use device_ipc::mock::MockBackend;
 use device_ipc::{
-    Channel, ConnectBuilder, Descriptor, Error, Export, Ipc, Key, ListenBuilder, Listener, Mapping, Message,
-    Stream, TrySendError,
+    Channel, ConnectBuilder, Error, Export, Ipc, Key, ListenBuilder, Listener, Message, Stream, TrySendError,
 };
 use device_ipc_test_process::{Process, alone, serve};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const MIB: u64 = 1 << 20;
-
-fn ipc() -> Ipc {
-    Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a valid machine"))
-}
-
-/// Returns whether a descriptor becomes readable within the time.
-fn is_readable(source: &impl AsFd, within: Duration) -> bool {
-    let mut fds = [PollFd::new(source, PollFlags::IN)];
-    let timeout = Timespec::try_from(within).expect("a short time");
-    poll(&mut fds, Some(&timeout)).expect("poll succeeds") > 0
-}
-
-fn is_readable_now(source: &impl AsFd) -> bool {
-    is_readable(source, Duration::ZERO)
-}
 
 fn kind(error: &Error) -> String {
     format!("{error:?}").split(['{', '(', ' ']).next().expect("a name").to_owned()
@@ -90,20 +73,12 @@ fn role() {
         if is_over_tcp() { ipc.connect_tcp(&name, &key) } else { ipc.connect(&name) };
     let channel = connecting.timeout(TIMEOUT).start().expect("the test listens");
     let mut channel = Some(channel);
-    let mut mapping: Option<Mapping> = None;
     serve(|command, argument| {
-        let answer = carry_out(&ipc, &mut channel, &mut mapping, command, argument);
-        answer.unwrap_or_else(|error| kind(&error))
+        carry_out(&mut channel, command, argument).unwrap_or_else(|error| kind(&error))
     });
 }
 
-fn carry_out(
-    ipc: &Ipc,
-    channel: &mut Option<Channel>,
-    mapping: &mut Option<Mapping>,
-    command: &str,
-    argument: &str,
-) -> Result<String, Error> {
+fn carry_out(channel: &mut Option<Channel>, command: &str, argument: &str) -> Result<String, Error> {
     let open = || channel.as_ref().expect("the channel is open");
     match command {
         "receive" => {
@@ -122,8 +97,6 @@ fn carry_out(
             }
         }
         "fill" => fill(open(), argument.parse().expect("a number")),
-        "open" => *mapping = Some(ipc.open(&argument.parse::<Descriptor>()?).at_home()?),
-        "drop" => *mapping = None,
         "close" => *channel = None,
         other => panic!("unknown command {other:?}"),
     }
@@ -141,10 +114,6 @@ fn fill(channel: &Channel, expected: u64) {
     let full = channel.try_send(Message::new().bytes(b"x"));
     let Err(TrySendError::Full(message)) = full else { panic!("more than {expected}: {full:?}") };
     assert_eq!(message.payload(), b"x");
-}
-
-fn tensor(ipc: &Ipc, bytes: u64) -> Export {
-    ipc.share(ipc.allocate(0, bytes).expect("memory")).start().expect("it can be shared")
 }
 
 #[test]
@@ -182,14 +151,6 @@ fn pinned_memory_of_a_slow_reader_stays_within_the_limit() {
     assert_eq!(peer.ask("receive-all 8"), "done");
     wait("no other message is in flight", || large().is_ok());
     assert!(matches!(channel.try_send(Message::new()), Err(TrySendError::Full(_))));
-}
-
-fn wait(what: &str, holds: impl Fn() -> bool) {
-    let until = Instant::now() + TIMEOUT;
-    while !holds() {
-        assert!(Instant::now() < until, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]
@@ -465,68 +426,6 @@ fn listeners_descriptor_is_readable_while_a_process_connects() {
         channels.extend(listener.try_accept().expect("it listens"));
     }
     assert!(listener.try_accept().expect("it listens").is_none() && !is_readable_now(&listener));
-}
-
-#[test]
-fn exports_descriptor_is_readable_after_a_change_of_holders() {
-    let (ipc, _channel, mut peer) = connect("export", |builder| builder);
-    let export = tensor(&ipc, MIB);
-    assert!(is_readable_now(&export), "its state has not been read");
-    assert!(!export.try_wait_released().expect("it lives") && !is_readable_now(&export));
-    assert_eq!(peer.ask(&format!("open {}", export.descriptor())), "done");
-    assert!(is_readable(&export, TIMEOUT));
-    assert!(!export.try_wait_released().expect("it lives") && export.holders().iter().len() == 1);
-    assert!(!is_readable_now(&export));
-    assert_eq!(peer.ask("drop"), "done");
-    // The last change is the release.
-    while !export.try_wait_released().expect("it lives") {
-        assert!(is_readable(&export, TIMEOUT));
-    }
-    // The death of an importer too.
-    assert_eq!(peer.ask(&format!("open {}", export.descriptor())), "done");
-    wait("the lease is known", || !export.try_wait_released().expect("it lives"));
-    peer.kill();
-    loop {
-        match export.try_wait_released() {
-            Ok(released) => assert!(!released && is_readable(&export, TIMEOUT)),
-            Err(error) => break assert!(matches!(error, Error::HolderDied { .. }), "{error}"),
-        }
-    }
-}
-
-#[test]
-fn changes_of_one_waiter_are_left_by_the_others() {
-    let (ipc, _channel, mut peer) = connect("changes", |builder| builder);
-    let export = tensor(&ipc, MIB);
-    let (first, second) = (export.changes(), export.changes());
-    first.clear();
-    second.clear();
-    assert!(!is_readable_now(&first) && !is_readable_now(&second));
-    assert_eq!(peer.ask(&format!("open {}", export.descriptor())), "done");
-    assert!(is_readable(&first, TIMEOUT));
-    first.clear();
-    assert_eq!(export.holders().iter().len(), 1);
-    assert!(!is_readable_now(&first) && is_readable_now(&second));
-    drop(second);
-    assert_eq!(peer.ask("drop"), "done");
-    while !export.try_wait_released().expect("it lives") {
-        assert!(is_readable(&first, TIMEOUT));
-        first.clear();
-    }
-    first.clear();
-    export.close(TIMEOUT).expect("no process holds it");
-    assert!(is_readable(&first, TIMEOUT), "the export has ended");
-}
-
-#[test]
-fn changes_of_a_ring_report_its_readers() {
-    let (ipc, _channel, _peer) = connect("changes-ring", |builder| builder);
-    let ring = ipc.ring(ipc.allocate(0, 512).expect("memory")).start().expect("a ring");
-    let changes = ring.changes();
-    changes.clear();
-    let reader = ipc.open_ring(ring.descriptor()).at_home().expect("a reader");
-    assert!(is_readable(&changes, TIMEOUT) && ring.readers() == 1);
-    drop(reader);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use device_ipc_test_process::CountingHeap;
 #[global_allocator]
 static ALLOCATOR: CountingHeap = CountingHeap;
 
+mod changes;
 mod channels;
 /// The same tests, over TCP.
 #[allow(clippy::duplicate_mod, reason = "the name of the module selects the network")]
