@@ -15,6 +15,7 @@ mod exporter;
 mod hosts;
 mod importer;
 mod link;
+mod pair;
 mod rings;
 mod steps;
 
@@ -35,6 +36,7 @@ pub use exporter::exporter;
 pub use hosts::{DEVICE, Host, Hosts};
 pub use importer::importer;
 pub use link::*;
+pub use pair::*;
 pub use rings::*;
 pub use steps::*;
 

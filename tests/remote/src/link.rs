@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::cases::{LONG_MS, Pair, Resources, SHORT_MS};
+use crate::pair::{LONG_MS, Pair, Resources, SHORT_MS};
 use crate::{Host, LONG, after_a_while, eventually};
 
 /// The length of a region whose copy takes longer than the network needs to fail.

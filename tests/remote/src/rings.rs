@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use device_ipc_test_process::Process;
 
-use crate::cases::{LONG_MS, Pair, SHORT_MS, Start};
+use crate::pair::{LONG_MS, Pair, SHORT_MS, Start};
 use crate::{after_a_while, elsewhere, eventually};
 
 /// The size of a slot whose copy takes a while.

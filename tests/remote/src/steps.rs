@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use device_ipc_test_process::{Process, wait_for_state};
 use rustix::process::WaitIdOptions;
 
-use crate::cases::{Conditions, LONG_MS, Resources, SHORT_MS, StartUnder};
+use crate::pair::{Conditions, LONG_MS, Resources, SHORT_MS, StartUnder};
 use crate::{Hosts, eventually};
 
 /// The length of the region.
