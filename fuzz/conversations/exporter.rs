@@ -1,5 +1,7 @@
 //! The exporter's side: a real [`BrokerSession`] with a real [`ExportTable`], compared with a model of `docs/spec/protocol.md`.
 
+mod expected;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
@@ -21,6 +23,7 @@ use crate::wire::descriptor::ExportId;
 use crate::wire::examples::SOMEBODY;
 use crate::wire::protocol::{MAX_SPANS, PROTOCOL_VERSION, Reply, Request, Span, decode};
 use crate::wire::{Failure, Refusal};
+use expected::Expected;
 
 /// The kinds of steps, except [`SEND`].
 pub(super) const SEND: u8 = 0;
@@ -59,41 +62,6 @@ pub struct Exporter {
     shared: Shared,
     /// The sockets of exporter and importer. Kept from script to script, as they are large.
     buffers: Mutex<[Vec<u8>; 2]>,
-}
-
-/// An expected reply.
-#[derive(Debug)]
-enum Expected {
-    Hello,
-    Opened {
-        request: u64,
-        lease: u64,
-        like: bool,
-    },
-    Refused {
-        request: u64,
-        refusal: Refusal,
-    },
-    /// The reason is a text with this part.
-    RefusedFor {
-        request: u64,
-        part: &'static str,
-    },
-    Listing {
-        request: u64,
-    },
-    Granted {
-        request: u64,
-    },
-    Confirmed {
-        request: u64,
-    },
-    Timeline {
-        request: u64,
-    },
-    Dropped {
-        export: u64,
-    },
 }
 
 /// The state of the connection by the specification.
@@ -451,64 +419,13 @@ impl Model {
                 Ok(Some(packet)) => {
                     let reply = decode(&packet.bytes).expect("the exporter speaks the protocol");
                     let expected = self.answers.pop_front();
-                    Self::check_answer(expected.as_ref(), &reply, packet.fds.len(), self.stranger);
+                    Expected::check(expected.as_ref(), &reply, packet.fds.len(), self.stranger);
                 }
                 Err(Errno::AGAIN) => return read,
                 other => panic!("the connection is still there, but {other:?}"),
             }
         }
         unreachable!("a socket holds fewer messages than there are numbers")
-    }
-
-    fn check_answer(expected: Option<&Expected>, reply: &Reply, fds: usize, stranger: bool) {
-        let fits = match (expected, reply) {
-            (Some(Expected::Hello), Reply::Hello { protocol, exporter }) => {
-                *protocol == PROTOCOL_VERSION && *exporter == SOMEBODY
-            }
-            (Some(Expected::Opened { request, lease, like }), Reply::Opened(grant)) => {
-                let claimed: usize = grant.handles.iter().map(|handle| usize::from(handle.fds)).sum();
-                grant.request.0 == *request
-                    && grant.lease == LeaseId(*lease)
-                    && claimed == fds
-                    && grant.keep
-                    && grant.like == *like
-                    && (!grant.like || grant.handles.is_empty())
-                    && grant.slot.is_some()
-            }
-            (
-                Some(Expected::Refused { request, refusal }),
-                Reply::Refused { request: answered, refusal: found },
-            ) => answered.0 == *request && format!("{refusal:?}") == format!("{found:?}"),
-            (
-                Some(Expected::RefusedFor { request, part }),
-                Reply::Refused { request: answered, refusal: Refusal::Failed(failure) },
-            ) => answered.0 == *request && failure.detail.contains(part),
-            (Some(Expected::Listing { request }), Reply::Listing { request: answered, exports, more }) => {
-                let permitted = |listed: u64| !stranger || EXPORTS[listed as usize - 1].1;
-                answered.0 == *request && !more && exports.iter().all(|listed| permitted(listed.export.0))
-            }
-            (Some(Expected::Timeline { request }), Reply::Timeline { request: answered, .. }) => {
-                answered.0 == *request && fds == 1
-            }
-            (Some(Expected::Granted { request }), Reply::Granted { request: answered, .. }) => {
-                answered.0 == *request
-            }
-            (Some(Expected::Confirmed { request }), Reply::Confirmed { request: answered }) => {
-                answered.0 == *request
-            }
-            (Some(Expected::Dropped { export }), Reply::Dropped { export: told }) => told.0 == *export,
-            _ => false,
-        };
-        assert!(fits, "{reply:?}, not {expected:?}");
-        let most = match reply {
-            Reply::Opened(_) => fds,
-            // The page of drop counts, and that of lease states.
-            Reply::Hello { .. } => 2,
-            // The counter page.
-            Reply::Timeline { .. } => 1,
-            _ => 0,
-        };
-        assert!(fds <= most, "{fds} descriptors came with {reply:?}");
     }
 
     /// Checks that the connection holds the leases of the model, and that its end releases everything.
