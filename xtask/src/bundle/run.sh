@@ -139,7 +139,7 @@ for test in "$here"/*--*; do
             done
             ;;
         device-ipc--*)
-            for theme in channels channels_tcp cuda_elements cuda_hand_over cuda_nvrtc cuda_owner_drops cuda_raw_handle \
+            for theme in changes channels channels_tcp cuda_elements cuda_hand_over cuda_nvrtc cuda_owner_drops cuda_raw_handle \
                 debug_text descriptors elements exit; do
                 step "device-ipc--$theme" "$test" "$theme::"
             done
