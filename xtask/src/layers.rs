@@ -1,9 +1,10 @@
 //! `cargo xtask layers`: imports in ipc-core run down only.
 //!
-//! Each folder of `ipc-core/src` is a layer and uses the layers below it; within a layer no two folders import each other. The
-//! chore reads the `crate::` and `super::` paths of all code that is compiled without `test` and without the feature `fuzzing`.
+//! Each folder of `ipc-core/src` is a layer and uses the layers below it; within a layer neither its folders nor the files of one
+//! folder import each other in a circle. The chore reads the `crate::` and `super::` paths of all code that is compiled without
+//! `test` and without the feature `fuzzing`; it follows no re-exports.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,8 +39,8 @@ struct Import {
     from: Vec<String>,
     /// The path, from the crate's root.
     path: Vec<String>,
-    /// The folders below a layer that it leads from and to, where both are folders of one layer.
-    folders: Option<(String, String)>,
+    /// The siblings that it leads from and to, where these are folders of one layer, or files of one folder.
+    siblings: Option<(String, String)>,
 }
 
 impl fmt::Display for Import {
@@ -58,8 +59,7 @@ fn read(source: &Path) -> Result<Vec<Import>> {
         let file = path.strip_prefix(source)?.to_str().context("a file's name is not UTF-8")?;
         if !is_tests(file) {
             let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-            let is_folder = |module: &[String]| source.join(module.join("/")).is_dir();
-            imports.extend(imports_of(file, &text, is_folder)?);
+            imports.extend(imports_of(file, &text, |path| source.join(path).exists())?);
         }
     }
     Ok(imports)
@@ -88,7 +88,7 @@ pub(crate) fn is_tests(file: &str) -> bool {
     })
 }
 
-fn imports_of(file: &str, text: &str, is_folder: impl Fn(&[String]) -> bool) -> Result<Vec<Import>> {
+fn imports_of(file: &str, text: &str, exists: impl Fn(&str) -> bool) -> Result<Vec<Import>> {
     let tokens = TokenStream::from_str(text).map_err(|error| anyhow!("cannot read {file}: {error}"))?;
     let mut module: Vec<String> = file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
     if module.last().is_some_and(|last| ["mod", "lib"].contains(&last.as_str())) {
@@ -96,15 +96,18 @@ fn imports_of(file: &str, text: &str, is_folder: impl Fn(&[String]) -> bool) -> 
     }
     let mut paths = Vec::new();
     walk(tokens, &module, &mut paths);
-    let folder_of = |path: &[String]| {
-        let folder = path.get(..2)?;
-        (LAYERS.contains(&path[0].as_str()) && is_folder(folder)).then(|| folder.join("::"))
+    let siblings = |path: &[String]| {
+        let common = module.iter().zip(path).take_while(|(one, other)| one == other).count();
+        let (one, other) = (module.get(..=common)?.join("/"), path.get(..=common)?.join("/"));
+        let are = |end: &str| [&one, &other].iter().all(|it| exists(&format!("{it}{end}")));
+        let is_file = common > 0 && module.len() == common + 1;
+        (common == 1 && are("") || is_file && are(".rs")).then_some((one, other))
     };
     let import = |(line, path): (usize, Vec<String>)| Import {
         file: file.to_owned(),
         line,
         from: module.clone(),
-        folders: folder_of(&module).zip(folder_of(&path)).filter(|_| module.first() == path.first()),
+        siblings: siblings(&path),
         path,
     };
     Ok(paths.into_iter().map(import).collect())
@@ -238,23 +241,19 @@ fn check(imports: &[Import]) -> Vec<String> {
         let (from, to) = (&import.from[0], &import.path[0]);
         format!("{import} runs up: `{from}` may not use `{to}`, which is above it")
     });
-    faults.chain(mutual_imports(imports)).collect()
+    faults.chain(circles(imports)).collect()
 }
 
-/// Returns a fault for each pair of folders of one layer that import each other.
-fn mutual_imports(imports: &[Import]) -> Vec<String> {
-    let mut between: BTreeMap<(&str, &str), &Import> = BTreeMap::new();
-    for import in imports {
-        if let Some((from, to)) = import.folders.as_ref().filter(|(from, to)| from != to) {
-            between.entry((from, to)).or_insert(import);
-        }
+/// Returns a fault for each import of a circle of siblings.
+fn circles(imports: &[Import]) -> Vec<String> {
+    let mut left: Vec<_> = imports.iter().filter_map(|one| Some((one, one.siblings.as_ref()?))).collect();
+    let mut before = usize::MAX;
+    while left.len() < before {
+        before = left.len();
+        let (from, to): (BTreeSet<_>, BTreeSet<_>) = left.iter().map(|(_, (from, to))| (from, to)).unzip();
+        left.retain(|(_, (one, other))| to.contains(one) && from.contains(other));
     }
-    let pairs = between.iter().filter(|((from, to), _)| from < to);
-    let mutual = pairs.filter_map(|((one, other), there)| {
-        let back = between.get(&(*other, *one))?;
-        Some(format!("{there} and\n{back}: the folders `{one}` and `{other}` import each other"))
-    });
-    mutual.collect()
+    left.iter().map(|(import, pair)| format!("{import} closes a circle of {pair:?}")).collect()
 }
 
 #[cfg(test)]
@@ -304,10 +303,14 @@ mod tests {
     }
 
     #[test]
-    fn folders_that_import_each_other_are_a_fault() {
-        let mut imports = imports_of("wire/a/x.rs", "use crate::wire::b::A;", |_| true).unwrap();
-        assert!(check(&imports).is_empty());
-        imports.extend(imports_of("wire/b.rs", "use crate::wire::a::B;", |_| true).unwrap());
-        assert_eq!(check(&imports).len(), 1);
+    fn imports_in_a_circle_are_a_fault() {
+        let of = |file, path: &str| imports_of(file, &format!("use crate::{path};"), |_| true).unwrap();
+        for (one, other) in [
+            (of("wire/a/x.rs", "wire::b::A"), of("wire/b.rs", "wire::a::B")),
+            (of("wire/c/a.rs", "wire::c::b::A"), of("wire/c/b.rs", "wire::c::a::B")),
+        ] {
+            assert!(check(&one).is_empty());
+            assert_eq!(check(&[one, other].concat()).len(), 2);
+        }
     }
 }
