@@ -84,8 +84,9 @@ def test_slow_handler_delays_no_process_and_events_are_bounded(start: Start, han
     with device_ipc.share(tensor()) as export:
         importer = start("d.open(sys.argv[1])", str(export))
         export.wait_opened(timeout=LIMIT)
+        shared = tensor()
         for _ in range(1100):
-            device_ipc.share(tensor())
+            device_ipc.share(shared)
         assert importer.wait(LIMIT) == 0
         handler.gate.set()
         handler.find(lambda record: "log events were dropped" in record.getMessage())
