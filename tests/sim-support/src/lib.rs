@@ -6,9 +6,9 @@
 
 mod elf;
 
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use elf::Elf;
 
@@ -43,11 +43,10 @@ pub fn hide_symbols(library: &Path, names: &[&str], out: &Path) -> io::Result<()
 }
 
 /// Returns a unique path beside `path`, for a file that is renamed to `path` when it is complete. Concurrent
-/// writers thus never see an incomplete file.
+/// writers thus never see an incomplete file. The name is random, because containers that share a checkout have equal
+/// process ids.
 pub fn unfinished_name(path: &Path) -> PathBuf {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    path.with_extension(format!("{}-{count}.unfinished", std::process::id()))
+    path.with_extension(format!("{:016x}.unfinished", RandomState::new().hash_one(0)))
 }
 
 /// Returns the sorted names of the dynamic symbols that a shared library defines.
