@@ -69,6 +69,32 @@ fn colliding_tickets_have_entries_until_no_candidate_is_free() {
     assert!(table.offer(ENTRIES - 1 + CANDIDATES * ENTRIES));
 }
 
+/// The importer has read the words of an entry that the exporter then uses for another ticket.
+#[test]
+fn late_change_of_a_reused_entry_fails() {
+    let table = ClaimTable::new().unwrap();
+    let one = importer(&table, 0);
+    let mut ticket = 5;
+    for end in [ClaimTable::take_back, |table: &ClaimTable, ticket| {
+        table.withdraw(ticket);
+        true
+    }] {
+        let next = ticket + ENTRIES;
+        assert!(table.offer(ticket));
+        let reused = |claims| {
+            assert!(end(&table, ticket) && table.offer(next));
+            Some(claims | one.claim)
+        };
+        assert!(!table.table.entry(5).change(ticket, reused));
+        assert_eq!(
+            table.table.find(next).map(|entry| entry.claims.load(Ordering::Acquire) & CLAIMED),
+            Some(0)
+        );
+        assert!(table.take_back(next));
+        ticket = next + ENTRIES;
+    }
+}
+
 #[test]
 fn racing_claims_and_ends_exclude_each_other() {
     const ROUNDS: u64 = 20_000;
