@@ -13,7 +13,7 @@ use crate::backend::{
 };
 use crate::model::address::{DevicePtr, DeviceRange, Extent};
 use crate::model::device::{DeviceInfo, DeviceOrdinal};
-use crate::sharing::timeline::{ENDED, Side, Termination, Word};
+use crate::sharing::timeline::{ENDED, READY, Side, Termination, Word};
 
 /// A driver without memory, whose streams do nothing.
 #[derive(Default)]
@@ -285,21 +285,32 @@ fn thread_in_the_middle_of_an_operation_keeps_the_slot() {
 /// writes would make the stream wait for ever.
 #[test]
 fn wait_that_the_end_of_the_timeline_precedes_is_not_submitted() {
-    let driver = Arc::<NoDriver>::default();
-    let mut slots = Slots::<u32>::new(true);
-    let backend = Arc::clone(&driver) as Arc<dyn DeviceIpc>;
-    let importer = Timeline::new(slots.take().unwrap(), Side::Importer, backend, 7);
-    let endpoint = Arc::clone(importer.endpoint());
-    *driver.on_register.lock().unwrap() = Some(Box::new(move || {
-        endpoint.end(Termination::Died);
-        assert!(!endpoint.needs_poison(), "no stream waits yet");
-    }));
-    // SAFETY: the backend uses no stream.
-    let stream = unsafe { BorrowedStream::from_raw("test", DeviceOrdinal::new(0), 0) };
-    let _operation = importer.endpoint().enter().unwrap();
-    let waited = importer.endpoint().wait_on(Word::FromExporter, 1, stream);
-    assert!(matches!(waited, Err(Error::ExporterGone { pid: 7 })), "{waited:?}");
-    assert_eq!(driver.submitted_waits.load(Ordering::Relaxed), 0);
+    let wait = |word: Word, was_ready: bool| {
+        let driver = Arc::<NoDriver>::default();
+        let mut slots = Slots::<u32>::new(true);
+        let backend = Arc::clone(&driver) as Arc<dyn DeviceIpc>;
+        let importer = Timeline::new(slots.take().unwrap(), Side::Importer, backend, 7);
+        let endpoint = Arc::clone(importer.endpoint());
+        if was_ready {
+            endpoint.store(Word::Ready, READY);
+        }
+        *driver.on_register.lock().unwrap() = Some(Box::new(move || {
+            endpoint.end(Termination::Died);
+            assert!(!endpoint.needs_poison(), "no stream waits yet");
+        }));
+        // SAFETY: the backend uses no stream.
+        let stream = unsafe { BorrowedStream::from_raw("test", DeviceOrdinal::new(0), 0) };
+        let _operation = importer.endpoint().enter().unwrap();
+        let waited = importer.endpoint().wait_on(word, 1, stream);
+        (waited, driver.submitted_waits.load(Ordering::Relaxed))
+    };
+    for (word, was_ready) in [(Word::FromExporter, false), (Word::FromExporter, true), (Word::Ready, false)] {
+        let (waited, submitted) = wait(word, was_ready);
+        assert!(matches!(waited, Err(Error::ExporterGone { pid: 7 })), "{word:?}: {waited:?}");
+        assert_eq!(submitted, 0);
+    }
+    let (waited, submitted) = wait(Word::Ready, true);
+    assert!(waited.is_ok() && submitted == 1, "bytes that were ready stay ready: {waited:?}");
 }
 
 #[test]
