@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::leases::Lease;
 use super::watcher::Watcher;
-use super::{Entry, ExportTable};
+use super::{Entry, ExportTable, Observers};
 use crate::backend::DeviceBound;
 use crate::model::lease::Holders;
 use crate::os::{Readiness, clock};
@@ -41,9 +41,7 @@ impl ExportTable {
     /// Sets a descriptor at every change of the export's holders, from now on. It is set now for the changes so far.
     pub(crate) fn report_changes(&self, export: ExportId, readiness: &Arc<Readiness>) {
         if let Some(entry) = self.lock().exports.get_mut(&export) {
-            let known = &mut entry.observers().readiness;
-            known.retain(|known| known.strong_count() > 0);
-            known.push(Arc::downgrade(readiness));
+            entry.observers().add(readiness);
         }
         readiness.set();
     }
@@ -51,6 +49,14 @@ impl ExportTable {
     /// Asks importers to return idle leases. Returns whether the export has been opened and has no lease any longer.
     pub(crate) fn try_wait_released(&self, export: ExportId) -> bool {
         self.wait_released(export, clock::now()).is_ok()
+    }
+}
+
+impl Observers {
+    /// Adds a descriptor, and forgets the descriptors that no caller has any longer.
+    fn add(&mut self, readiness: &Arc<Readiness>) {
+        self.readiness.retain(|known| known.strong_count() > 0);
+        self.readiness.push(Arc::downgrade(readiness));
     }
 }
 
@@ -74,3 +80,6 @@ impl Entry {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
