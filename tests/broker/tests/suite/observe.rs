@@ -8,6 +8,9 @@ use device_ipc_broker_tests::{ASCEND, Answer, CUDA, PINNING, REVOKING, agent, ev
 /// Far less than the time limits of the calls below.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
+/// The time for which memory is not freed whose importers have not closed it yet.
+const CLOSING_TIME: Duration = Duration::from_millis(250);
+
 #[test]
 fn holder_is_in_use_draining_or_idle() {
     for machine in [PINNING, CUDA, ASCEND] {
@@ -80,7 +83,9 @@ fn stopped_importer_with_an_idle_lease_blocks_nothing() {
         importer.stop();
         let began = Instant::now();
         exporter.ok("wait-released waited 60000");
+        let closing = Instant::now();
         exporter.ok("close closed 60000");
+        assert!(closing.elapsed() >= CLOSING_TIME, "{machine}: {:?}", closing.elapsed());
         exporter.ok("close waited 60000");
         assert!(began.elapsed() < AT_ONCE, "{machine}: {:?}", began.elapsed());
         assert_eq!((exporter.counter("exports"), exporter.counter("leases")), (0, 0));
