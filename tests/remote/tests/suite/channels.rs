@@ -94,6 +94,20 @@ fn messages_arrive_in_order_and_unchanged_in_both_directions() {
     near.finish();
 }
 
+/// No message of the other direction wakes the threads of the relays, and the sender needs to learn of receipts.
+#[test]
+fn one_direction_alone_carries_more_messages_than_may_be_on_the_way() {
+    for listener_sends in [true, false] {
+        let (near, far) = connected();
+        let (mut sender, mut receiver) = if listener_sends { (near, far) } else { (far, near) };
+        assert_eq!(receiver.ask("begin check 200"), "begun");
+        assert_eq!(sender.ask("numbered 200 10000"), "sent");
+        assert_eq!(receiver.ask("end"), "right");
+        sender.finish();
+        receiver.finish();
+    }
+}
+
 #[test]
 fn export_of_another_host_is_pulled_after_its_sender_dropped_it() {
     let (Some(near), Some(far)) = (process_of_another_host(), Some(process())) else { return };
