@@ -11,6 +11,7 @@ mod channels;
 #[allow(clippy::duplicate_mod, reason = "the name of the module selects the network")]
 #[path = "channels.rs"]
 mod channels_tcp;
+mod claims;
 mod counts;
 mod cuda_elements;
 mod cuda_hand_over;
