@@ -5,6 +5,7 @@ use device_ipc_test_process::CountingHeap;
 #[global_allocator]
 static ALLOCATOR: CountingHeap = CountingHeap;
 
+mod accessors;
 mod changes;
 mod channels;
 /// The same tests, over TCP.
