@@ -187,6 +187,7 @@ impl Exporter {
                 access,
                 allow: if allows { allow.user(stranger) } else { allow },
                 ahead: false,
+                claims: None,
                 token: token(number),
                 shared: Shared {
                     ready: None,
@@ -321,6 +322,11 @@ impl Model {
                     true => Expected::Granted { request },
                     false => Expected::Refused { request, refusal: Refusal::Dropped },
                 });
+                Next::Keep
+            }
+            // None of these exports has a table of claims.
+            Request::Claims { request, .. } => {
+                self.answers.push_back(Expected::Refused { request: request.0, refusal: Refusal::Dropped });
                 Next::Keep
             }
             Request::EndGrants { .. } | Request::Exit => Next::Keep,

@@ -46,6 +46,11 @@ fn grant_of(lease: u64) -> Vec<u8> {
     encode(&Request::Grant { request, lease, limit_ms: 60_000 }).expect("a seed is short")
 }
 
+fn claims_of(lease: u64) -> Vec<u8> {
+    let (request, lease) = (RequestId(8), LeaseId(lease));
+    encode(&Request::Claims { request, lease }).expect("a seed is short")
+}
+
 fn timeline(lease: u64, ready: bool) -> Vec<u8> {
     let request = RequestId(7);
     encode(&Request::Timeline { request, lease: LeaseId(lease), ready }).expect("a seed is short")
@@ -96,6 +101,8 @@ pub fn request_seeds() -> Vec<Seed> {
     everything.step(exporter::SEND, 1, &grant_of(1));
     everything.step(exporter::SEND, 1, &grant_of(2));
     everything.step(exporter::SEND, 1, &grant_of(9));
+    everything.step(exporter::SEND, 1, &claims_of(1));
+    everything.step(exporter::SEND, 1, &claims_of(9));
     everything.step(exporter::SEND, 1, &release(2));
     everything.step(exporter::SEND, 1, &release(1));
     let mut with_descriptors = Writer(importers(false, std::slice::from_ref(&first)));

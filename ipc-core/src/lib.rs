@@ -109,8 +109,8 @@ pub mod front_end {
     pub use crate::model::printable::printable;
     pub use crate::os::clock::interruptible;
     pub use crate::os::process_epoch;
-    pub use crate::patterns::claims::{ClaimTable, Claims};
     pub use crate::patterns::keeper::{KeeperName, list_keepers};
+    pub use crate::sharing::claims::{ClaimTable, Claims};
     pub use crate::transport::{ListedProcess, list_exports};
     pub use crate::wire::{ListedExport, ListedHolder};
 }

@@ -1,5 +1,6 @@
 //! Tables of claims of several processes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::roles::{argument, start};
@@ -32,7 +33,7 @@ fn connect(listener: &Listener, name: &str) -> (Channel, Process) {
 fn role() {
     let ipc = ipc();
     let channel = ipc.connect(&argument("NAME")).timeout(TIMEOUT).start().expect("the test listens");
-    let mut claims = None;
+    let (mut claims, mut mapping) = (None, None);
     let of = |claims: &Option<Claims>, ticket: &str| {
         let claims = claims.as_ref().expect("join comes first");
         claims.claim(ticket.parse().expect("a ticket"))
@@ -48,6 +49,17 @@ fn role() {
                 }
                 Err(error) => format!("{error:?}"),
             }
+        }
+        "open" => {
+            let opened = ipc.open(&argument.parse().expect("a descriptor")).at_home().expect("it is shared");
+            let received = mapping.insert(opened).claims();
+            received.map_or_else(
+                |error| format!("{error:?}"),
+                |received| {
+                    claims = Some(received);
+                    "joined".into()
+                },
+            )
         }
         "claim" => of(&claims, argument).to_string(),
         "release" => {
@@ -149,4 +161,65 @@ fn table_has_a_limited_number_of_importers() {
     assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
     table.dismiss(45);
     assert_eq!(table.admit(&channel).expect("there is room"), 45);
+}
+
+#[test]
+fn claims_by_a_lease_end_with_the_connection() {
+    let ipc = ipc();
+    let (listener, name) = listen(&ipc, "lease");
+    let table = Arc::new(ClaimTable::new().expect("memory"));
+    let share =
+        || ipc.share(ipc.allocate(0, 4096).expect("memory")).claims(&table).start().expect("it is shared");
+    let exports = [share(), share()];
+    let mut peers: Vec<_> = (0..2).map(|_| connect(&listener, &name).1).collect();
+    assert!(table.offer(7) && table.offer(8));
+    for peer in &mut peers {
+        // The number is that of the connection, whichever export it came with.
+        for export in &exports {
+            assert_eq!(peer.ask(&format!("open {}", export.descriptor())), "joined");
+        }
+        assert_eq!(peer.ask("claim 7"), "true");
+    }
+    assert_eq!(peers[1].ask("claim 8"), "true");
+    assert!(table.is_claimed(7) && !table.take_back(7) && table.is_unused(7));
+    assert_eq!(peers[0].ask("release 7"), "released");
+    assert!(table.is_claimed(7) && !table.is_unused(7));
+    peers[1].kill();
+    drop(peers.remove(0));
+    // Of the first export they keep an idle lease at most.
+    let error = exports[1].wait_released(TIMEOUT);
+    assert!(matches!(error, Err(Error::HolderDied { .. })), "{error:?}");
+    exports[1].wait_released(TIMEOUT).expect("both have terminated");
+    assert!(!table.is_claimed(7) && !table.is_claimed(8) && !table.is_crowded());
+    assert!(table.take_back(7) && table.take_back(8));
+}
+
+#[test]
+fn lease_brings_no_table_where_the_export_has_none() {
+    let ipc = ipc();
+    let (listener, name) = listen(&ipc, "none");
+    let export = ipc.share(ipc.allocate(0, 4096).expect("memory")).start().expect("it is shared");
+    let (_channel, mut peer) = connect(&listener, &name);
+    let error = peer.ask(&format!("open {}", export.descriptor()));
+    assert!(error.starts_with("ExportDropped"), "{error}");
+}
+
+/// Its claims are not in the table, so the exporter looks at its leases.
+#[test]
+fn further_importer_with_a_lease_has_claims_that_the_table_does_not_show() {
+    let ipc = ipc();
+    let (listener, name) = listen(&ipc, "crowd");
+    let table = Arc::new(ClaimTable::new().expect("memory"));
+    let export =
+        ipc.share(ipc.allocate(0, 4096).expect("memory")).claims(&table).start().expect("it is shared");
+    let (channel, mut peer) = connect(&listener, &name);
+    for number in 0..46 {
+        assert_eq!(table.admit(&channel).expect("there is room"), number);
+    }
+    assert!(table.offer(7) && !table.is_crowded());
+    assert_eq!(peer.ask(&format!("open {}", export.descriptor())), "joined");
+    assert!(table.is_crowded());
+    assert_eq!(peer.ask("claim 7"), "true");
+    assert!(!table.is_claimed(7) && export.holders().iter().len() == 1);
+    assert_eq!(peer.ask("claim 9"), "false");
 }

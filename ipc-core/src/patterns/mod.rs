@@ -1,6 +1,6 @@
 //! Patterns built from exports: rings, channels, claims and keepers.
 
 pub(crate) mod channel;
-pub(crate) mod claims;
+mod claims;
 pub(crate) mod keeper;
 pub(crate) mod ring;

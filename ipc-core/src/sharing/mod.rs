@@ -1,6 +1,7 @@
 //! Exports, leases, the import cache, ready events, timelines and copies through the host; and the one process-wide state.
 
 pub(crate) mod broker;
+pub(crate) mod claims;
 pub(crate) mod export;
 pub(crate) mod host_pages;
 pub(crate) mod import;

@@ -69,6 +69,10 @@ fn request() -> impl Strategy<Value = Request> {
             lease: LeaseId(lease),
             limit_ms
         }),
+        any::<(u64, u64)>().prop_map(|(request, lease)| Request::Claims {
+            request: RequestId(request),
+            lease: LeaseId(lease)
+        }),
         any::<(u64, u64, u64)>().prop_map(|(request, lease, chunk)| Request::StageNext {
             request: RequestId(request),
             lease: LeaseId(lease),
@@ -199,6 +203,8 @@ fn reply() -> impl Strategy<Value = Reply> {
             request: RequestId(request),
             token: Token::from_bytes(token)
         }),
+        any::<(u64, u32)>()
+            .prop_map(|(request, importer)| Reply::Claims { request: RequestId(request), importer }),
         (any::<(u64, bool)>(), vec(listed(), 0..4)).prop_map(|((request, more), exports)| {
             Reply::Listing { request: RequestId(request), exports, more }
         }),

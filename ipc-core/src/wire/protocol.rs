@@ -57,6 +57,8 @@ pub(crate) enum Request {
     LeaseChanged { lease: LeaseId },
     /// Requests a grant of the export of a lease, for another process; it ends after this time.
     Grant { request: RequestId, lease: LeaseId, limit_ms: u64 },
+    /// Requests the table of claims of the export of a lease.
+    Claims { request: RequestId, lease: LeaseId },
 }
 
 impl Request {
@@ -119,6 +121,8 @@ pub(crate) enum Reply {
     /// Precedes the [`Reply::Opened`] of an open by a grant: leases on other exports of the same allocation, which the importer
     /// has not opened yet.
     Ahead { request: RequestId, leases: Vec<LeaseAhead> },
+    /// Answers [`Request::Claims`]: the number of the importer, and the descriptor of the table.
+    Claims { request: RequestId, importer: u32 },
 }
 
 /// An export as processes without its token may see it.

@@ -134,6 +134,8 @@ impl Service for Broker {
 
     fn closed(&mut self, mut session: Self::Session, peer: &PeerCredentials) {
         session.log_end(peer);
+        // Before the ends of its leases, which call the exports' callbacks.
+        session.release_claims();
         let (slots, how) = (session.take_slots(), session.termination());
         let blocks = session.take_blocks();
         let ending = Ending { leases: session.into_leases().into_iter(), _blocks: blocks, slots, how };

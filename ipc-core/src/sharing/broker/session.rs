@@ -11,6 +11,7 @@ use crate::os::kill::kill_point;
 use crate::os::log::Throttle;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::Runtime;
+use crate::sharing::claims::ClaimTable;
 use crate::sharing::export::{ExportTable, Importer, OpenRequest, Readahead, stale};
 use crate::sharing::lease_page::{LeasePlaces, LeaseWord};
 use crate::sharing::staging::{Outgoing, Refused};
@@ -76,6 +77,8 @@ pub(crate) struct BrokerSession<'a> {
     /// bytes are not ready yet.
     opens_without_ahead: usize,
     readahead: Readahead,
+    /// The tables of claims that the importer has received, and its numbers there.
+    claims: Vec<(Arc<ClaimTable>, u32)>,
     /// The importer exits in order, and its device work with the memory has completed.
     exits: bool,
 }
@@ -146,6 +149,7 @@ impl Session for BrokerSession<'_> {
                     Err(how) => connection.violated(how),
                 }
             }
+            (Request::Claims { request, lease }, Some(_)) => self.claims(request, lease, connection),
             (Request::Exit, Some(_)) => {
                 self.exits = true;
                 Next::Keep
@@ -210,6 +214,7 @@ impl<'a> BrokerSession<'a> {
             stagings: HashMap::new(),
             opens_without_ahead: 0,
             readahead: Readahead::default(),
+            claims: Vec::new(),
             exits: false,
         }
     }
@@ -328,7 +333,8 @@ impl<'a> BrokerSession<'a> {
             let detail = format!("the importing process has used {MAX_DEVICES} devices already");
             return connection.send(&exceeded(detail), &[]);
         };
-        let is_permitted = wanted.grant.is_some() && self.opens_without_ahead == 0;
+        let has_right = wanted.grant.is_some() || self.exports.claims(export).is_some();
+        let is_permitted = has_right && self.opens_without_ahead == 0;
         let ahead = is_permitted.then(|| (wanted.access, importer.clone()));
         self.opens_without_ahead = self.opens_without_ahead.saturating_sub(1);
         importer.word = self.places.take();
@@ -439,6 +445,31 @@ impl<'a> BrokerSession<'a> {
         match self.exports.begin_timed_grant(*export, limit.min(LONGEST_GRANT), Some(allotment)) {
             Ok(token) => Reply::Granted { request, token },
             Err(error) => refused(error.into()),
+        }
+    }
+
+    /// Sends the table of claims of the export of a lease.
+    fn claims(&mut self, request: RequestId, lease: LeaseId, connection: &mut Connection) -> Next {
+        let export = self.leases.get(&lease);
+        let Some(table) = export.and_then(|export| self.exports.claims(*export)) else {
+            return connection.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]);
+        };
+        let known = self.claims.iter().find(|(known, _)| Arc::ptr_eq(known, &table));
+        let importer = match known {
+            Some((_, importer)) => *importer,
+            None => {
+                let importer = table.number_or_crowd();
+                self.claims.push((Arc::clone(&table), importer));
+                importer
+            }
+        };
+        connection.send(&Reply::Claims { request, importer }, &[table.file()])
+    }
+
+    /// Releases the claims of a closed connection.
+    pub(super) fn release_claims(&mut self) {
+        for (table, importer) in self.claims.drain(..) {
+            table.dismiss(importer);
         }
     }
 

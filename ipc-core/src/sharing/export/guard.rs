@@ -191,6 +191,15 @@ impl Export {
         Ok(Grant::new(&runtime.identity, begun))
     }
 
+    /// Returns whether a grant has neither been used nor given back, and its time limit has not passed.
+    #[doc(hidden)]
+    pub fn is_granted(&self) -> bool {
+        let is_granted = |part: &Published| {
+            part.runtime.here().is_none_or(|runtime| runtime.exports.is_granted(part.export))
+        };
+        self.parts.iter().any(is_granted)
+    }
+
     /// Takes idle leases back, without waiting: those that only the import caches of other processes keep end now, whether the
     /// processes are running or stopped. Leases in use, and those of later opens, are returned as soon as no mapping uses them,
     /// so each further open by an importer costs a message and a driver call. The export stays open.

@@ -77,6 +77,7 @@ impl<O: Send + 'static> ShareBuilder<'_, O> {
             access: self.access,
             allow: self.ipc.allow_list().clone(),
             ahead: self.ahead,
+            claims: self.claims.clone(),
             token,
             shared: Shared {
                 ready,

@@ -1,6 +1,7 @@
 //! The builder of an export.
 
 use std::fmt;
+use std::sync::Arc;
 
 use super::exposure::ExposurePolicy;
 use super::guard::Export;
@@ -14,6 +15,7 @@ use crate::model::one_or_many::OneOrMany;
 use crate::model::tensor::Dtype;
 #[cfg(doc)]
 use crate::model::tensor::LayoutError;
+use crate::sharing::claims::ClaimTable;
 use crate::sharing::{Ipc, RecoverableError};
 
 /// An export in the making; see [`Ipc::share`](crate::Ipc::share).
@@ -49,6 +51,7 @@ pub struct ShareBuilder<'a, O> {
     pub(super) ready: OneOrMany<BorrowedStream<'a>>,
     pub(super) borrowed: bool,
     pub(super) ahead: bool,
+    pub(super) claims: Option<Arc<ClaimTable>>,
     pub(super) exposing: ExposurePolicy,
 }
 
@@ -89,6 +92,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             ready: OneOrMany::NONE,
             borrowed: false,
             ahead: false,
+            claims: None,
             exposing: ExposurePolicy::Allow,
         }
     }
@@ -162,6 +166,14 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
     /// export does not count for [`wait_opened`](Export::wait_opened) and [`wait_released`](Export::wait_released).
     pub const fn lease_ahead(mut self) -> Self {
         self.ahead = true;
+        self
+    }
+
+    /// Hands this table of claims to importers that ask for it ([`Mapping::claims`](crate::Mapping::claims)). The claims of an
+    /// importer are released when its connection ends.
+    #[doc(hidden)]
+    pub fn claims(mut self, table: &Arc<ClaimTable>) -> Self {
+        self.claims = Some(Arc::clone(table));
         self
     }
 

@@ -25,6 +25,7 @@ use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
 use crate::os::{Condvar, Readiness, clock};
 use crate::sharing::Home;
+use crate::sharing::claims::ClaimTable;
 use crate::transport::{AllowList, ConnectionId, Epoch};
 use crate::wire::descriptor::ExportId;
 use crate::wire::{Reply, Token};
@@ -84,6 +85,8 @@ struct Entry {
     allow: Option<Box<AllowList>>,
     /// Whether importers of other exports may have leases ahead on this one.
     ahead: bool,
+    /// For importers that ask for it.
+    claims: Option<Arc<ClaimTable>>,
     leases: HashMap<LeaseId, Lease>,
     /// Boxed, as few exports have leases reclaimed.
     reclaimed: Option<Box<Reclaimed>>,
@@ -135,6 +138,7 @@ pub(crate) struct NewExport {
     pub(crate) allow: AllowList,
     /// Whether importers of other exports may have leases ahead on this one.
     pub(crate) ahead: bool,
+    pub(crate) claims: Option<Arc<ClaimTable>>,
     pub(crate) token: Token,
     pub(crate) shared: Shared,
 }
@@ -155,6 +159,7 @@ impl ExportTable {
             access: new.access,
             allow: (new.allow != AllowList::own_user()).then(|| Box::new(new.allow)),
             ahead: new.ahead,
+            claims: new.claims,
             leases: HashMap::new(),
             reclaimed: None,
             grants: Grants::new(),
@@ -194,6 +199,16 @@ impl ExportTable {
         if let Some(Some(epoch)) = self.epoch.get() {
             epoch.advance();
         }
+    }
+
+    /// Returns whether the export has a grant that has not ended.
+    pub(crate) fn is_granted(&self, export: ExportId) -> bool {
+        self.lock().exports.get(&export).is_some_and(|entry| !entry.grants.is_empty())
+    }
+
+    /// Returns the table of claims of an export that has one.
+    pub(crate) fn claims(&self, export: ExportId) -> Option<Arc<ClaimTable>> {
+        self.lock().exports.get(&export)?.claims.clone()
     }
 
     /// Returns whether the export exists and has not been dropped.

@@ -152,6 +152,16 @@ impl Grant {
     /// effect for a grant that has ended, and where this process has no connection to the exporter: the grant ends at its time
     /// limit then.
     pub fn give_back(&self) {
+        self.end(false);
+    }
+
+    /// As [`give_back`](Self::give_back), but the exporter learns it soon in any case: the grant keeps more than this process has open.
+    #[doc(hidden)]
+    pub fn give_back_soon(&self) {
+        self.end(true);
+    }
+
+    fn end(&self, is_urgent: bool) {
         let Some(runtime) = Runtime::existing() else { return };
         if self.exporter() == (&runtime.identity).into() {
             self.parts().iter().for_each(|(export, token)| runtime.exports.end_grant(*export, *token));
@@ -163,7 +173,7 @@ impl Grant {
             let is_full = imports.ended.note(&exporter, EndedGrant { channel: None, export, token });
             // Looked at after the grant, so that no notification is missed in between.
             let may_wait = || imports.known_links(&exporter).iter().any(|link| link.may_keep(export));
-            if is_full || !may_wait() {
+            if is_urgent || is_full || !may_wait() {
                 imports.give_back_soon(runtime, &exporter);
             }
         }

@@ -13,6 +13,7 @@ use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
 use crate::os::process::ProcessIdentity;
+use crate::sharing::claims::Claims;
 use crate::sharing::lease_page::{LeasePage, LeaseWord};
 use crate::sharing::timeline::{Termination, Timeline};
 use crate::sharing::{Runtime, RuntimeRef};
@@ -272,6 +273,20 @@ impl Client<Subscriptions> {
             Reply::Granted { token, .. } => Ok(token),
             _ => Err(self.check_gone(Error::Protocol("it granted what was not asked for".into()))),
         }
+    }
+
+    /// Asks for the table of claims of the export of a lease.
+    pub(crate) fn claims(&self, lease: LeaseId, deadline: Deadline) -> Result<Claims> {
+        let (reply, fds) = self.call(|request| Request::Claims { request, lease }, deadline)?;
+        let Reply::Claims { importer, .. } = reply else {
+            return Err(self.check_gone(Error::Protocol("it sent what was not asked for".into())));
+        };
+        let file = fds.take_first();
+        let file = file.ok_or_else(|| {
+            let what = "receiving a table of claims (this process may have no file descriptors left; raise its limit, ulimit -n)";
+            Error::io(what, rustix::io::Errno::MFILE)
+        })?;
+        Claims::open(file, importer)
     }
 
     /// Gives grants back.

@@ -13,6 +13,7 @@ use crate::model::error::{Error, Result};
 use crate::model::one_or_many::OneOrMany;
 use crate::model::tensor::TensorLayout;
 use crate::sharing::RecoverableError;
+use crate::sharing::claims::Claims;
 use crate::sharing::timeline::Timeline;
 use crate::wire::Grant;
 use crate::wire::descriptor::Descriptor;
@@ -256,6 +257,18 @@ impl Mapping {
             }
         }
         Ok(Grant::new(exporter, begun))
+    }
+
+    /// Asks the exporter for the table of claims that it has shared the memory with.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ExportDropped`](crate::Error::ExportDropped), also for an export without a table;
+    /// [`Error::ExporterGone`](crate::Error::ExporterGone); [`Error::Unsupported`](crate::Error::Unsupported) in the exporting
+    /// process and for a [copy](Self::is_copy).
+    #[doc(hidden)]
+    pub fn claims(&self) -> Result<Claims> {
+        self.first_part().claims()
     }
 
     /// Registers a callback that runs once when the exporting process has terminated, now if it has. It runs on a thread of the

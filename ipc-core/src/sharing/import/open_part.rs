@@ -15,6 +15,7 @@ use crate::model::error::{Error, Result};
 use crate::model::tensor::NamedTensor;
 use crate::os::process::Owner;
 use crate::sharing::Runtime;
+use crate::sharing::claims::Claims;
 use crate::sharing::timeline::{Termination, Timeline};
 use crate::transport::Deadline;
 use crate::wire::Token;
@@ -227,6 +228,20 @@ impl OpenPart {
                 why: "the lease has ended; send the descriptor, which opens the export while it lives".into(),
             }),
         }
+    }
+
+    /// Returns the table of claims of the export.
+    pub(crate) fn claims(&self) -> Result<Claims> {
+        self.owner.check()?;
+        let Some(lease) = self.lease() else {
+            return Err(Error::Unsupported {
+                backend: self.backend().info().name,
+                what: "claim items of an export of the same process or of a copy".into(),
+                why: "claims are between two processes".into(),
+            });
+        };
+        lease.check()?;
+        lease.link.claims(lease.id(), Deadline::after(self.settings.timeout))
     }
 
     /// Checks that work on this stream may use the memory now.

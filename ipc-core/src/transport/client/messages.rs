@@ -57,6 +57,7 @@ impl<S: Subscriber> Client<S> {
                 Reply::Confirmed { request: answered }
                 | Reply::Timeline { request: answered, .. }
                 | Reply::Granted { request: answered, .. }
+                | Reply::Claims { request: answered, .. }
                     if answered == request =>
                 {
                     return Ok((reply, fds));
@@ -95,6 +96,7 @@ impl<S: Subscriber> Client<S> {
             | Reply::Confirmed { request }
             | Reply::Timeline { request, .. }
             | Reply::Granted { request, .. }
+            | Reply::Claims { request, .. }
                 if calls.abandoned.remove(&request.0) =>
             {
                 Ok(())

@@ -306,6 +306,7 @@ mod tests {
             access: Access::ReadOnly,
             allow: AllowList::own_user(),
             ahead: false,
+            claims: None,
             token,
             shared,
         });

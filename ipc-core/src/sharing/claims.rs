@@ -14,26 +14,23 @@
 //!     +-- take back      +-- withdraw             +-- take back --> ended: the entry is free for another ticket
 //! ```
 //!
-//! The exporter ends a claim of an importer that has terminated; the caller detects this by the channel that the table was handed
-//! over with. An importer that writes entries of others can make the exporter keep their items or take them back too early, as it
+//! The exporter ends the claims of an importer that has terminated. The table is handed over with a lease, whose connection ends
+//! then, or with a channel, whose caller detects it. An importer that writes entries of others can make the exporter keep their items or take them back too early, as it
 //! could by their tickets; importers run as the exporter's user, or as users that it allows.
 
 #![allow(unsafe_code, reason = "words in shared memory")]
 
 use std::collections::HashMap;
 use std::fmt;
-use std::os::fd::AsFd as _;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use super::channel::Channel;
+use super::host_pages::{GRANULE, HostPages};
 use crate::model::error::{Error, Result};
-use crate::sharing::host_pages::{GRANULE, HostPages};
-use crate::transport::Deadline;
 
 /// Bytes of a table.
-const BYTES: usize = 4 * GRANULE;
+const BYTES: usize = 16 * GRANULE;
 /// Bytes of an entry: the ticket, which the exporter writes, and the claims.
 const ENTRY_BYTES: usize = 2 * size_of::<u64>();
 /// Number of entries for tickets. The first entry of a table counts the releases.
@@ -127,6 +124,8 @@ pub struct ClaimTable {
     offers: Mutex<Offers>,
     /// The number of releases that [`released`](Self::released) has seen.
     seen: AtomicU64,
+    /// Whether there are importers without a number of their own.
+    is_crowded: AtomicBool,
 }
 
 /// What the exporter itself knows; importers can write the table.
@@ -147,17 +146,20 @@ impl ClaimTable {
     pub fn new() -> Result<Self> {
         let table = SharedTable(HostPages::create("device-ipc-claims", BYTES)?);
         let offers = Offers { used: vec![false; ENTRIES as usize], ..Offers::default() };
-        Ok(Self { table, offers: Mutex::new(offers), seen: AtomicU64::new(0) })
+        Ok(Self {
+            table,
+            offers: Mutex::new(offers),
+            seen: AtomicU64::new(0),
+            is_crowded: AtomicBool::new(false),
+        })
     }
 
-    /// Hands the table over to the peer of a channel, which takes it by [`Claims::receive`]. Returns the number of the importer,
-    /// which the caller sends.
+    /// Returns a number for a further importer.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] for more than 46 importers at a time; [`Error::Io`]; [`Error::ChannelClosed`] or
-    /// [`Error::PeerGone`].
-    pub fn admit<const RECEIVES: bool>(&self, channel: &Channel<true, RECEIVES>) -> Result<u32> {
+    /// [`Error::Unsupported`] for more than 46 importers at a time.
+    pub(crate) fn number(&self) -> Result<u32> {
         let mut offers = self.offers();
         let importer = (!offers.importers).trailing_zeros();
         if importer >= IMPORTERS {
@@ -167,9 +169,27 @@ impl ClaimTable {
                 why: format!("it has {IMPORTERS}"),
             });
         }
-        channel.send_file(self.table.0.file().as_fd())?;
         offers.importers |= 1 << importer;
         Ok(importer)
+    }
+
+    /// As [`number`](Self::number), for an importer with a lease, by which the exporter knows of it also without a number of its own.
+    pub(crate) fn number_or_crowd(&self) -> u32 {
+        self.number().unwrap_or_else(|_| {
+            self.is_crowded.store(true, Ordering::Release);
+            IMPORTERS
+        })
+    }
+
+    /// Returns whether importers have received the table whose claims it does not show: there were more than 46 at a time. Their
+    /// leases show that they may use an item.
+    pub fn is_crowded(&self) -> bool {
+        self.is_crowded.load(Ordering::Acquire)
+    }
+
+    /// Returns the file of the table, for importers.
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.table.0.file()
     }
 
     /// Releases the claims of an importer that has terminated or closed its channel. Returns their number.
@@ -210,6 +230,22 @@ impl ClaimTable {
     /// Takes an item back unless an importer claims it. Returns whether no importer can claim it any more.
     pub fn take_back(&self, ticket: u64) -> bool {
         self.end(ticket, |claims| claims & CLAIMED == 0)
+    }
+
+    /// Returns whether an importer claims a ticket.
+    pub fn is_claimed(&self, ticket: u64) -> bool {
+        self.claims(ticket).is_some_and(|claims| claims & CLAIMED != 0)
+    }
+
+    /// Returns whether no importer has released a ticket.
+    pub fn is_unused(&self, ticket: u64) -> bool {
+        self.claims(ticket).is_some_and(|claims| claims & RELEASED == 0)
+    }
+
+    fn claims(&self, ticket: u64) -> Option<u64> {
+        let offers = self.offers();
+        let entry = offers.positions.get(&ticket).map(|position| self.table.entry(*position));
+        entry.map(|entry| entry.claims.load(Ordering::Acquire))
     }
 
     /// Withdraws an offer, also if an importer claims it.
@@ -269,18 +305,8 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Takes the table that the peer of a channel has handed over, by [`ClaimTable::admit`], as the importer of this number.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Timeout`]; [`Error::Protocol`] if the peer sends something else; [`Error::ChannelClosed`] or
-    /// [`Error::PeerGone`]; [`Error::Io`].
-    pub fn receive<const SENDS: bool>(
-        channel: &Channel<SENDS, true>,
-        importer: u32,
-        timeout: Duration,
-    ) -> Result<Self> {
-        let file = channel.take_file(Deadline::after(timeout))?;
+    /// Maps a table, as the importer of this number.
+    pub(crate) fn open(file: OwnedFd, importer: u32) -> Result<Self> {
         let (pages, _) = HostPages::open(file, BYTES, "its table of claims")?.into_file();
         Ok(Self { table: SharedTable(pages), claim: claim_of(importer) })
     }
