@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 
 use crate::export::Holder;
 
+pyo3::import_exception!(device_ipc._errors, DescriptorError);
 pyo3::import_exception!(device_ipc._errors, LayoutError);
 pyo3::import_exception!(device_ipc._errors, PlacementError);
 pyo3::import_exception!(device_ipc._errors, StaleError);

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use crate::mapping_inner::MappingInner;
+use crate::storages::Claim;
 
 /// The numbers of tensors and exports to frameworks that use a mapping.
 #[derive(Default)]
@@ -58,6 +59,10 @@ enum Used {
     Name(String),
     /// In a mapping that only its tensor has.
     Only,
+    /// A storage in a mapping of several, which has a claim.
+    Claimed {
+        _claim: Claim,
+    },
 }
 
 impl Use {
@@ -72,12 +77,17 @@ impl Use {
     pub(crate) fn only(inner: &Arc<MappingInner>) -> Arc<Self> {
         Arc::new(Self { inner: Arc::clone(inner), tensor: Used::Only })
     }
+
+    /// A use by a storage with a claim, which is not counted.
+    pub(crate) fn claimed(inner: &Arc<MappingInner>, claim: Claim) -> Arc<Self> {
+        Arc::new(Self { inner: Arc::clone(inner), tensor: Used::Claimed { _claim: claim } })
+    }
 }
 
 impl Drop for Use {
     fn drop(&mut self) {
         match &self.tensor {
-            Used::Only => {}
+            Used::Only | Used::Claimed { .. } => {}
             Used::Name(name) => {
                 let mut named = self.inner.uses.named.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(count) = named.get_mut(name) {

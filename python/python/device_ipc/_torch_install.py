@@ -5,9 +5,10 @@ PyTorch sends a CUDA tensor as a call of ``rebuild_cuda_tensor`` with fifteen ar
 that the payloads have PyTorch's form, and code that rewrites or checks them works:
 
 =============== ====================================================================================================
-storage_handle  the descriptor of the whole storage, equal in all payloads of it: receivers find their storages by it
+storage_handle  the descriptor of the storage, or of the allocator's block that it lies in, with its place there and its ticket: equal in
+                all payloads of it, as receivers find their storages by it
 storage_offset  0
-ref_counter     a grant: the right of this payload to open the memory once, which keeps it until then
+ref_counter     the right of this payload to open the memory, which keeps it until then
 event           empty: the memory is ready for the receiver's stream when it is open
 =============== ====================================================================================================
 """
@@ -28,10 +29,10 @@ from ._errors import UnsupportedError
 # Without the types, which PyTorch does not have for all that is used here.
 _torch: Any = torch
 
-# The first bytes of descriptors and of grants. PyTorch takes the first byte of a handle for the version of its format, and
+# The first bytes of handles, and of the rights to open them. PyTorch takes the first byte of a handle for the version of its format, and
 # refuses one that is higher than its own.
-_DESCRIPTOR = b"DIPC"
-_GRANT = b"DIPG"
+_HANDLES = (b"DIPB", b"DIPC")
+_RIGHTS = (b"DIPF", b"DIPG", b"DIPT")
 
 # Seconds between two looks for storages that are no longer used, the first and the longest.
 _FIRST_LOOK = 0.01
@@ -107,13 +108,13 @@ def _methods(kind: str) -> Iterator[tuple[str, Any]]:
         return _storages.share(self, nbytes) if nbytes else stock_share(self, *args, **kwargs)
 
     def open(device: Any, handle: Any, size: Any, offset: Any, counter: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(handle, bytes) and handle.startswith(_DESCRIPTOR):
+        if isinstance(handle, bytes) and handle.startswith(_HANDLES):
             return _storages.open(device, handle, size, counter, _storage_of)
         return stock_open(device, handle, size, offset, counter, *args, **kwargs)
 
     def release(counter: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(counter, bytes) and counter.startswith(_GRANT):
-            return _native.Grant(counter).give_back()
+        if isinstance(counter, bytes) and counter.startswith(_RIGHTS):
+            return _storages.release(counter)
         return stock_release(counter, *args, **kwargs)
 
     yield share_name, share

@@ -1,0 +1,236 @@
+//! Blocks of the allocator that this process has shared as one export each, and the tickets of the storages in them.
+//!
+//! A block stays allocated as long as a storage lies in it, so any storage that was shared keeps it. The last one becomes the owner of
+//! the export, which ends after that.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use device_ipc::front_end::ClaimTable;
+use device_ipc::{DeviceOrdinal, DeviceRange, Error, Export, Ipc, OwnedRegion, Region, Result};
+
+use crate::owner::PyOwner;
+
+/// Number of attempts to find room in the table of claims.
+const ATTEMPTS: u32 = 64;
+
+/// Number of payloads of a storage from which on those that were opened are looked for.
+const MANY_PAYLOADS: usize = 16;
+
+/// The tickets of storages and of payloads.
+pub(super) struct Tickets {
+    pub(super) table: Arc<ClaimTable>,
+    /// The number of the table.
+    pub(super) number: u64,
+    last: AtomicU64,
+}
+
+impl Tickets {
+    pub(super) fn new() -> Result<Self> {
+        // Another one in each process.
+        let number = RandomState::new().hash_one(std::process::id());
+        Ok(Self { table: Arc::new(ClaimTable::new()?), number, last: AtomicU64::new(0) })
+    }
+
+    /// Returns a new ticket; `None` without room for one.
+    pub(super) fn offer(&self) -> Option<u64> {
+        let mut tickets = (0..ATTEMPTS).map(|_| self.last.fetch_add(1, Ordering::Relaxed) + 1);
+        tickets.find(|ticket| self.table.offer(*ticket))
+    }
+}
+
+/// The owner of the export of a block.
+#[derive(Default)]
+struct LastStorage(Mutex<Option<PyOwner>>);
+
+/// A block that is shared.
+pub(super) struct Block {
+    export: Export,
+    last: Arc<LastStorage>,
+    range: DeviceRange,
+    pub(super) descriptor: Vec<u8>,
+    /// The number of storages in it that are shared.
+    storages: AtomicUsize,
+    /// Importers do not keep it any longer than they use it.
+    is_recalled: AtomicBool,
+}
+
+impl Block {
+    /// Shares the block that a range lies in. `None` for a range in several allocations, or one that the backend does not tell.
+    fn share(ipc: &Ipc, range: DeviceRange, tickets: &Tickets) -> Option<Self> {
+        let extents = ipc.backend().extents_of(range, None).ok()?;
+        let [extent] = &*extents else { return None };
+        let allocation = extent.allocation;
+        let region = Region::new(ipc.backend().info().name, allocation).with_allocation(allocation);
+        let last = Arc::<LastStorage>::default();
+        // SAFETY: the storages in the block keep it allocated. The last of them is dropped with this owner, by `InBlock::end`.
+        let owned = unsafe { OwnedRegion::new(Arc::clone(&last), region) };
+        let export = ipc.share(owned).lease_ahead().claims(&tickets.table).start().ok()?;
+        Some(Self {
+            range: allocation,
+            descriptor: export.descriptor().to_bytes(),
+            export,
+            last,
+            storages: AtomicUsize::new(0),
+            is_recalled: AtomicBool::new(false),
+        })
+    }
+
+    fn contains(&self, range: DeviceRange) -> bool {
+        self.range.end().zip(range.end()).is_some_and(|(end, other)| {
+            self.range.device == range.device && self.range.ptr <= range.ptr && other <= end
+        })
+    }
+
+    /// Returns whether another process has the block open, once its importers do not keep it any longer than they use it. `changed` is
+    /// called when that changes.
+    pub(super) fn is_open_elsewhere(&self, changed: impl Fn() + Send + Sync + 'static) -> bool {
+        if !self.is_recalled.swap(true, Ordering::AcqRel) {
+            self.export.on_change(changed);
+        }
+        self.export.recall();
+        self.export.holders().iter().len() > 0
+    }
+}
+
+/// The backend and the device of a block, and its address.
+type Place = (&'static str, DeviceOrdinal, u64);
+
+/// The blocks that are shared.
+#[derive(Default)]
+pub(super) struct Blocks(Mutex<BTreeMap<Place, Weak<Block>>>);
+
+impl Blocks {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Place, Weak<Block>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the place of a storage in its block, which is shared if it is not yet. `None` where it cannot be shared so.
+    pub(super) fn place(&self, ipc: &Ipc, range: DeviceRange, tickets: &Tickets) -> Option<InBlock> {
+        let backend = ipc.backend().info().name;
+        let found = {
+            let blocks = self.lock();
+            let below = blocks.range(..=(backend, range.device, range.ptr.get())).next_back();
+            below.and_then(|(_, block)| block.upgrade())
+        };
+        let usable = |block: &Arc<Block>| block.contains(range) && !block.is_recalled.load(Ordering::Acquire);
+        let block = match found.filter(usable) {
+            Some(block) => block,
+            None => {
+                let block = Arc::new(Block::share(ipc, range, tickets)?);
+                let mut blocks = self.lock();
+                blocks.retain(|_, block| block.strong_count() > 0);
+                blocks.insert((backend, range.device, block.range.ptr.get()), Arc::downgrade(&block));
+                block
+            }
+        };
+        let ticket = tickets.offer()?;
+        block.storages.fetch_add(1, Ordering::AcqRel);
+        Some(InBlock {
+            offset: range.ptr.get() - block.range.ptr.get(),
+            block: Some(block),
+            ticket,
+            payloads: Mutex::default(),
+            has_left: AtomicBool::new(false),
+        })
+    }
+}
+
+/// A storage in a block that is shared.
+pub(super) struct InBlock {
+    /// Taken at the end.
+    block: Option<Arc<Block>>,
+    pub(super) offset: u64,
+    pub(super) ticket: u64,
+    /// The tickets of payloads that may not have been opened, and their time limits.
+    payloads: Mutex<Vec<(u64, Instant)>>,
+    has_left: AtomicBool,
+}
+
+impl InBlock {
+    pub(super) fn block(&self) -> &Block {
+        self.block.as_ref().expect("taken at the end")
+    }
+
+    fn payloads(&self) -> MutexGuard<'_, Vec<(u64, Instant)>> {
+        self.payloads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a ticket for a payload, which keeps the storage until it is opened or `lifetime` is over.
+    pub(super) fn grant(&self, tickets: &Tickets, lifetime: Duration) -> Result<u64> {
+        let mut payloads = self.payloads();
+        if payloads.len() >= MANY_PAYLOADS && payloads.len().is_power_of_two() {
+            remove_opened(&mut payloads, tickets);
+        }
+        let full = || {
+            Error::QuotaExceeded("more than 60,000 storages and payloads that no process has opened; choose a shorter payload_lifetime".into())
+        };
+        let ticket = tickets.offer().ok_or_else(full)?;
+        let now = Instant::now();
+        // An end that the clock cannot represent is one that never comes.
+        let end = now.checked_add(lifetime).unwrap_or(now + Duration::from_secs(100 * 365 * 24 * 3600));
+        payloads.push((ticket, end));
+        Ok(ticket)
+    }
+
+    /// Takes the storage's ticket back unless another process uses the storage or may open a payload of it. Returns whether it did.
+    pub(super) fn take_back(&self, tickets: &Tickets) -> bool {
+        let mut payloads = self.payloads();
+        remove_opened(&mut payloads, tickets);
+        if !payloads.is_empty() || self.block().export.is_granted() {
+            return false;
+        }
+        tickets.table.take_back(self.ticket)
+    }
+
+    /// Withdraws the storage, also if another process uses it.
+    pub(super) fn withdraw(&self, tickets: &Tickets) {
+        tickets.table.withdraw(self.ticket);
+        for (ticket, _) in self.payloads().drain(..) {
+            tickets.table.withdraw(ticket);
+        }
+    }
+
+    /// Leaves the block to the other storages in it. Returns `false` for the last one, which stays.
+    pub(super) fn leave(&self) -> bool {
+        if self.has_left.load(Ordering::Acquire) {
+            return true;
+        }
+        let others = |count: usize| if count > 1 { Some(count - 1) } else { None };
+        let has_left =
+            self.block().storages.fetch_update(Ordering::AcqRel, Ordering::Acquire, others).is_ok();
+        self.has_left.store(has_left, Ordering::Release);
+        has_left
+    }
+}
+
+impl InBlock {
+    /// Ends the export of the block if this is its last storage, which is dropped after that.
+    pub(super) fn end(&mut self, storage: PyOwner) {
+        let Some(block) = self.block.take() else { return };
+        if !*self.has_left.get_mut() {
+            block.storages.fetch_sub(1, Ordering::AcqRel);
+        }
+        if let Some(block) = Arc::into_inner(block) {
+            *block.last.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(storage);
+        }
+    }
+}
+
+/// Removes the payloads that were opened, and those whose time limit has passed.
+fn remove_opened(payloads: &mut Vec<(u64, Instant)>, tickets: &Tickets) {
+    if payloads.is_empty() {
+        return;
+    }
+    let now = Instant::now();
+    payloads.retain(|&(ticket, end)| {
+        let is_open = tickets.table.is_unused(ticket) && now < end;
+        if !is_open {
+            tickets.table.withdraw(ticket);
+        }
+        is_open
+    });
+}
