@@ -9,10 +9,9 @@ use std::sync::Arc;
 use crate::backend::host_copy::read_elements;
 use crate::backend::interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTypes};
 use crate::backend::stream::{AsStream, BorrowedStream};
-use crate::backend::test_kernels::test_kernels;
 use crate::backend::{
     BlockedTensors, DeviceIpc, DeviceStream, Gate, MemoryUse, TestKernels, check_stream_device,
-    check_stream_of,
+    check_stream_of, test_kernels_of,
 };
 use crate::model::address::{DevicePtr, DeviceRange};
 use crate::model::device::DeviceOrdinal;
@@ -265,7 +264,7 @@ impl Stream {
     }
 
     fn test_kernels(&self) -> Result<&dyn TestKernels> {
-        test_kernels(&*self.inner.backend)
+        test_kernels_of(&*self.inner.backend)
     }
 
     /// Waits on the host until all work submitted to the stream has finished.

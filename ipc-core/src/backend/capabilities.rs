@@ -109,3 +109,22 @@ impl Capabilities {
         self
     }
 }
+
+/// A description of a backend for users and logs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BackendInfo {
+    /// The backend's name, as in descriptors and in `DEVICE_IPC_BACKEND`.
+    pub name: &'static str,
+    /// The vendor's versions, for example `driver 580.159, CUDA 13.0`.
+    pub version: String,
+    /// The file of the vendor's library that was loaded; `None` for a backend without a library.
+    pub library: Option<String>,
+}
+
+impl BackendInfo {
+    /// Creates a description.
+    pub fn new(name: &'static str, version: impl Into<String>, library: Option<String>) -> Self {
+        Self { name, version: version.into(), library }
+    }
+}

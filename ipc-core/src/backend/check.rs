@@ -1,7 +1,7 @@
 //! Checks of arguments, for core and for backends.
 
 use crate::backend::stream::BorrowedStream;
-use crate::backend::{DeviceIpc, DeviceTimelines};
+use crate::backend::{DeviceIpc, DeviceTimelines, TestKernels};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 
@@ -64,5 +64,18 @@ pub(crate) fn timelines_of(backend: &dyn DeviceIpc, device: DeviceOrdinal) -> Re
         what: format!("let streams of device {device} write and wait on words"),
         why: "the device, or this driver, has no stream memory operations; order by events, or synchronise on the host"
             .into(),
+    })
+}
+
+/// Returns the test kernels of a backend.
+///
+/// # Errors
+///
+/// [`Error::Unsupported`] if it has none.
+pub(crate) fn test_kernels_of(backend: &dyn DeviceIpc) -> Result<&dyn TestKernels> {
+    backend.test_kernels().ok_or_else(|| Error::Unsupported {
+        backend: backend.info().name,
+        what: "run a test kernel".into(),
+        why: "it implements no `TestKernels`; submit a kernel of your own to the stream".into(),
     })
 }

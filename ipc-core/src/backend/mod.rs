@@ -130,6 +130,8 @@ mod check;
 mod diagnosis;
 pub mod engine;
 mod event;
+mod gate;
+mod handles;
 mod host_copy;
 pub(crate) mod interop;
 pub mod library;
@@ -142,8 +144,6 @@ mod test_kernels;
 mod timeline;
 
 use std::fmt;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 pub use crate::model::address::{Extent, Generation};
 pub use crate::model::device::HostId;
@@ -152,11 +152,14 @@ pub use crate::os::environment;
 pub use blocks::{BlockedTensors, check_blocks};
 pub(crate) use bound::DeviceBound;
 pub(crate) use buffer::{Buffer, Stream, check_whole_elements};
-pub use capabilities::{Capabilities, HandleKind, HandleKindInfo, Lifetime};
+pub use capabilities::{BackendInfo, Capabilities, HandleKind, HandleKindInfo, Lifetime};
 pub use check::{check_backend, check_copy_lengths, check_stream_device};
-pub(crate) use check::{check_stream_of, timelines_of};
+pub(crate) use check::{check_stream_of, test_kernels_of, timelines_of};
 pub use diagnosis::{Diagnosis, Finding, Machine, Symptom, Verdict};
 pub use event::DeviceEvent;
+#[doc(hidden)]
+pub use gate::Gate;
+pub use handles::{Exported, HandleBytes, Opened, ReceivedHandle};
 pub(crate) use host_copy::{read_elements, read_tensor};
 pub use interop::{ViewStream, ViewTypes};
 pub use memory::{DeviceMemory, DeviceStream, MemoryInfo};
@@ -165,19 +168,13 @@ pub use reservations::{DeviceReservations, Imported, ReservationGranularity};
 #[doc(inline)]
 pub use select::register_backend;
 pub use select::{BACKEND_VARIABLE, Backends, Rank, Registration, Unavailable};
-#[doc(hidden)]
-pub use test_kernels::Gate;
 pub use test_kernels::TestKernels;
 pub use timeline::DeviceTimelines;
 
-use serde::de::{SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
 pub(crate) use crate::model::access::Access;
 use crate::model::address::DeviceRange;
-use crate::model::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
+use crate::model::device::{DeviceInfo, DeviceOrdinal};
 use crate::model::error::Result;
-use crate::os::process::ProcessIdentity;
 
 /// A vendor's device IPC. See the [module documentation](self) for the contract.
 pub trait DeviceIpc: fmt::Debug + Send + Sync {
@@ -419,131 +416,3 @@ pub(crate) fn with_device_context<T>(
         (None, None) => unreachable!("the body has run or is still available"),
     }
 }
-
-/// A description of a backend for users and logs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct BackendInfo {
-    /// The backend's name, as in descriptors and in `DEVICE_IPC_BACKEND`.
-    pub name: &'static str,
-    /// The vendor's versions, for example `driver 580.159, CUDA 13.0`.
-    pub version: String,
-    /// The file of the vendor's library that was loaded; `None` for a backend without a library.
-    pub library: Option<String>,
-}
-
-impl BackendInfo {
-    /// Creates a description.
-    pub fn new(name: &'static str, version: impl Into<String>, library: Option<String>) -> Self {
-        Self { name, version: version.into(), library }
-    }
-}
-
-/// A handle of one of this process's allocations.
-#[derive(Debug)]
-pub struct Exported {
-    /// The allocation.
-    pub extent: Extent,
-    /// The kind of the handle.
-    pub kind: HandleKind,
-    /// The vendor's bytes. A process that has them may be able to open the memory: the library sends them only with a lease.
-    pub bytes: HandleBytes,
-    /// The file descriptors of the handle; not empty if and only if the kind has
-    /// [`carries_fds`](HandleKindInfo::carries_fds). Importers receive duplicates; `unexport` closes these.
-    pub fds: Vec<OwnedFd>,
-}
-
-/// A handle received from the exporting process. Every field is a claim of the peer.
-#[derive(Debug)]
-pub struct ReceivedHandle {
-    /// The kind of the handle.
-    pub kind: HandleKind,
-    /// The vendor's bytes.
-    pub bytes: HandleBytes,
-    /// The file descriptors of the handle.
-    pub fds: Vec<OwnedFd>,
-    /// The size of the allocation in bytes as the exporter states it; it may be wrong.
-    pub size: u64,
-    /// The generation of the allocation as the exporter states it. The library has compared it with the descriptor.
-    pub generation: Option<Generation>,
-    /// The home device, if it is visible to this process.
-    pub home: Option<DeviceOrdinal>,
-    /// The identity of the home device as the descriptor states it, for errors; `None` if it is unknown.
-    pub home_identity: Option<DeviceIdentity>,
-    /// The exporting process as the descriptor states it.
-    pub exporter: ProcessIdentity,
-}
-
-/// A range that [`DeviceIpc::open`] opened; [`DeviceIpc::close`] closes it.
-#[derive(Debug)]
-pub struct Opened {
-    /// The whole range that the driver mapped, on the device that it was opened on.
-    pub range: DeviceRange,
-    /// The backend's key for closing the range, opaque to the library.
-    pub cookie: u64,
-}
-
-/// The bytes of a vendor's handle. `Debug` hides them: they may be enough to open the memory.
-#[derive(Clone, PartialEq, Eq)]
-pub struct HandleBytes(Arc<[u8]>);
-
-impl HandleBytes {
-    /// Wraps the vendor's bytes.
-    pub fn new(bytes: impl Into<Arc<[u8]>>) -> Self {
-        Self(bytes.into())
-    }
-
-    /// Returns the bytes.
-    pub fn as_slice(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-/// Serializes the bytes at once; a sequence would be serialized byte by byte.
-impl Serialize for HandleBytes {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(&self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for HandleBytes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_byte_buf(BytesVisitor)
-    }
-}
-
-struct BytesVisitor;
-
-impl<'de> Visitor<'de> for BytesVisitor {
-    type Value = HandleBytes;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the bytes of a handle")
-    }
-
-    fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> Result<HandleBytes, E> {
-        Ok(HandleBytes::new(bytes))
-    }
-
-    fn visit_byte_buf<E: serde::de::Error>(self, bytes: Vec<u8>) -> Result<HandleBytes, E> {
-        Ok(HandleBytes::new(bytes))
-    }
-
-    /// Accepts a sequence, for formats without byte strings such as JSON.
-    fn visit_seq<A: SeqAccess<'de>>(self, mut listed: A) -> Result<HandleBytes, A::Error> {
-        let mut bytes = Vec::new();
-        while let Some(byte) = listed.next_element::<u8>()? {
-            bytes.push(byte);
-        }
-        Ok(HandleBytes::new(bytes))
-    }
-}
-
-impl fmt::Debug for HandleBytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HandleBytes({} bytes)", self.0.len())
-    }
-}
-
-#[cfg(test)]
-mod tests;
