@@ -10,6 +10,7 @@ mod chains;
 mod construct;
 mod descriptor;
 mod kind;
+mod kind_of;
 mod text;
 mod vendor;
 
