@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Remote;
+use super::settings::Remote;
 use crate::backend::DeviceIpc;
 use crate::backend::engine::MemorySpace;
 use crate::model::device::DeviceOrdinal;
