@@ -37,7 +37,7 @@ impl BrokerSession<'_> {
                 return connection.send(&Reply::Refused { request, refusal: error.into() }, &[]);
             }
         };
-        self.slots.note(lease, &timeline);
+        self.slots.note(lease, timeline.endpoint());
         if !ready || shared.ready.is_none() {
             return self.send_timeline(request, lease, &timeline, connection);
         }

@@ -40,8 +40,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 use super::Returned;
-use super::page::{ENDED, Side, TimelineSlot, Word};
-use super::{TIMELINE_END, check_range};
+use super::page::{ENDED, Side, TIMELINE_END, TimelineSlot, Word, check_range};
 use crate::backend::stream::BorrowedStream;
 use crate::backend::{DeviceIpc, check_backend, timelines_of};
 use crate::model::error::{Error, Result};

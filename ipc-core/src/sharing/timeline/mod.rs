@@ -21,7 +21,7 @@ pub(crate) use crate::wire::Returned;
 pub(crate) use endpoint::{Endpoint, Termination};
 pub(crate) use follow_ups::{Finish, FollowUp, FollowUps, Poison};
 pub(crate) use own::{OwnCounter, note_own_slot, return_own_slot, take_own_slot};
-pub(crate) use page::{ENDED, SLOTS, Side, TimelineSlot, Word, WordPage};
+pub(crate) use page::{ENDED, SLOTS, Side, TIMELINE_END, TimelineSlot, Word, WordPage};
 pub(crate) use slots::Slots;
 
 use crate::backend::stream::{AsStream, BorrowedStream};
@@ -33,9 +33,7 @@ use crate::transport::check_may_wait;
 pub(crate) use ring::{Publication, RingStart, Seen};
 
 use endpoint::READY;
-
-/// As [`Timeline::END`].
-pub(crate) const TIMELINE_END: u64 = 1 << 62;
+use page::check_range;
 
 /// Two counters between an exporter and one of its importers: each side signals one and waits for the other.
 ///
@@ -128,23 +126,6 @@ impl Timeline {
         let _in_use = endpoint.enter()?;
         endpoint.check()?;
         endpoint.wait_on(endpoint.incoming(), value, stream.as_stream())
-    }
-
-    /// Signals as [`signal`](Self::signal), behind all earlier signals of this kind, on any stream: no value overtakes another.
-    /// `order` counts the signals that have arrived; a peer can write this timeline's own words. Streams are not compared, as a
-    /// handle may name another stream by now.
-    pub(crate) fn signal_in_turn(
-        &self,
-        value: u64,
-        stream: BorrowedStream<'_>,
-        order: &OwnCounter,
-    ) -> Result<()> {
-        self.endpoint.check_usable(stream)?;
-        self.endpoint.check()?;
-        order.wait_for_all(stream)?;
-        self.signal(value, &stream)?;
-        order.mark(value, stream);
-        Ok(())
     }
 
     /// Sets this side's counter at once. Earlier host work of this thread is visible to every waiter.
@@ -287,11 +268,4 @@ impl fmt::Debug for Timeline {
             .field("last_signalled", &self.last_signalled())
             .finish_non_exhaustive()
     }
-}
-
-fn check_range(value: u64) -> Result<()> {
-    if value < TIMELINE_END {
-        return Ok(());
-    }
-    Err(Error::invalid_input(format!("timeline value {value}"), "values are below 2^62, which marks the end"))
 }

@@ -41,7 +41,7 @@ pub(crate) fn take_own_slot() -> Result<TimelineSlot> {
 
 /// Notes the timeline that uses a slot.
 pub(crate) fn note_own_slot(timeline: &Timeline) {
-    lock().note(key(timeline.endpoint()), timeline);
+    lock().note(key(timeline.endpoint()), timeline.endpoint());
 }
 
 /// Returns the slot of a timeline within this process, both sides of which have ended.
@@ -99,6 +99,25 @@ impl OwnCounter {
     /// Makes the stream wait for all [marks](Self::mark). No driver call where they have arrived.
     pub(crate) fn wait_for_all(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.timeline.wait_for_own(u64::MAX, stream)
+    }
+}
+
+impl Timeline {
+    /// Signals as [`signal`](Self::signal), behind all earlier signals of this kind, on any stream: no value overtakes another.
+    /// `order` counts the signals that have arrived; a peer can write this timeline's own words. Streams are not compared, as a
+    /// handle may name another stream by now.
+    pub(crate) fn signal_in_turn(
+        &self,
+        value: u64,
+        stream: BorrowedStream<'_>,
+        order: &OwnCounter,
+    ) -> Result<()> {
+        self.endpoint.check_usable(stream)?;
+        self.endpoint.check()?;
+        order.wait_for_all(stream)?;
+        self.signal(value, &stream)?;
+        order.mark(value, stream);
+        Ok(())
     }
 }
 

@@ -44,8 +44,11 @@ pub(crate) enum Side {
 }
 
 /// The value of a word whose timeline has ended: it satisfies every wait, as words are compared by their signed difference
-/// and a word is a base and a value, both below [`TIMELINE_END`](super::TIMELINE_END).
+/// and a word is a base and a value, both below [`TIMELINE_END`].
 pub(crate) const ENDED: u64 = i64::MAX as u64;
+
+/// As [`Timeline::END`](super::Timeline::END).
+pub(crate) const TIMELINE_END: u64 = 1 << 62;
 
 /// A page in shared memory, mapped here, and known to the devices whose streams have used it.
 #[derive(Debug)]
@@ -136,7 +139,7 @@ impl WordPage {
 pub(crate) struct TimelineSlot {
     pub(crate) page: Arc<WordPage>,
     pub(crate) slot: u32,
-    /// Value of the words at which the counters of this life are 0. Below [`TIMELINE_END`](super::TIMELINE_END).
+    /// Value of the words at which the counters of this life are 0. Below [`TIMELINE_END`].
     pub(crate) base: u64,
 }
 
@@ -162,6 +165,14 @@ impl TimelineSlot {
             self.page.word(self.slot, word).store(ENDED, Ordering::Release);
         }
     }
+}
+
+/// Checks a value of a counter.
+pub(super) fn check_range(value: u64) -> Result<()> {
+    if value < TIMELINE_END {
+        return Ok(());
+    }
+    Err(Error::invalid_input(format!("timeline value {value}"), "values are below 2^62, which marks the end"))
 }
 
 #[cfg(test)]

@@ -36,8 +36,7 @@ use std::sync::Arc;
 use rustix::process::{Resource, getrlimit};
 
 use super::endpoint::Endpoint;
-use super::page::{SLOTS, TimelineSlot, WordPage};
-use super::{TIMELINE_END, Timeline};
+use super::page::{SLOTS, TIMELINE_END, TimelineSlot, WordPage};
 use crate::model::error::{Error, Result};
 use crate::os::log::Throttle;
 use crate::sharing::Runtime;
@@ -177,9 +176,8 @@ impl<K: Copy + Eq + Hash> Slots<K> {
         Ok(number)
     }
 
-    /// Notes which timeline has a slot that was [taken](Self::take).
-    pub(crate) fn note(&mut self, key: K, timeline: &Timeline) {
-        let endpoint = timeline.endpoint();
+    /// Notes which timeline, by its endpoint, has a slot that was [taken](Self::take).
+    pub(crate) fn note(&mut self, key: K, endpoint: &Arc<Endpoint>) {
         let number = self.number_of(&endpoint.place.page).filter(|_| !self.in_use.contains_key(&key));
         if let Some(page) = number {
             self.in_use.insert(key, InUse { endpoint: Arc::clone(endpoint), page, returned: None });

@@ -13,7 +13,7 @@ use crate::backend::{
 };
 use crate::model::address::{DevicePtr, DeviceRange, Extent};
 use crate::model::device::{DeviceInfo, DeviceOrdinal};
-use crate::sharing::timeline::{ENDED, READY, Side, Termination, Word};
+use crate::sharing::timeline::{ENDED, READY, Side, Termination, Timeline, Word};
 
 /// A driver without memory, whose streams do nothing.
 #[derive(Default)]
@@ -134,7 +134,7 @@ impl Fixture {
         let side = |side| Timeline::new(place.clone(), side, Arc::<NoDriver>::default(), 7);
         let (exporter, importer) = (side(Side::Exporter), side(Side::Importer));
         self.next += 1;
-        self.slots.note(self.next, &exporter);
+        self.slots.note(self.next, exporter.endpoint());
         (self.next, exporter, importer)
     }
 
