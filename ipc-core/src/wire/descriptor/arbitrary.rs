@@ -11,7 +11,9 @@ use proptest::sample::Index;
 
 use super::*;
 use crate::model::device::HostId;
-use crate::model::tensor::{Dtype, MAX_DIMENSIONS};
+use crate::model::one_or_many::OneOrMany;
+use crate::model::tensor::{Dtype, MAX_DIMENSIONS, TensorTable};
+use crate::wire::{BrokerAddress, Token};
 
 pub(crate) fn identity() -> impl Strategy<Value = ProcessIdentity> {
     (any::<[u8; 16]>(), any::<[u8; 16]>(), any::<(u64, u64, u32, u64)>()).prop_map(

@@ -6,7 +6,8 @@ use proptest::prelude::*;
 
 use super::arbitrary::{descriptor, layout, tensors};
 use super::*;
-use crate::model::tensor::{Dtype, LayoutError};
+use crate::model::one_or_many::OneOrMany;
+use crate::model::tensor::{Dtype, LayoutError, TensorTable};
 
 /// Returns the bytes with a correct checksum.
 fn repaired(mut bytes: Vec<u8>) -> Vec<u8> {

@@ -2,7 +2,23 @@
 
 use std::sync::Arc;
 
-use super::DescribedExtent;
+use crate::model::address::Extent;
+
+/// One allocation of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DescribedExtent {
+    /// Size of the whole allocation in bytes.
+    pub(crate) size: u64,
+    /// The vendor's generation of the allocation, or 0.
+    pub(crate) generation: u64,
+}
+
+impl DescribedExtent {
+    pub(crate) fn of(extent: &Extent) -> Self {
+        let generation = extent.generation.map_or(0, |generation| generation.0);
+        Self { size: extent.allocation.len, generation }
+    }
+}
 
 /// The allocations of all regions in one list, so that a thousand regions need no thousand lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

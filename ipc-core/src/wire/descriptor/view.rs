@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-use super::{Contents, DescribedExtent, ExportId, Memory, Part};
+use super::contents::{Contents, ExportId, Memory, Part};
+use super::regions::DescribedExtent;
 use crate::model::tensor::TensorLayout;
 use crate::wire::ring::RingSlots;
 
