@@ -78,7 +78,7 @@ impl<S: Service> Poller<S> {
         self.push(|| PollerCommand::Unwatch(client.watch_id()));
     }
 
-    /// Watches a socket by a [new number](new_socket_number), and the peer's process, where it has an id here.
+    /// Watches a socket by a [new number](super::new_socket_number), and the peer's process, where it has an id here.
     pub(crate) fn watch_socket(&self, number: u64, socket: Arc<dyn WatchedSocket>, pid: u32) -> Result<()> {
         let mut started = self.start()?;
         let started = started.as_mut().expect("start() has filled it");

@@ -46,7 +46,7 @@ pub(crate) trait WatchedSocket: Send + Sync {
         false
     }
     /// Handles the hang-up of the peer, the termination of its process, or data: once for the socket, until
-    /// [`Poller::arm_socket`], and once for the process. Called on the poller's thread: it may not block.
+    /// [`Poller::arm_socket`](super::Poller::arm_socket), and once for the process. Called on the poller's thread: it may not block.
     fn ready(self: Arc<Self>);
 }
 

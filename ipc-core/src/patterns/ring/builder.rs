@@ -70,7 +70,7 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
         self
     }
 
-    /// States the tensor that each slot holds, from the start of the slot, for readers: [`RingReader::layout`]. By default it has one
+    /// States the tensor that each slot holds, from the start of the slot, for readers: [`RingReader::layout`](crate::RingReader::layout). By default it has one
     /// dimension of the owner's element type and takes the whole slot, if the owner has one; otherwise slots are plain bytes.
     pub fn layout(mut self, layout: TensorLayout) -> Self {
         self.layout = Some(layout);

@@ -157,7 +157,7 @@ impl<'m> Tensor<'m> {
     ///
     /// [`Error::WrongStream`](crate::Error::WrongStream) for a stream of another device; [`Error::Layout`](crate::Error::Layout) for another element type than the
     /// tensor's ([`to_host_bytes`](Self::to_host_bytes) takes any), bytes that are not whole, aligned elements, or a tensor whose
-    /// repeated elements exceed the limit ([`LayoutError::Repeated`]);
+    /// repeated elements exceed the limit ([`LayoutError::Repeated`](crate::LayoutError::Repeated));
     /// [`Error::Io`](crate::Error::Io) if the host has no memory for the elements; otherwise the vendor's error.
     ///
     /// # Examples
