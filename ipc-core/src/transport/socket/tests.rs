@@ -43,7 +43,8 @@ fn plain_receive_leaves_a_message_with_descriptors_in_the_queue() {
 /// A message that arrives between the look and the receive must not be received.
 #[test]
 fn plain_receive_never_takes_a_message_that_it_has_not_looked_at() {
-    const ROUNDS: usize = 5_000;
+    // A receive without a look takes every second message.
+    const ROUNDS: usize = 200;
     let (ask, asked) = std::sync::mpsc::sync_channel::<OwnedFd>(0);
     let sender = std::thread::spawn(move || {
         for near in asked {
