@@ -11,7 +11,7 @@ use super::roles::{argument, start};
 use device_ipc::{
     Channel, ConnectBuilder, Error, Export, Ipc, Key, ListenBuilder, Listener, Message, Stream, TrySendError,
 };
-use device_ipc_test_process::{Process, alone, serve};
+use device_ipc_test_process::{Process, alone, answer, serve};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -74,11 +74,16 @@ fn role() {
     let channel = connecting.timeout(TIMEOUT).start().expect("the test listens");
     let mut channel = Some(channel);
     serve(|command, argument| {
-        carry_out(&mut channel, command, argument).unwrap_or_else(|error| kind(&error))
+        carry_out(&ipc, &mut channel, command, argument).unwrap_or_else(|error| kind(&error))
     });
 }
 
-fn carry_out(channel: &mut Option<Channel>, command: &str, argument: &str) -> Result<String, Error> {
+fn carry_out(
+    ipc: &Ipc,
+    channel: &mut Option<Channel>,
+    command: &str,
+    argument: &str,
+) -> Result<String, Error> {
     let open = || channel.as_ref().expect("the channel is open");
     match command {
         "receive" => {
@@ -97,6 +102,15 @@ fn carry_out(channel: &mut Option<Channel>, command: &str, argument: &str) -> Re
             }
         }
         "fill" => fill(open(), argument.parse().expect("a number")),
+        "read-received" => {
+            let received = open().receive(TIMEOUT)?;
+            let stream = ipc.create_stream(0)?;
+            let mapping = received.exports()[0].open().on(&stream)?;
+            answer("opened");
+            let bytes = mapping.to_host_bytes(&stream)?;
+            received.check()?;
+            return Ok(format!("{} of {}", bytes.iter().filter(|byte| **byte == 7).count(), bytes.len()));
+        }
         "close" => *channel = None,
         other => panic!("unknown command {other:?}"),
     }
@@ -350,6 +364,26 @@ fn close_by_reference_wakes_every_wait() {
     assert_eq!(peer.ask("receive-all 128"), "done");
     assert_eq!(peer.ask("receive"), "ChannelClosed");
     assert_eq!(peer.ask("send x"), "ChannelClosed");
+}
+
+#[test]
+fn closed_channel_keeps_the_signals_that_its_streams_have_not_reached() {
+    if is_over_tcp() {
+        // The host waits for the streams before it sends.
+        return;
+    }
+    let (ipc, channel, mut peer) = connect("signals", |builder| builder);
+    let stream = ipc.create_stream(0).expect("a stream");
+    let memory = Arc::new(ipc.allocate(0, MIB).expect("memory"));
+    let gate = stream.gate().expect("a gate");
+    memory.view_mut::<u8, _>(&stream).expect("a view").fill_bytes(7).expect("submitted");
+    let export = ipc.share(memory).start().expect("shared");
+    channel.send(Message::new().export(export).ready_on(&stream), TIMEOUT).expect("it is open");
+    drop(channel);
+    // The grant of the message has ended, and its bytes are not ready.
+    assert_eq!(peer.ask("read-received"), "opened");
+    gate.open();
+    assert_eq!(peer.receive(), format!("{MIB} of {MIB}"));
 }
 
 #[test]
