@@ -28,3 +28,4 @@ mod parameter_server;
 mod roles;
 mod send_sync;
 mod snippets;
+mod take_over;
