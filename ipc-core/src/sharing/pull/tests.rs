@@ -1,5 +1,5 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 
 use super::*;
@@ -17,12 +17,14 @@ const RUNNING: i32 = 1;
 struct Scripted {
     info: BackendInfo,
     state: Arc<AtomicI32>,
+    /// The number of questions whether a transfer has finished.
+    asked: Arc<AtomicU32>,
 }
 
 impl Scripted {
     fn new() -> Self {
         let info = BackendInfo::new("scripted", "1", None);
-        Self { info, state: Arc::new(AtomicI32::new(RUNNING)) }
+        Self { info, state: Arc::new(AtomicI32::new(RUNNING)), asked: Arc::default() }
     }
 
     fn end(&self, status: i32) {
@@ -31,7 +33,7 @@ impl Scripted {
 }
 
 #[derive(Debug)]
-struct ScriptedTransfer(Arc<AtomicI32>);
+struct ScriptedTransfer(Arc<AtomicI32>, Arc<AtomicU32>);
 
 impl TransferEngine for Scripted {
     fn info(&self) -> &BackendInfo {
@@ -50,12 +52,13 @@ impl TransferEngine for Scripted {
         if request.sources.is_empty() {
             return Err(Error::Protocol("no metadata".into()));
         }
-        Ok(Box::new(ScriptedTransfer(Arc::clone(&self.state))))
+        Ok(Box::new(ScriptedTransfer(Arc::clone(&self.state), Arc::clone(&self.asked))))
     }
 }
 
 impl Transfer for ScriptedTransfer {
     fn is_finished(&self) -> Result<bool> {
+        self.1.fetch_add(1, Ordering::SeqCst);
         match self.0.load(Ordering::SeqCst) {
             0 => Ok(true),
             RUNNING => Ok(false),
@@ -164,8 +167,12 @@ fn owner_outlives_the_time_limit_until_the_engine_has_finished() {
 fn owner_outlives_a_dropped_pull_until_the_engine_has_finished() {
     let engine = Scripted::new();
     let (pull, dropped) = start(&engine, LONG);
+    let begun = clock::now();
     drop(pull);
     assert!(dropped.recv_timeout(2 * ABANDONED_POLL).is_err(), "the transfer is still running");
+    let asked = engine.asked.load(Ordering::SeqCst);
+    let intervals = clock::elapsed(begun).as_millis() / ABANDONED_POLL.as_millis();
+    assert!((1..=intervals + 1).contains(&asked.into()), "{asked} times in {intervals} intervals");
     engine.end(0);
     assert_eq!(dropped.recv_timeout(LONG).unwrap().as_deref(), Some("device-ipc-work"));
 }
