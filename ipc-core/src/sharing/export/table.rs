@@ -70,6 +70,8 @@ struct State {
     in_flight: HashMap<ChannelId, InFlight>,
     timed: TimedGrants,
     tokens: Tokens,
+    /// The tables of claims, as few exports have one.
+    claims: HashMap<ExportId, Arc<ClaimTable>>,
 }
 
 /// An export, from its creation to the drop of its owner.
@@ -85,8 +87,6 @@ struct Entry {
     allow: Option<Box<AllowList>>,
     /// Whether importers of other exports may have leases ahead on this one.
     ahead: bool,
-    /// For importers that ask for it.
-    claims: Option<Arc<ClaimTable>>,
     leases: HashMap<LeaseId, Lease>,
     /// Boxed, as few exports have leases reclaimed.
     reclaimed: Option<Box<Reclaimed>>,
@@ -159,7 +159,6 @@ impl ExportTable {
             access: new.access,
             allow: (new.allow != AllowList::own_user()).then(|| Box::new(new.allow)),
             ahead: new.ahead,
-            claims: new.claims,
             leases: HashMap::new(),
             reclaimed: None,
             grants: Grants::new(),
@@ -178,6 +177,7 @@ impl ExportTable {
             metrics.exported_bytes.add(entry.bytes);
         });
         state.allowed.extend(entry.allow());
+        state.claims.extend(new.claims.map(|table| (id, table)));
         state.exports.insert(id, Box::new(entry));
         id
     }
@@ -208,7 +208,7 @@ impl ExportTable {
 
     /// Returns the table of claims of an export that has one.
     pub(crate) fn claims(&self, export: ExportId) -> Option<Arc<ClaimTable>> {
-        self.lock().exports.get(&export)?.claims.clone()
+        self.lock().claims.get(&export).cloned()
     }
 
     /// Returns whether the export exists and has not been dropped.
@@ -271,6 +271,7 @@ impl ExportTable {
             kill_point!("exporter:retired");
             let mut state = runtime.exports.lock();
             let retired = state.exports.remove(&export);
+            let claims = state.claims.remove(&export);
             if let Some(entry) = &retired {
                 entry.set_readiness();
                 runtime.metrics.exports.subtract(1);
@@ -279,7 +280,7 @@ impl ExportTable {
             runtime.exports.changed.notify_all();
             // Its watcher may call the table when it is dropped.
             drop(state);
-            drop(retired);
+            drop((retired, claims));
         });
     }
 
