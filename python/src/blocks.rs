@@ -284,6 +284,27 @@ impl _BlockReader {
             claims: Arc::clone(&self.claims),
             tickets: Vec::with_capacity(loads.len()),
         };
+        if let Err(error) = self.submit_claimed(py, loads, after, &mut submitted) {
+            if let Some(device) = &self.device {
+                // Copies of some groups of layers may run. A device that fails runs none.
+                let _ = py.detach(|| device.stream.synchronize());
+            }
+            submitted.tickets.iter().for_each(|&ticket| self.claims.release(ticket));
+            return Err(error);
+        }
+        Ok(submitted)
+    }
+}
+
+impl _BlockReader {
+    /// Claims the tickets of loads, and submits their copies.
+    fn submit_claimed(
+        &self,
+        py: Python<'_>,
+        loads: &Bound<'_, PyList>,
+        after: Option<&Bound<'_, PyAny>>,
+        submitted: &mut _SubmittedCopies,
+    ) -> PyResult<()> {
         let mut batches: Vec<_> = self.copies.iter().map(|copy| Batch::new(copy.get())).collect();
         for (position, load) in loads.iter().enumerate() {
             match self.read(&load, &mut submitted.tickets) {
@@ -318,11 +339,9 @@ impl _BlockReader {
                 submitted.event = Mutex::new(Some((behind, Arc::clone(device))));
             }
         }
-        Ok(submitted)
+        Ok(())
     }
-}
 
-impl _BlockReader {
     /// Claims the ticket of a load, and returns the sources and destinations of each group of layers.
     fn read(&self, load: &Bound<'_, PyAny>, claimed: &mut Vec<u64>) -> PyResult<Vec<(Vec<u32>, Vec<u32>)>> {
         let (_, ticket, parts) = load.extract::<Load<'_>>()?;

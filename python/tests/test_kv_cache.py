@@ -460,6 +460,11 @@ def test_reader_copies_behind_another_stream() -> None:
         wrong = ["0", "0" * 16, "g" + "0" * 14 + "1", "é" * 8, "0" * 8 + "f" * 8, text_of([8]), "00000002" + "00000007", "00000001" + "fffffffd"]
         parts += [[(text, 0, array("I", [0, 2]).tobytes())] for text in wrong]
         loads: "list[Any]" = [(f"r{ticket}", ticket, part) for ticket, part in enumerate([*parts, []], 1)]
+        # A call that fails releases what it has claimed.
+        assert table.offer(900)
+        with pytest.raises(TypeError, match="not a stream"):
+            reader.submit([("r900", 900, parts[0])], object())
+        assert table.released() == [900]
         for _ in range(3):
             for _, ticket, _ in loads:
                 assert table.offer(ticket)
