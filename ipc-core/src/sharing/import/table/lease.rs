@@ -234,7 +234,11 @@ impl Lease {
         }
         // The exporter checks borrowed memory at every open, which is not possible for a dropped export.
         if self.borrowed && !self.notices.is_dropped() {
-            return self.link.confirm(self.id, wanted.deadline);
+            return match self.link.confirm(self.id, wanted.deadline) {
+                // The notification of the drop has not arrived yet.
+                Err(Error::ExportDropped { .. }) => self.check(),
+                confirmed => confirmed,
+            };
         }
         Ok(())
     }
