@@ -105,14 +105,16 @@ pub(crate) fn visit(point: &'static str) {
         && name == point
         && VISITS.fetch_add(1, Ordering::Relaxed) + 1 == *visit
     {
-        let own = rustix::process::getpid();
         if *stops {
-            let _ = rustix::process::kill_process(own, rustix::process::Signal::STOP);
-            // Another thread may receive the signal; it reaches this one while it sleeps.
-            super::clock::sleep(std::time::Duration::from_millis(20));
+            // To this thread, which thus does not continue: another one could receive a signal of the process much later.
+            #[allow(unsafe_code, reason = "no crate offers it")]
+            // SAFETY: raise has no preconditions.
+            unsafe {
+                libc::raise(libc::SIGSTOP);
+            }
             return;
         }
-        let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         // The signal is pending for the whole process; this thread must not continue.
         loop {
             std::thread::park();
