@@ -17,6 +17,7 @@ with the 10th and the 90th percentile.
 
 "one tensor": the same tensor each time, while the receiver still has it from the time before. "one tensor, memory closed": the receiver has
 dropped it, unmapped its memory, and collected Python's garbage, which took it about 80 ms; the caches of both processors are cold then.
+"one integer": by the same two queues, without a tensor.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ DICTS: dict[str, tuple[dict[str, tuple[int, ...]], str, int, list[int | None]]] 
 }
 
 
+# What the two queues take without a tensor.
+INTEGER = "one integer"
 ONE = "one tensor"
 ONE_CLOSED = "one tensor, memory closed"
 TEXT = "ours, text over a pipe"
@@ -253,6 +256,9 @@ def by_queue(side: str, rounds: int) -> None:
         values.put((command, value))
         acknowledgements.get(timeout=SECONDS)
 
+    for _ in range(50):
+        hand_over("one", 1)
+    note(side, INTEGER, [timed(lambda: hand_over("one", 1)) for _ in range(rounds)])
     tensor = torch.zeros((4, 5), device="cuda:0")
     torch.cuda.synchronize()
     for _ in range(50):
