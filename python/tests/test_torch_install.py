@@ -195,6 +195,56 @@ print("done")
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
 
 
+def test_more_receivers_than_a_table_shows_keep_the_block_open() -> None:
+    program = """
+import device_ipc, gc, time, torch, torch_over_mock as m
+from device_ipc._torch_install import _storages
+
+m.enter()
+# Before this process has threads.
+receivers = [m.Receiver("fork") for _ in range(47)]
+
+def opened(tensor):
+    sent = m.payload(tensor)
+    assert all(one.ask("open", sent)[0] == 128 for one in receivers)
+
+def requests():
+    return [receivers[number].ask("counters")["requests_total"] for number in (0, 46)]
+
+tensors = m.in_one_block(4)
+opened(tensors[0])
+before = requests()
+# Nobody here uses the first storage any longer. The table does not show that the last receiver does, but its lease.
+del tensors[0]
+for one in receivers[:-1]:
+    one.ask("drop")
+gc.collect()
+for _ in range(3):
+    torch.cuda.ipc_collect()
+    assert len(_storages) == 1
+# Storages that are shared later lie in the same block.
+for tensor in tensors:
+    opened(tensor)
+assert requests() == before, (requests(), before)
+del tensor
+tensors.clear()
+for one in receivers:
+    one.ask("drop")
+deadline = time.monotonic() + 100
+while device_ipc.counters()["exports"]:
+    assert time.monotonic() < deadline, (len(_storages), device_ipc.counters())
+    torch.cuda.ipc_collect()
+    time.sleep(0.01)
+for one in receivers:
+    one.close()
+print("done")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=200, cwd=Path(__file__).parent
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
+
+
 def test_storages_of_many_blocks_share_requests(receiver: Receiver) -> None:
     tensors = [filled(1, [16, 8]) for _ in range(300)]
     payloads = [payload(tensor) for tensor in tensors]

@@ -166,8 +166,8 @@ class Commands:
 class Receiver:
     """A process that runs ``receiver``."""
 
-    def __init__(self) -> None:
-        context = torch.multiprocessing.get_context("spawn")
+    def __init__(self, method: str = "spawn") -> None:
+        context: Any = torch.multiprocessing.get_context(method)
         self.inbox, self.outbox = context.Queue(), context.Queue()
         self.process = context.Process(target=receiver, args=(self.inbox, self.outbox), daemon=True)
         self.process.start()

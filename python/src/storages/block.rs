@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use device_ipc::front_end::ClaimTable;
-use device_ipc::{DeviceOrdinal, DeviceRange, Error, Export, Ipc, OwnedRegion, Region, Result};
+use device_ipc::{DeviceOrdinal, DeviceRange, Error, Export, Ipc, LeaseState, OwnedRegion, Region, Result};
 
 use crate::owner::PyOwner;
 
@@ -85,15 +85,36 @@ impl Block {
         })
     }
 
-    /// Returns whether another process has the block open, once its importers do not keep it any longer than they use it. `changed` is
-    /// called when that changes.
-    pub(super) fn is_open_elsewhere(&self, changed: impl Fn() + Send + Sync + 'static) -> bool {
+    /// Recalls the block, at its end: importers keep it no longer than they use it, and storages that are shared from now on share it
+    /// again. Returns whether another process has it open. `changed` is called when that changes.
+    pub(super) fn recall(&self, changed: impl Fn() + Send + Sync + 'static) -> bool {
         if !self.is_recalled.swap(true, Ordering::AcqRel) {
             self.export.on_change(changed);
         }
         self.export.recall();
         self.export.holders().iter().len() > 0
     }
+
+    /// Returns whether importers may use storages in the block, as their leases show.
+    fn usage(&self) -> Usage {
+        let holders = self.export.holders();
+        let draining = holders.count(LeaseState::Draining);
+        if holders.iter().len() > draining + holders.count(LeaseState::Idle) {
+            Usage::Used
+        } else if draining > 0 {
+            Usage::Draining
+        } else {
+            Usage::Unused
+        }
+    }
+}
+
+/// Whether other processes use a storage.
+pub(super) enum Usage {
+    Used,
+    /// Their device work may not have finished. They report that it has once the block is recalled.
+    Draining,
+    Unused,
 }
 
 /// The backend and the device of a block, and its address.
@@ -176,14 +197,21 @@ impl InBlock {
         Ok(ticket)
     }
 
-    /// Takes the storage's ticket back unless another process uses the storage or may open a payload of it. Returns whether it did.
-    pub(super) fn take_back(&self, tickets: &Tickets) -> bool {
+    /// Takes the storage's ticket back if no other process uses the storage or may open a payload of it. Returns whether one does.
+    pub(super) fn take_back(&self, tickets: &Tickets) -> Usage {
         let mut payloads = self.payloads();
         remove_opened(&mut payloads, tickets);
         if !payloads.is_empty() || self.block().export.is_granted() {
-            return false;
+            return Usage::Used;
         }
-        tickets.table.take_back(self.ticket)
+        // An importer whose claims the table does not show. After the payloads: it has its lease before it opens one.
+        if tickets.table.is_crowded() {
+            let usage = self.block().usage();
+            if !matches!(usage, Usage::Unused) {
+                return usage;
+            }
+        }
+        if tickets.table.take_back(self.ticket) { Usage::Unused } else { Usage::Used }
     }
 
     /// Withdraws the storage, also if another process uses it.

@@ -10,7 +10,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::block::{Block, Blocks, InBlock, Tickets};
+use super::block::{Block, Blocks, InBlock, Tickets, Usage};
 use super::payload::{self, Right};
 use super::place::{Place, number_of, use_count};
 use crate::backend;
@@ -306,11 +306,13 @@ impl SharedStorages {
         }
         match &shared.by {
             SharedBy::Block(part) => {
-                let tickets = self.tickets(py)?;
-                if tickets.table.is_crowded() && self.is_open_elsewhere(py, part.block())
-                    || !part.take_back(tickets)
-                {
-                    return Ok(());
+                match part.take_back(self.tickets(py)?) {
+                    Usage::Used => return Ok(()),
+                    Usage::Draining => {
+                        self.recall(py, part.block());
+                        return Ok(());
+                    }
+                    Usage::Unused => {}
                 }
                 if !part.leave() {
                     self.lock().ending.push(Arc::clone(shared));
@@ -339,15 +341,15 @@ impl SharedStorages {
         let ending = self.lock().ending.clone();
         for shared in ending {
             let SharedBy::Block(part) = &shared.by else { continue };
-            if part.leave() || !self.is_open_elsewhere(py, part.block()) {
+            if part.leave() || !self.recall(py, part.block()) {
                 self.lock().ending.retain(|other| !Arc::ptr_eq(other, &shared));
             }
         }
     }
 
-    fn is_open_elsewhere(&self, py: Python<'_>, block: &Block) -> bool {
+    fn recall(&self, py: Python<'_>, block: &Block) -> bool {
         let changed = self.stirring();
-        py.detach(|| block.is_open_elsewhere(changed))
+        py.detach(|| block.recall(changed))
     }
 
     /// Returns a callback for changes of holders.
