@@ -170,6 +170,24 @@ def test_new_storage_in_an_open_block_takes_no_request(receiver: Receiver) -> No
     eventually("exports", 0, lambda: torch.cuda.ipc_collect() or exports())
 
 
+def test_storage_is_released_after_the_device_work_of_its_receiver(receiver: Receiver) -> None:
+    storages = device_ipc._torch_install._storages
+    before = len(storages)
+    tensors = mock.in_one_block(2)
+    for tensor in tensors:
+        receiver.ask("open", payload(tensor))
+    receiver.ask("begin_work")
+    # The other storage keeps the lease on the block in use, so that only the claim keeps this one.
+    del tensor, tensors[0]
+    receiver.ask("drop", 1)
+    for _ in range(100):
+        receiver.ask("pid")
+        torch.cuda.ipc_collect()
+        assert len(storages) == before + 2
+    receiver.ask("end_work")
+    eventually("storages", before + 1, lambda: torch.cuda.ipc_collect() or len(storages))
+
+
 def test_payloads_that_nobody_opens_fill_a_table_and_are_refused_then() -> None:
     program = """
 import device_ipc, torch_over_mock as m

@@ -19,6 +19,8 @@ import torch.multiprocessing
 from torch.multiprocessing import reductions
 from torch.multiprocessing.reductions import rebuild_cuda_tensor as _imported_by_name  # before anything is replaced
 
+from conftest import Gate
+
 import device_ipc
 import device_ipc.torch as dt
 
@@ -96,6 +98,16 @@ class Commands:
     def __init__(self, outbox: Any) -> None:
         self.outbox = outbox
         self.held: "list[Any]" = []
+        self.work: "Gate | None" = None
+
+    def begin_work(self) -> None:
+        """Submits device work, which takes until ``end_work``."""
+        self.work = Gate(device_ipc.Stream("mock:0"))
+
+    def end_work(self) -> None:
+        if self.work is not None:
+            self.work.open()
+            self.work = None
 
     def open(self, arguments: "tuple[Any, ...]", device: "int | None" = None, keep: bool = True) -> "tuple[Any, ...]":
         """Rebuilds a tensor; returns its sum, type, requires_grad, strides and the address of its storage."""
@@ -148,6 +160,7 @@ class Commands:
 
     def reset(self) -> None:
         """Closes everything, also what the cache keeps."""
+        self.end_work()
         self.held.clear()
         device_ipc.close_unused(30)
 
