@@ -155,12 +155,6 @@ impl Storages {
         self.shared.look_at_all(py)
     }
 
-    /// Whether there is something to look at since the last look.
-    #[getter]
-    fn is_stirred(&self) -> bool {
-        self.shared.is_stirred()
-    }
-
     /// The devices of the storages in memory of other processes.
     fn devices(&self, py: Python<'_>) -> Vec<String> {
         self.received.devices(py)

@@ -362,11 +362,6 @@ impl SharedStorages {
         }
     }
 
-    /// Returns whether there is something to look at since the last look.
-    pub(super) fn is_stirred(&self) -> bool {
-        self.stir.is_stirred.load(Ordering::Acquire)
-    }
-
     /// Returns the number of storages, with those that end when no process has their blocks open.
     pub(super) fn len(&self) -> usize {
         let state = self.lock();
