@@ -29,6 +29,14 @@ def peer() -> Iterator[Peer]:
     started.kill()
 
 
+@pytest.fixture
+def sender(request: pytest.FixtureRequest) -> Iterator[Peer]:
+    """A process that sends tensors, with the configuration of the allocator that a test names."""
+    started = Peer(PYTORCH_CUDA_ALLOC_CONF=getattr(request, "param", "expandable_segments:False"))
+    yield started
+    started.kill()
+
+
 def full(value: float, *shape: int, device: str = "cuda:0", dtype: Any = None) -> Any:
     return torch.full(shape, value, device=device, dtype=dtype or torch.float32)
 
@@ -614,6 +622,97 @@ def test_expandable_segments(peer: Peer) -> None:
         assert peer.run(program, text=text) == [4 * MIB, 5 * MIB]
     finally:
         child.kill()
+
+
+@pytest.mark.parametrize("sender", ["expandable_segments:False", "expandable_segments:True"], indirect=True)
+def test_installed_sender_reuses_memory_after_the_work_of_its_receiver(sender: Peer, other: Peer) -> None:
+    """A receiver may drop a tensor as soon as it has submitted its work, as with memory of its own."""
+    count = 600
+    payloads = sender.run(
+        """
+        import time
+        from multiprocessing.reduction import ForkingPickler
+        dt.install()
+        def filled(value):
+            return torch.full((2048,), float(value), device="cuda:0")
+        tensors = [filled(number) for number in range(count)]
+        sent = {tensor.data_ptr() for tensor in tensors}
+        torch.cuda.synchronize()
+        pickled = [bytes(ForkingPickler.dumps(tensor)) for tensor in tensors]
+        # Bytes that are ready are shared in blocks, of which a claim keeps a storage and no lease.
+        assert all(b"DIPB" in one for one in pickled)
+        result = [one.hex() for one in pickled]
+        """,
+        count=count,
+    )
+    is_done = other.run(
+        """
+        import pickle
+        dt.install()
+        received = [pickle.loads(bytes.fromhex(payload)) for payload in payloads]
+        copies = torch.zeros((len(received), 2048), device="cuda:0")
+        copies[0].copy_(received[0])  # what is loaded at the first use is loaded now
+        torch.cuda.synchronize()
+        done = torch.cuda.Event()
+        torch.cuda._sleep(4_000_000_000)  # about 2 s
+        for copy, tensor in zip(copies, received):
+            copy.copy_(tensor, non_blocking=True)
+        done.record()
+        del tensor, received
+        gc.collect()
+        result = done.query()
+        """,
+        payloads=payloads,
+    )
+    assert not is_done, "the tensors were to be dropped before they are copied"
+    sender.run(
+        """
+        tensors.clear()
+        # All are kept: the allocator has no other memory in the end than that of the tensors that were sent.
+        kept, reused, until = [], 0, time.monotonic() + 60
+        while reused <= count // 2:
+            assert time.monotonic() < until, "the memory is not used again"
+            torch.cuda.ipc_collect()
+            fresh = [filled(-1) for _ in range(100)]
+            torch.cuda.synchronize()
+            reused += sum(tensor.data_ptr() in sent for tensor in fresh)
+            kept += fresh
+        """,
+        timeout=90,
+    )
+    read = other.run("torch.cuda.synchronize(); result = [copies.amin(1).tolist(), copies.amax(1).tolist()]")
+    assert read == [[float(number) for number in range(count)]] * 2
+
+
+def test_installed_sender_does_not_wait_for_its_stream(sender: Peer, other: Peer) -> None:
+    # The first tensor is for what is loaded at the first use, which may wait for the device.
+    for cycles in (2_000_000, 2_000_000_000):  # about 1 ms, 1 s
+        is_written, payload = sender.run(
+            """
+            from multiprocessing.reduction import ForkingPickler
+            dt.install()
+            tensor = torch.zeros(1 << 20, device="cuda:0")
+            torch.cuda.synchronize()
+            torch.cuda._sleep(cycles)
+            tensor.fill_(7)
+            written = torch.cuda.Event()
+            written.record()
+            pickled = bytes(ForkingPickler.dumps(tensor))
+            result = [written.query(), pickled.hex()]
+            """,
+            cycles=cycles,
+        )
+        found = other.run(
+            """
+            import pickle
+            dt.install()
+            tensor = pickle.loads(bytes.fromhex(payload))
+            result = [tensor.min().item(), tensor.max().item()]
+            """,
+            payload=payload,
+        )
+        assert found == [7, 7]
+    assert not is_written
 
 
 def test_ten_thousand_hand_overs_leak_nothing(peer: Peer) -> None:
