@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -52,8 +52,6 @@ pub(super) struct Block {
     last: Arc<LastStorage>,
     range: DeviceRange,
     pub(super) descriptor: Vec<u8>,
-    /// The number of storages in it that are shared.
-    storages: AtomicUsize,
     /// Importers do not keep it any longer than they use it.
     is_recalled: AtomicBool,
 }
@@ -74,7 +72,6 @@ impl Block {
             descriptor: export.descriptor().to_bytes(),
             export,
             last,
-            storages: AtomicUsize::new(0),
             is_recalled: AtomicBool::new(false),
         })
     }
@@ -85,14 +82,10 @@ impl Block {
         })
     }
 
-    /// Recalls the block, at its end: importers keep it no longer than they use it, and storages that are shared from now on share it
-    /// again. Returns whether another process has it open. `changed` is called when that changes.
-    pub(super) fn recall(&self, changed: impl Fn() + Send + Sync + 'static) -> bool {
-        if !self.is_recalled.swap(true, Ordering::AcqRel) {
-            self.export.on_change(changed);
-        }
+    /// Recalls the block: importers keep it no longer than they use it, and storages that are shared from now on share it again.
+    pub(super) fn recall(&self) {
+        self.is_recalled.store(true, Ordering::Release);
         self.export.recall();
-        self.export.holders().iter().len() > 0
     }
 
     /// Returns whether importers may use storages in the block, as their leases show.
@@ -149,13 +142,11 @@ impl Blocks {
             }
         };
         let ticket = tickets.offer()?;
-        block.storages.fetch_add(1, Ordering::AcqRel);
         Some(InBlock {
             offset: range.ptr.get() - block.range.ptr.get(),
             block: Some(block),
             ticket,
             payloads: Mutex::default(),
-            has_left: AtomicBool::new(false),
         })
     }
 }
@@ -168,7 +159,6 @@ pub(super) struct InBlock {
     pub(super) ticket: u64,
     /// The tickets of payloads that may not have been opened, and their time limits.
     payloads: Mutex<Vec<(u64, Instant)>>,
-    has_left: AtomicBool,
 }
 
 impl InBlock {
@@ -221,27 +211,12 @@ impl InBlock {
             tickets.table.withdraw(ticket);
         }
     }
-
-    /// Leaves the block to the other storages in it. Returns `false` for the last one, which stays.
-    pub(super) fn leave(&self) -> bool {
-        if self.has_left.load(Ordering::Acquire) {
-            return true;
-        }
-        let others = |count: usize| if count > 1 { Some(count - 1) } else { None };
-        let has_left =
-            self.block().storages.fetch_update(Ordering::AcqRel, Ordering::Acquire, others).is_ok();
-        self.has_left.store(has_left, Ordering::Release);
-        has_left
-    }
 }
 
 impl InBlock {
     /// Ends the export of the block if this is its last storage, which is dropped after that.
     pub(super) fn end(&mut self, storage: PyOwner) {
         let Some(block) = self.block.take() else { return };
-        if !*self.has_left.get_mut() {
-            block.storages.fetch_sub(1, Ordering::AcqRel);
-        }
         if let Some(block) = Arc::into_inner(block) {
             *block.last.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(storage);
         }

@@ -10,7 +10,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::block::{Block, Blocks, InBlock, Tickets, Usage};
+use super::block::{Blocks, InBlock, Tickets, Usage};
 use super::payload::{self, Right};
 use super::place::{Place, number_of, use_count};
 use crate::backend;
@@ -86,8 +86,6 @@ struct State {
     by_handle: HashMap<Vec<u8>, u64>,
     /// The storages to look at next.
     next: Vec<u64>,
-    /// Storages that nobody uses, each the last one of a block that another process may have open.
-    ending: Vec<Arc<SharedStorage>>,
 }
 
 /// What changes of holders set.
@@ -269,13 +267,11 @@ impl SharedStorages {
     pub(super) fn look(&self, py: Python<'_>, count: usize) -> PyResult<()> {
         self.stir.is_stirred.store(false, Ordering::Release);
         let all = self.lock().storages.len();
-        self.look_at_ending(py);
         self.look_at(py, count.min(all))
     }
 
     /// Looks at all storages.
     pub(super) fn look_at_all(&self, py: Python<'_>) -> PyResult<()> {
-        self.look_at_ending(py);
         let all: Vec<_> = self.lock().storages.iter().map(|(cdata, one)| (*cdata, Arc::clone(one))).collect();
         all.into_iter().try_for_each(|(cdata, shared)| self.look_at_one(py, cdata, &shared))
     }
@@ -309,16 +305,12 @@ impl SharedStorages {
                 match part.take_back(self.tickets(py)?) {
                     Usage::Used => return Ok(()),
                     Usage::Draining => {
-                        self.recall(py, part.block());
+                        part.block().recall();
                         return Ok(());
                     }
                     Usage::Unused => {}
                 }
-                if !part.leave() {
-                    self.lock().ending.push(Arc::clone(shared));
-                }
                 self.take(py, cdata, shared);
-                self.look_at_ending(py);
             }
             SharedBy::Export(alone) => {
                 if !alone.is_watched.swap(true, Ordering::AcqRel) {
@@ -336,22 +328,6 @@ impl SharedStorages {
         Ok(())
     }
 
-    /// Releases the last storages of blocks that no other process has open any longer, or in which others are shared meanwhile.
-    fn look_at_ending(&self, py: Python<'_>) {
-        let ending = self.lock().ending.clone();
-        for shared in ending {
-            let SharedBy::Block(part) = &shared.by else { continue };
-            if part.leave() || !self.recall(py, part.block()) {
-                self.lock().ending.retain(|other| !Arc::ptr_eq(other, &shared));
-            }
-        }
-    }
-
-    fn recall(&self, py: Python<'_>, block: &Block) -> bool {
-        let changed = self.stirring();
-        py.detach(|| block.recall(changed))
-    }
-
     /// Returns a callback for changes of holders.
     fn stirring(&self) -> impl Fn() + Send + Sync + 'static {
         let stir = Arc::clone(&self.stir);
@@ -362,10 +338,9 @@ impl SharedStorages {
         }
     }
 
-    /// Returns the number of storages, with those that end when no process has their blocks open.
+    /// Returns the number of storages.
     pub(super) fn len(&self) -> usize {
-        let state = self.lock();
-        state.storages.len() + state.ending.len()
+        self.lock().storages.len()
     }
 }
 
