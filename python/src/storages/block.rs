@@ -1,7 +1,20 @@
 //! Blocks of the allocator that this process has shared as one export each, and the tickets of the storages in them.
 //!
-//! A block stays allocated as long as a storage lies in it, so any storage that was shared keeps it. The last one becomes the owner of
-//! the export, which ends after that.
+//! A storage in a block has a ticket, which its handle names. A receiver claims it as long as it has the storage. Each payload has a
+//! ticket too, which no receiver claims: the one that opens the payload claims the storage, and then marks the payload's ticket as
+//! released. So one of both tickets keeps the storage at any time. The words of a ticket are those of the core's `sharing/claims.rs`.
+//!
+//! ```text
+//!                                 take_back: each payload was opened or is
+//!          share                  past its time limit, no receiver claims it
+//!  storage -----> ticket offered -------------------------------------------> ticket ended, entry dropped
+//!                            |                                                  ^
+//!                            +-- withdraw: its memory was replaced -------------+
+//! ```
+//!
+//! A block stays allocated as long as a storage lies in it, so any storage that was shared keeps it. Importers may have the block open
+//! without a storage in it: their device work has not finished, or their import cache keeps the lease. So the last storage becomes the
+//! owner of the export when it is dropped, and is freed after the leases.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -42,7 +55,7 @@ impl Tickets {
     }
 }
 
-/// The owner of the export of a block.
+/// The owner of the export of a block: its last storage, from the drop of the export on.
 #[derive(Default)]
 struct LastStorage(Mutex<Option<PyOwner>>);
 
@@ -113,7 +126,7 @@ pub(super) enum Usage {
 /// The backend and the device of a block, and its address.
 type Place = (&'static str, DeviceOrdinal, u64);
 
-/// The blocks that are shared.
+/// The blocks that are shared, kept by the storages in them. Two threads that share the first ones at a time may share a block twice.
 #[derive(Default)]
 pub(super) struct Blocks(Mutex<BTreeMap<Place, Weak<Block>>>);
 
@@ -173,6 +186,7 @@ impl InBlock {
     /// Returns a ticket for a payload, which keeps the storage until it is opened or `lifetime` is over.
     pub(super) fn grant(&self, tickets: &Tickets, lifetime: Duration) -> Result<u64> {
         let mut payloads = self.payloads();
+        // A storage in use here is not taken back, which removes them otherwise. Not at each payload, which takes quadratic time.
         if payloads.len() >= MANY_PAYLOADS && payloads.len().is_power_of_two() {
             remove_opened(&mut payloads, tickets);
         }
@@ -211,12 +225,11 @@ impl InBlock {
             tickets.table.withdraw(ticket);
         }
     }
-}
 
-impl InBlock {
     /// Ends the export of the block if this is its last storage, which is dropped after that.
     pub(super) fn end(&mut self, storage: PyOwner) {
         let Some(block) = self.block.take() else { return };
+        // Of storages that are dropped at the same time, exactly one is the last.
         if let Some(block) = Arc::into_inner(block) {
             *block.last.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(storage);
         }

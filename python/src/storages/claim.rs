@@ -16,7 +16,8 @@ const TOGETHER: Duration = Duration::from_millis(1);
 pub(super) struct Peer {
     claims: Claims,
     ipc: Ipc,
-    /// The number of storages of this process for each ticket.
+    /// The number of storages of this process for each ticket, which have one claim. PyTorch's cache of received storages keeps it at
+    /// one as long as nothing clears that cache.
     open: Mutex<HashMap<u64, usize>>,
     ended: Sender<Ended>,
 }
@@ -58,7 +59,8 @@ impl Peer {
     }
 }
 
-/// The claim of a storage of this process.
+/// The claim of a storage of this process. Its drop does not wait: a thread releases the claim after the device work that was submitted
+/// before, which may use the storage.
 pub(crate) struct Claim {
     peer: Arc<Peer>,
     ticket: u64,

@@ -100,7 +100,8 @@ impl ReceivedStorages {
         })
     }
 
-    /// Claims a storage in a block of another process, which is opened if it is not yet.
+    /// Claims a storage in a block of another process, which is opened if it is not yet. The payload's right keeps the storage until
+    /// then, and is given back afterwards.
     pub(super) fn open_in_block(
         &self,
         py: Python<'_>,
@@ -109,6 +110,7 @@ impl ReceivedStorages {
         nbytes: u64,
     ) -> PyResult<Opened> {
         let (inner, block, peer) = self.open_block(py, device, place)?;
+        // The table of a process that has terminated remains mapped here, and offers the storage as before.
         inner.read(py, Mapping::check)?.map_err(|error| refused(py, &error))?;
         let Some(claim) = peer.claim(place.ticket, device) else {
             return Err(stale("its process has released it"));
@@ -124,6 +126,7 @@ impl ReceivedStorages {
         device: DeviceOrdinal,
         place: &payload::InBlock<'_>,
     ) -> PyResult<(Arc<MappingInner>, DeviceRange, Arc<Peer>)> {
+        // A process has one table of claims for all its blocks: either of both may be known without the other.
         let state = self.lock();
         let blocks = state.blocks.get(place.descriptor).map_or(&[][..], Vec::as_slice);
         let open = blocks.iter().find_map(|block| {
@@ -151,6 +154,7 @@ impl ReceivedStorages {
                 peer
             }
         };
+        // Another thread may have opened it meanwhile; both mappings have one lease.
         let mut state = self.lock();
         let mut ended = Vec::new();
         state.blocks.retain(|_, blocks| {

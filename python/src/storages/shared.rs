@@ -1,4 +1,8 @@
 //! The storages that this process has shared, each kept until no process uses it.
+//!
+//! Neither the drop of the last tensor in this process nor the release of a claim by another one calls a function here. So storages are
+//! looked at: one at each call of `share`, some by the thread of `_torch_install.py`, more often after calls of `wake`, and all by
+//! `torch.cuda.ipc_collect`. A storage in a block has the states of `block.rs`; another one ends when its export has no holders.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -88,7 +92,7 @@ struct State {
     next: Vec<u64>,
 }
 
-/// What changes of holders set.
+/// The call of `wake`, at new storages and at changes of holders: once until the next look.
 struct Stir {
     /// Whether the callable was called since the last look.
     is_stirred: AtomicBool,
@@ -295,6 +299,7 @@ impl SharedStorages {
 
     /// Ends the sharing of a storage that neither this process nor another one uses.
     fn look_at_one(&self, py: Python<'_>, cdata: u64, shared: &Arc<SharedStorage>) -> PyResult<()> {
+        // A tensor refers to the storage, by this Python object or without one.
         // SAFETY: the entry has a reference to the object.
         let references = unsafe { ffi::Py_REFCNT(shared.storage.as_ptr()) };
         if references > shared.own_references() || use_count(py, cdata)? > 1 {
@@ -304,6 +309,7 @@ impl SharedStorages {
             SharedBy::Block(part) => {
                 match part.take_back(self.tickets(py)?) {
                     Usage::Used => return Ok(()),
+                    // A later look finds it unused.
                     Usage::Draining => {
                         part.block().recall();
                         return Ok(());
