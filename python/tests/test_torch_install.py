@@ -188,6 +188,23 @@ def test_storage_is_released_after_the_device_work_of_its_receiver(receiver: Rec
     eventually("storages", before + 1, lambda: torch.cuda.ipc_collect() or len(storages))
 
 
+def test_last_storage_of_a_block_stays_while_the_block_is_open(receiver: Receiver) -> None:
+    storages = device_ipc._torch_install._storages
+    before = len(storages)
+    (tensor,) = mock.in_one_block(1)
+    storage = torch.multiprocessing.reductions.StorageWeakRef(tensor.untyped_storage())
+    arguments = payload(tensor)
+    receiver.ask("open", arguments)
+    receiver.ask("open_block", arguments)
+    del tensor
+    receiver.ask("drop", 1)
+    eventually("storages", before, lambda: torch.cuda.ipc_collect() or len(storages))
+    assert exports() == 1 and not storage.expired()
+    receiver.ask("drop")
+    eventually("exports", 0, exports)
+    assert storage.expired()
+
+
 def test_payloads_that_nobody_opens_fill_a_table_and_are_refused_then() -> None:
     program = """
 import device_ipc, torch_over_mock as m

@@ -126,6 +126,12 @@ class Commands:
         reductions.shared_cache.clear()
         self.open(arguments, None, keep)
 
+    def open_block(self, arguments: "tuple[Any, ...]") -> None:
+        """Opens the block of a storage, without a storage in it."""
+        kind, descriptor = arguments[7][:4], arguments[7][4 + 3 * 8 :]
+        assert kind == b"DIPB"
+        self.held.append(device_ipc.open(descriptor))
+
     def open_all(self, payloads: "list[tuple[Any, ...]]") -> float:
         """Rebuilds tensors; returns their sum."""
         tensors = [rebuild_cuda_tensor(*arguments) for arguments in payloads]
