@@ -75,8 +75,9 @@ impl Timeline {
     /// Makes work that is submitted to the stream from now on wait until the counter of the peer is at least `value`. The host does
     /// not wait.
     ///
-    /// `stream` is by default the current stream of the framework in use. Raises `GoneError` if the peer or the lease has ended,
-    /// `PlacementError` for a stream of another backend, `Error` for a value that is too large, and `TypeError` if there is no stream.
+    /// `stream` is by default the current stream of the framework in use. Raises `GoneError` if the peer or the lease has ended before
+    /// the counter was `value`, `PlacementError` for a stream of another backend, `Error` for a value that is too large, and `TypeError`
+    /// if there is no stream.
     #[pyo3(signature = (value, stream=None))]
     fn wait(&self, py: Python<'_>, value: u64, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let stream = self.stream(py, stream)?;
@@ -93,7 +94,8 @@ impl Timeline {
 
     /// Waits on the host until the counter of the peer is at least `value`.
     ///
-    /// `timeout` is in seconds; `None` is no limit. Raises `TimeoutError` after it, and `GoneError` if the peer or the lease ends.
+    /// `timeout` is in seconds; `None` is no limit. Raises `TimeoutError` after it, and `GoneError` if the peer or the lease ends before the
+    /// counter is `value`.
     #[pyo3(signature = (value, timeout=None))]
     fn wait_now(&self, py: Python<'_>, value: u64, timeout: Option<f64>) -> PyResult<()> {
         check_fork()?;

@@ -47,7 +47,8 @@ use page::check_range;
 /// # Termination of the peer
 ///
 /// When the peer terminates, or the lease ends, the counter that the peer would have signalled is set to
-/// [`END`](Self::END): every stream that waits for it continues, **also over memory that was never written**.
+/// [`END`](Self::END): every stream that waits for it continues, **also over memory that was never written**. A wait that is
+/// submitted later succeeds only for a value that the peer had signalled before.
 /// [`check`](Self::check) reports whether that has happened; call it when the work behind a wait has finished, before its
 /// result is used.
 ///
@@ -117,15 +118,20 @@ impl Timeline {
     ///
     /// # Errors
     ///
-    /// As [`signal`](Self::signal), also for a value that a terminated peer had signalled before. Waits that were submitted
-    /// before its termination are satisfied.
+    /// As [`signal`](Self::signal), unless the peer had signalled the value before the timeline ended.
     pub fn wait<M>(&self, value: u64, stream: &impl AsStream<M>) -> Result<()> {
         let endpoint = &*self.endpoint;
         endpoint.check_usable(stream.as_stream())?;
         check_range(value)?;
-        let _in_use = endpoint.enter()?;
-        endpoint.check()?;
-        endpoint.wait_on(endpoint.incoming(), value, stream.as_stream())
+        let submit = || {
+            let _in_use = endpoint.enter()?;
+            endpoint.check()?;
+            endpoint.wait_on(endpoint.incoming(), value, stream.as_stream())
+        };
+        match submit() {
+            Err(_) if self.peer_had_signalled(value) => Ok(()),
+            submitted => submitted,
+        }
     }
 
     /// Sets this side's counter at once. Earlier host work of this thread is visible to every waiter.
@@ -162,12 +168,17 @@ impl Timeline {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`]; [`Error::OnWorkerThread`] in a callback; as [`check`](Self::check).
+    /// [`Error::Timeout`]; [`Error::OnWorkerThread`] in a callback; as [`check`](Self::check), unless the peer had signalled the value
+    /// before the timeline ended.
     pub fn wait_now(&self, value: u64, timeout: Duration) -> Result<()> {
         check_range(value)?;
+        self.endpoint.owner.check()?;
         let reached = Cell::new(0);
         let holds = || {
-            reached.set(self.value()?);
+            match self.value() {
+                Err(_) if self.peer_had_signalled(value) => return Ok(true),
+                seen => reached.set(seen?),
+            }
             let holds = reached.get() >= value;
             if !holds {
                 check_may_wait("waiting for a timeline", timeout)?;
@@ -181,7 +192,12 @@ impl Timeline {
         })
     }
 
-    /// Checks that the timeline has not ended. After its end every wait is satisfied.
+    /// Returns whether the timeline has ended, and the peer had signalled the value before.
+    fn peer_had_signalled(&self, value: u64) -> bool {
+        matches!(self.seen(), Seen::Ended(last) if (value..TIMELINE_END).contains(&last))
+    }
+
+    /// Checks that the timeline has not ended. The end satisfies every wait that was submitted before.
     ///
     /// # Errors
     ///

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::*;
 use crate::backend::stream::BorrowedStream;
@@ -235,6 +236,24 @@ fn signal_that_arrives_between_two_poisons_is_not_lost() {
     place.page.word(place.slot, Word::FromImporter).store(place.base + 9, Ordering::Release);
     exporter.endpoint().poison();
     assert_eq!(at(&fixture.begin().1), at(exporter));
+}
+
+#[test]
+fn wait_for_a_value_signalled_before_the_end_succeeds() {
+    let mut fixture = Fixture::new();
+    let old = fixture.begin();
+    old.2.signal_now(5).unwrap();
+    fixture.release(&old);
+    let new = fixture.begin();
+    assert_eq!(at(&new.1), at(&old.1));
+    new.2.signal_now(7).unwrap();
+    old.1.wait_now(5, Duration::ZERO).unwrap();
+    assert!(matches!(old.1.wait_now(6, Duration::ZERO), Err(Error::LeaseEnded { pid: 7 })));
+    // The end of a counter is not a value.
+    let place = new.1.endpoint().place();
+    place.page.word(place.slot, Word::FromImporter).store(ENDED, Ordering::Release);
+    new.1.endpoint().end(Termination::Died);
+    assert!(matches!(new.1.wait_now(7, Duration::ZERO), Err(Error::ImporterGone { pid: 7 })));
 }
 
 /// A stream that reaches its wait after the slot has a new lease must not wait for that lease's counter.

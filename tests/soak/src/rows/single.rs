@@ -47,7 +47,6 @@ impl Exporter {
         let timeline = timelines.first().context("there is one")?;
         timeline.signal(1, &self.stream)?;
         timeline.wait(1, &self.stream)?;
-        timeline.signal(2, &self.stream)?;
         self.importer.answer()?;
         finish(export)
     }

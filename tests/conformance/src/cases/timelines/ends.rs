@@ -1,5 +1,6 @@
 //! Timelines whose lease ends, by a release or by the death of either side.
 
+use std::time::Duration;
 
 use device_ipc_core::{Stream, Timeline};
 
@@ -9,16 +10,27 @@ use crate::flows::{Memory, OLD, SOON, float_bytes, happens_soon, stream_resumes}
 use crate::{Context, Outcome, PATIENCE};
 use super::{BEGUN, COUNT, Pair, SHORT, only, signal, wait};
 
-/// Everything that can be asked of a timeline is refused with this error, which names the process.
+/// A timeline that has ended refuses with this error, which names the process, all but waits for values that the peer had
+/// signalled before.
 #[track_caller]
-pub(super) fn has_ended(timeline: &Timeline, stream: &Stream, kind: &str, pid: u32) -> Outcome {
+pub(super) fn has_ended(
+    timeline: &Timeline,
+    stream: &Stream,
+    reached: u64,
+    kind: &str,
+    pid: u32,
+) -> Outcome {
     let (pid, next) = (pid.to_string(), timeline.last_signalled() + 1);
     let phrases = [&*pid];
     refused(timeline.check(), "checking a timeline that has ended", kind, &phrases)?;
-    refused(timeline.wait(next, stream), "a stream's wait on it", kind, &phrases)?;
+    for value in [0, reached] {
+        timeline.wait(value, stream)?;
+        timeline.wait_now(value, Duration::ZERO)?;
+    }
+    refused(timeline.wait(reached + 1, stream), "a stream's wait on it", kind, &phrases)?;
     refused(timeline.signal(next, stream), "a stream's signal on it", kind, &phrases)?;
     refused(timeline.signal_now(next), "a signal on it", kind, &phrases)?;
-    refused(timeline.wait_now(next, SHORT), "a wait on it", kind, &phrases)?;
+    refused(timeline.wait_now(reached + 1, SHORT), "a wait on it", kind, &phrases)?;
     refused(timeline.value(), "its value", kind, &phrases)
 }
 
@@ -34,7 +46,7 @@ pub fn importer_killed_while_a_stream_waits(context: &Context) -> Outcome {
     let pid = importer.peer().id();
     importer.kill()?;
     stream_resumes(&memory.stream, "the importer has been killed")?;
-    has_ended(&timeline, &memory.stream, "ImporterGone", pid)?;
+    has_ended(&timeline, &memory.stream, BEGUN, "ImporterGone", pid)?;
     same(&memory.floats()?, &[OLD + 1.0; COUNT], "the floats behind the wait")?;
     happens_soon("an end that is no longer listed", || Ok(share.timelines(0, SHORT)?.is_empty()))?;
     Ok(share.close(SOON)?)
@@ -60,21 +72,30 @@ pub fn exporter_killed_while_a_stream_waits(context: &Context) -> Outcome {
     let pid = exporter.peer().id();
     exporter.kill()?;
     stream_resumes(&stream, "the exporter has been killed")?;
-    has_ended(&timeline, &stream, "ExporterGone", pid)
+    has_ended(&timeline, &stream, BEGUN, "ExporterGone", pid)
 }
 
-/// A signal of an importer that dies later still counts: the wait for it succeeds.
+/// A signal still counts after the lease or its process has ended: a wait that begins then succeeds.
 pub fn what_was_signalled_before_an_end_counts(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
-    let Pair { memory, share: _share, timeline, mut importer } = Pair::begin(context)?;
-    importer.add("m", 1.0)?;
-    importer.must(&signal(5, 0))?;
-    timeline.wait(5, &memory.stream)?;
-    memory.stream.synchronize()?;
-    timeline.check()?;
-    importer.exit()?;
-    same(&memory.floats()?, &[OLD + 1.0; COUNT], "the floats behind the wait")?;
-    happens_soon("the end of the importer", || Ok(timeline.check().is_err()))
+    for exits in [false, true] {
+        let Pair { memory, share: _share, timeline, mut importer } = Pair::begin(context)?;
+        let pid = importer.peer().id();
+        importer.add("m", 1.0)?;
+        importer.must(&signal(5, 0))?;
+        let kind = if exits {
+            importer.synchronize(0)?;
+            importer.exit()?;
+            "ImporterGone"
+        } else {
+            importer.must(&Command::Release { name: "m".into(), device: None })?;
+            "LeaseEnded"
+        };
+        happens_soon("the end of the timeline", || Ok(timeline.check().is_err()))?;
+        has_ended(&timeline, &memory.stream, 5, kind, pid)?;
+        same(&memory.floats()?, &[OLD + 1.0; COUNT], "the floats behind the wait")?;
+    }
+    Ok(())
 }
 
 /// A release by the importer resumes the exporter's streams; the next mapping has a timeline that starts at 0.
@@ -85,7 +106,7 @@ pub fn ends_with_the_lease(context: &Context) -> Outcome {
         timeline.wait(BEGUN + 1, &memory.stream)?;
         importer.must(&end)?;
         stream_resumes(&memory.stream, "the importer has released its lease")?;
-        has_ended(&timeline, &memory.stream, "LeaseEnded", importer.peer().id())?;
+        has_ended(&timeline, &memory.stream, BEGUN, "LeaseEnded", importer.peer().id())?;
         happens_soon("the end of the importer's timeline", || {
             let checked = importer.request(&Command::Check { name: "t".into() })?.result;
             Ok(matches!(checked, Err(Refusal { kind, .. }) if kind == "LeaseEnded"))
@@ -116,7 +137,7 @@ pub fn goes_on_after_the_export_was_dropped(context: &Context) -> Outcome {
     timeline.check()?;
     importer.drop_mapping("m")?;
     happens_soon("the end of the lease", || Ok(timeline.check().is_err()))?;
-    has_ended(&timeline, &memory.stream, "LeaseEnded", importer.peer().id())
+    has_ended(&timeline, &memory.stream, BEGUN + 1, "LeaseEnded", importer.peer().id())
 }
 
 /// In the exporting process too, a stream that waits for the mapping's side continues after the mapping was dropped or
@@ -144,7 +165,7 @@ pub fn in_one_process_an_exporter_that_waits_goes_on(context: &Context) -> Outco
             "the mapping has been dropped"
         };
         stream_resumes(&memory.stream, how)?;
-        has_ended(&far, &memory.stream, "LeaseEnded", std::process::id())?;
+        has_ended(&far, &memory.stream, 1, "LeaseEnded", std::process::id())?;
         happens_soon("an end that is no longer listed", || Ok(share.timelines(0, SHORT)?.is_empty()))?;
     }
     Ok(())

@@ -69,6 +69,6 @@ pub fn in_one_process(context: &Context) -> Outcome {
     far.wait_now(4, PATIENCE)?;
     drop(mapping);
     happens_soon("the end of the lease", || Ok(far.check().is_err()))?;
-    has_ended(&far, &memory.stream, "LeaseEnded", std::process::id())?;
-    has_ended(&near, &reader, "LeaseEnded", std::process::id())
+    has_ended(&far, &memory.stream, 4, "LeaseEnded", std::process::id())?;
+    has_ended(&near, &reader, BEGUN + 1, "LeaseEnded", std::process::id())
 }
