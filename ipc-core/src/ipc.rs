@@ -25,7 +25,7 @@ use crate::patterns::ring::{RingBuilder, RingReader};
 use crate::sharing::export::{Export, ShareBuilder, TensorSet, check_backend, copy_and_wait};
 use crate::sharing::import::{OpenBuilder, Reservation};
 use crate::sharing::remote::Remote;
-use crate::sharing::{Ipc, RecoverableError};
+use crate::sharing::{Ipc, RecoverableError, allocate};
 use crate::transport::AllowList;
 use crate::wire::SOCKET_DIR_VARIABLE;
 use crate::wire::descriptor::Descriptor;
@@ -342,6 +342,9 @@ impl Ipc {
     /// [`allocate_for`](Self::allocate_for) allocates memory with further properties: read-only access of importers, for
     /// example, which the preferred kind of CUDA memory does not have.
     ///
+    /// If the device has not enough memory, the call waits for the memory of dropped exports and released mappings that a thread of the
+    /// library has yet to free, at most 1 s, and tries once more.
+    ///
     /// # Errors
     ///
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::NoSuchDevice`](crate::Error::NoSuchDevice); the vendor's
@@ -375,7 +378,7 @@ impl Ipc {
         bytes: u64,
         wanted: impl Into<MemoryUse>,
     ) -> Result<Buffer> {
-        Buffer::allocate(Arc::clone(self.backend()), device.into(), bytes, wanted.into())
+        allocate(self.backend(), device.into(), bytes, wanted.into())
     }
 
     /// Reserves addresses on a device, in which exports are opened side by side

@@ -24,6 +24,7 @@ mod descriptors;
 mod elements;
 mod examples;
 mod exit;
+mod out_of_memory;
 mod parameter_server;
 mod roles;
 mod send_sync;

@@ -1,5 +1,6 @@
 //! Exports, leases, the import cache, ready events, timelines and copies through the host; and the one process-wide state.
 
+mod allocate;
 pub(crate) mod broker;
 pub(crate) mod claims;
 pub(crate) mod export;
@@ -15,6 +16,7 @@ mod runtime;
 pub(crate) mod staging;
 pub(crate) mod timeline;
 
+pub(crate) use allocate::allocate;
 pub use ipc::Ipc;
 pub(crate) use polled_readiness::{PolledReadiness, Watch};
 pub use recoverable_error::RecoverableError;

@@ -24,7 +24,8 @@ const LONG_WAIT: Duration = Duration::from_secs(30);
 /// Maximum number of queued jobs before new work is delayed.
 const MAX_BACKLOG: usize = 256;
 
-/// Maximum time for which a full queue delays new work. The worker may be waiting for the thread that is delayed, in a callback.
+/// Maximum time for which a caller is delayed until the worker has run its jobs. The worker may be waiting for that thread, in a
+/// callback, in the drop of an owner, or for a stream.
 const MAX_DELAY: Duration = Duration::from_secs(1);
 
 thread_local! {
@@ -177,6 +178,16 @@ impl Worker {
         });
         self.send(Task::When(WaitingJob { reached: None, job, since: clock::now(), warned: false }));
         clock::receive(&finished, timeout).is_ok()
+    }
+
+    /// Waits until all jobs that were submitted before have run, waiting ones included, at most 1 s. On the worker's own thread it
+    /// returns false, without a wait.
+    pub(crate) fn wait_for_jobs(&self) -> bool {
+        if IS_WORKER.get() {
+            return false;
+        }
+        self.run_behind(|| (), MAX_DELAY);
+        true
     }
 
     /// Runs a job behind the jobs that were submitted before, except waiting ones, and waits for it; on the worker's own thread it

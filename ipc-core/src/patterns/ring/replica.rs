@@ -24,7 +24,7 @@ use crate::os::{Backoff, Readiness, clock, log, spawn_without_signals};
 use crate::sharing::export::ShareBuilder;
 use crate::sharing::import::Replicate;
 use crate::sharing::remote::{IncomingPull, RemoteRing, RingMessage, SlotPull};
-use crate::sharing::{Ipc, RuntimeRef};
+use crate::sharing::{Ipc, RuntimeRef, allocate};
 use crate::wire::descriptor::Descriptor;
 use crate::wire::ring::RingSlots;
 
@@ -63,7 +63,7 @@ impl Replicate for Replication {
     fn replicate(&self, ipc: &Ipc, incoming: &IncomingPull<'_>) -> Result<Descriptor> {
         let (backend, slots) = (incoming.backend, self.slots);
         let bytes = u64::from(slots.slots()) * slots.slot_bytes();
-        let buffer = Buffer::allocate(Arc::clone(backend), incoming.device, bytes, MemoryUse::new())?;
+        let buffer = allocate(backend, incoming.device, bytes, MemoryUse::new())?;
         let buffer = Arc::new(buffer);
         let (remote, first) = RemoteRing::join(incoming, bytes)?;
         let region = buffer.region();

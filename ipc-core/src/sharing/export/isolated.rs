@@ -2,15 +2,13 @@
 
 #![allow(unsafe_code, reason = "copies memory while its owner and the new buffer keep both ranges")]
 
-use std::sync::Arc;
-
 use crate::backend::interop::Region;
 use crate::backend::stream::BorrowedStream;
 use crate::backend::{Access, Buffer, MemoryUse};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
-use crate::sharing::Ipc;
+use crate::sharing::{Ipc, allocate};
 
 /// Returns one byte that represents the memory of a tensor without elements, of a kind that permits this access. `alone`
 /// requests an isolated kind, if there is one.
@@ -18,11 +16,9 @@ pub(crate) fn stand_in(ipc: &Ipc, device: DeviceOrdinal, access: Access, alone: 
     let with_access =
         if access.is_writable() { MemoryUse::new() } else { MemoryUse::new().read_only_importers() };
     let wanted = if alone { with_access.isolated() } else { with_access };
-    match Buffer::allocate(Arc::clone(ipc.backend()), device, 1, wanted) {
+    match allocate(ipc.backend(), device, 1, wanted) {
         // The share reports the limits of this memory.
-        Err(Error::Unsupported { .. }) => {
-            Buffer::allocate(Arc::clone(ipc.backend()), device, 1, MemoryUse::new())
-        }
+        Err(Error::Unsupported { .. }) => allocate(ipc.backend(), device, 1, MemoryUse::new()),
         allocated => allocated,
     }
 }
@@ -30,8 +26,8 @@ pub(crate) fn stand_in(ipc: &Ipc, device: DeviceOrdinal, access: Access, alone: 
 /// Returns an isolated copy of the region, of the same length, so that no other memory is beside it. Waits until the copy is
 /// complete, after the work that `after` has to complete first.
 pub(super) fn isolated_copy(ipc: &Ipc, region: Region, after: Option<BorrowedStream<'_>>) -> Result<Buffer> {
-    let backend = Arc::clone(ipc.backend());
-    let copy = Buffer::allocate(backend, region.range.device, region.range.len, MemoryUse::new().isolated())?;
+    let wanted = MemoryUse::new().isolated();
+    let copy = allocate(ipc.backend(), region.range.device, region.range.len, wanted)?;
     clear_behind(ipc, copy.range())?;
     copy_and_wait(ipc, copy.range(), region.range, after)?;
     Ok(copy)

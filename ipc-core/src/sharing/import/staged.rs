@@ -13,9 +13,9 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
-use crate::sharing::Runtime;
 use crate::sharing::host_pages::{HostPages, Use};
 use crate::sharing::staging::{Chunks, CopyLayout, Segments};
+use crate::sharing::{Runtime, allocate};
 use crate::transport::{AllowList, Deadline};
 use crate::wire::descriptor::NamedExport;
 use crate::wire::{Reply, Request};
@@ -161,7 +161,7 @@ impl<'a> Target<'a> {
     fn new(incoming: &Incoming<'a>) -> Result<Self> {
         let (backend, device) = (incoming.backend, incoming.device);
         let bytes = incoming.layout.buffer_bytes();
-        let buffer = Buffer::allocate(Arc::clone(backend), device, bytes, MemoryUse::new())?;
+        let buffer = allocate(backend, device, bytes, MemoryUse::new())?;
         // The buffer is freed by drop from here on.
         let (segments, buffer) = (incoming.layout.segments(buffer.range())?, Some(buffer));
         let stream = backend.memory().create_stream(device)?;

@@ -3,7 +3,6 @@
 #![allow(unsafe_code, reason = "an engine writes to the destinations, which the pull keeps")]
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::incoming::IncomingPull;
@@ -14,9 +13,9 @@ use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Result};
 use crate::os::clock;
 use crate::os::kill::kill_point;
-use crate::sharing::RecoverableError;
 use crate::sharing::pull::{Failed, Pull, PullOwner};
 use crate::sharing::staging::CopyLayout;
+use crate::sharing::{RecoverableError, allocate};
 use crate::transport::Deadline;
 use crate::wire::Span;
 use crate::wire::remote::RemoteRequest;
@@ -35,8 +34,7 @@ pub(crate) fn pull_in(incoming: &IncomingPull<'_>, layout: &CopyLayout) -> Resul
     };
     let pieces: Vec<_> = layout.spans().map(piece).collect();
     let granted = incoming.request(&pieces)?;
-    let (backend, bytes) = (Arc::clone(incoming.backend), layout.buffer_bytes());
-    let buffer = Buffer::allocate(backend, incoming.device, bytes, MemoryUse::new())?;
+    let buffer = allocate(incoming.backend, incoming.device, layout.buffer_bytes(), MemoryUse::new())?;
     let range = buffer.range();
     Ok(granted.pull(&[range], &pieces, buffer)?)
 }

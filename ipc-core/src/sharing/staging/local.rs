@@ -9,6 +9,7 @@ use crate::backend::{Buffer, DeviceIpc, MemoryUse};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
+use crate::sharing::allocate;
 
 /// Bytes that are copied through the host at a time.
 const THROUGH_THE_HOST: u64 = 8 << 20;
@@ -28,7 +29,7 @@ pub(crate) fn copy_within(
     let memory = backend.memory();
     let source = Segments::requested(regions, layout.requested()).map_err(Error::InvalidRegion)?;
     layout.check_shared(source.len())?;
-    let buffer = Buffer::allocate(Arc::clone(backend), device, layout.buffer_bytes(), MemoryUse::new())?;
+    let buffer = allocate(backend, device, layout.buffer_bytes(), MemoryUse::new())?;
     let target = layout.segments(buffer.range())?;
     let to = memory.create_stream(device)?;
     if backend.peer_access(device, source.device())? {
