@@ -1,7 +1,8 @@
 //! Device memory, copies, words.
 
 use super::support::{
-    DEVICE_MEMORY, DRIVER, INVALID_PARAM, NOT_SUPPORTED, OUT_OF_MEMORY, PARAM, Process, Setup, UNALIGNED,
+    DEVICE_MEMORY, DRIVER, INVALID_PARAM, NOT_SUPPORTED, OUT_OF_MEMORY, PARAM, Process, STREAM_TIMEOUT,
+    Setup, UNALIGNED,
 };
 
 const HUGE_PAGE: u64 = 2 << 20;
@@ -19,7 +20,7 @@ fn memory_is_aligned_to_pages_of_its_policy() {
         (4096, 6, 1 << 30),
     ] {
         process.ok(&format!("aclrtMalloc &p {size} {policy}"));
-        process.ok("aclrtPointerGetAttributes p &attributes");
+        process.ok("aclrtPointerGetAttributes p+77 &attributes");
         let attributes = process.bytes("attributes", 12);
         let word = |at: usize| u32::from_le_bytes(attributes[at..at + 4].try_into().expect("4 bytes"));
         assert_eq!((word(0), word(4), u64::from(word(8))), (0, 1, page), "{size} bytes by policy {policy}");
@@ -39,6 +40,7 @@ fn malloc_padding_takes_another_huge_page() {
         };
         assert_eq!(used_by("aclrtMalloc &p 2097152 0"), pages * HUGE_PAGE, "{soc}");
         assert_eq!(used_by("aclrtMallocAlign32 &q 2097152 0"), HUGE_PAGE, "{soc}");
+        assert_eq!(used_by("aclrtMalloc &r 100 0"), 4096, "{soc}");
     }
 }
 
@@ -96,6 +98,31 @@ fn synchronous_copy_does_not_wait_for_streams() {
 }
 
 #[test]
+fn only_pinned_memory_is_copied_when_its_stream_reaches_it() {
+    let mut process = Process::ready("", 0);
+    process.ok("aclrtCreateStream &s");
+    process.ok("aclrtMalloc &gate 8 0");
+    process.ok("aclrtMalloc &p 16 0");
+    process.ok("aclrtMallocHost &pinned 16");
+    let write_host = |process: &mut Process, bytes: &[u8; 8]| {
+        process.put("plain", bytes);
+        process.ok("aclrtMemcpy pinned 8 &plain 8 0");
+    };
+    process.write("gate", &[0; 8]);
+    write_host(&mut process, b"old one.");
+    process.ok("aclrtValueWait gate 1 1 s");
+    process.ok("aclrtMemcpyAsync p 16 pinned 8 1 s");
+    process.ok("aclrtMemcpyAsync p+8 8 &plain 8 1 s");
+    write_host(&mut process, b"new one.");
+    process.write("gate", &1_u64.to_le_bytes());
+    process.ok("aclrtMemcpyAsync pinned 16 p 16 2 s");
+    process.ok("aclrtSynchronizeStream s");
+    assert_eq!(process.read("p", 16), b"new one.old one.");
+    process.ok("aclrtMemcpy &in 16 pinned 16 0");
+    assert_eq!(process.bytes("in", 16), b"new one.old one.");
+}
+
+#[test]
 fn copies_beyond_memory_or_capacity_are_rejected() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtMalloc &p 64 0");
@@ -149,6 +176,8 @@ fn access_to_another_device_needs_peer_access() {
     process.ok("aclrtMemcpy q 8 p 8 3");
     assert_eq!(process.read("q", 8), b"on zero.");
     process.ok("aclrtSetDevice 0");
+    process.ok("aclrtDeviceDisablePeerAccess 1");
+    process.gives("aclrtMemcpy p 8 q 8 3", DRIVER);
     // Only where there is a link.
     process.ok("aclrtDeviceCanAccessPeer &can 0 2");
     assert_eq!(process.get32("can"), 0);
@@ -293,7 +322,7 @@ fn words_check_alignment_comparison_and_chip() {
     process.ok("aclrtCreateStream &s");
     process.write("p", &4_u64.to_le_bytes());
     process.ok("aclrtValueWait p 5 0 s");
-    process.gives("aclrtSynchronizeStreamWithTimeout s 1", 507_046);
+    process.gives("aclrtSynchronizeStreamWithTimeout s 1", STREAM_TIMEOUT);
     process.ok("aclrtValueWrite p 6 0 0");
     process.ok("aclrtSynchronizeStream s");
 }

@@ -1,7 +1,8 @@
 //! Events, notifies and physical memory between processes.
 
 use super::support::{
-    DRIVER, INVALID_HANDLE, NO_NOTIFY, NO_PERMISSION, NOT_SUPPORTED, PARAM, Process, REMOTE, TASK_TIMEOUT,
+    DRIVER, INVALID_HANDLE, KERNEL_TRAP, NO_NOTIFY, NO_PERMISSION, NOT_SUPPORTED, PARAM, Process, REMOTE,
+    STREAM_TIMEOUT, TASK_TIMEOUT,
 };
 
 /// Starts a process with a shared event. Returns it with the handle.
@@ -59,7 +60,7 @@ fn wait_before_first_record_completes_at_once() {
     waiter.ok("aclrtQueryEventStatus e &status");
     assert_eq!(waiter.get32("status"), 0);
     waiter.ok("aclrtStreamWaitEvent 0 e");
-    waiter.gives("aclrtSynchronizeStreamWithTimeout 0 1", 507_046);
+    waiter.gives("aclrtSynchronizeStreamWithTimeout 0 1", STREAM_TIMEOUT);
     waiter.gives("aclrtSynchronizeEventWithTimeout e 1", 507_047);
     recorder.ok("aclrtCreateStream &s");
     recorder.ok("aclrtValueWrite gate 1 0 s");
@@ -108,6 +109,23 @@ fn event_opens_in_others_while_creator_lives() {
 }
 
 #[test]
+fn opener_records_for_creator() {
+    for device in [0, 1] {
+        let (mut creator, handle) = recorder();
+        let mut opener = waiter(device, &handle);
+        opener.ok("aclrtCreateStream &s");
+        opener.ok("aclrtMalloc &gate 8 0");
+        opener.write("gate", &[0; 8]);
+        opener.ok("aclrtValueWait gate 1 1 s");
+        opener.ok("aclrtRecordEvent e s");
+        creator.ok("aclrtStreamWaitEvent 0 e");
+        creator.gives("aclrtSynchronizeStreamWithTimeout 0 1", STREAM_TIMEOUT);
+        opener.write("gate", &1_u64.to_le_bytes());
+        creator.ok("aclrtSynchronizeStream 0");
+    }
+}
+
+#[test]
 fn event_open_enables_peer_access_both_ways() {
     let (_recorder, handle) = recorder();
     let mut waiter = waiter(1, &handle);
@@ -144,6 +162,7 @@ fn notify_has_separate_flags_and_list() {
         creator.gives(&format!("aclrtNotifyGetExportKey {arguments}"), PARAM);
     }
     creator.ok("aclrtNotifyGetExportKey n &key 65 0");
+    creator.gives("aclrtNotifyImportByKey &own &key 2", DRIVER);
     let key = creator.bytes("key", 65);
     let mut importer = Process::ready("", 1);
     importer.put("key", &key);
@@ -187,7 +206,7 @@ fn only_creator_waits_for_notify() {
     neighbour.ok("aclrtNotifyImportByKey &n &key 0");
     neighbour.gives("aclrtWaitAndResetNotify n 0 1", PARAM);
     creator.ok("aclrtWaitAndResetNotify n 0 0");
-    creator.gives("aclrtSynchronizeStreamWithTimeout 0 1", 507_046);
+    creator.gives("aclrtSynchronizeStreamWithTimeout 0 1", STREAM_TIMEOUT);
     record(&mut importer);
     creator.ok("aclrtSynchronizeStream 0");
     wait_times_out(&mut creator);
@@ -245,15 +264,26 @@ fn taker_on_both_devices() -> Process {
 
 #[test]
 fn physical_memory_outlives_creator() {
-    let (mut sharer, number) = sharer();
-    let mut taker = Process::ready("", 0);
-    taker.ok(&format!("aclrtMemImportFromShareableHandle {number} 0 &h"));
-    taker.ok(&format!("aclrtReserveMemAddress &p {PAGE} 0 0 0"));
-    taker.ok(&format!("aclrtMapMem p {PAGE} 0 h 0"));
-    sharer.kill();
-    assert_eq!(taker.read("p", 8), b"physical");
-    let mut late = Process::ready("", 0);
-    late.gives(&format!("aclrtMemImportFromShareableHandle {number} 0 &h"), DRIVER);
+    for killed in [false, true] {
+        let (mut sharer, number) = sharer();
+        let mut taker = Process::ready("", 0);
+        taker.ok(&format!("aclrtMemImportFromShareableHandle {number} 0 &h"));
+        taker.ok(&format!("aclrtReserveMemAddress &p {PAGE} 0 0 0"));
+        taker.ok(&format!("aclrtMapMem p {PAGE} 0 h 0"));
+        if killed {
+            sharer.kill();
+        } else {
+            for call in ["aclrtUnmapMem p", "aclrtReleaseMemAddress p", "aclrtFreePhysical h"] {
+                sharer.ok(call);
+            }
+        }
+        assert_eq!(taker.read("p", 8), b"physical");
+        taker.ok("aclrtUnmapMem p");
+        taker.ok("aclrtFreePhysical h");
+        taker.gives(&format!("aclrtMemImportFromShareableHandle {number} 0 &h"), DRIVER);
+        let mut late = Process::ready("", 0);
+        late.gives(&format!("aclrtMemImportFromShareableHandle {number} 0 &h"), DRIVER);
+    }
 }
 
 #[test]
@@ -261,6 +291,8 @@ fn physical_memory_is_shared_once_with_others() {
     let (mut sharer, number) = sharer();
     sharer.gives("aclrtMemExportToShareableHandle h 0 1 &again", DRIVER);
     sharer.gives(&format!("aclrtMemImportFromShareableHandle {number} 0 &own"), DRIVER);
+    sharer.put("pid", &7_i32.to_le_bytes());
+    sharer.gives(&format!("aclrtMemSetPidToShareableHandle {number} &pid 1"), NO_PERMISSION);
     let mut taker = Process::ready("", 0);
     taker.ok(&format!("aclrtMemImportFromShareableHandle {number} 0 &h"));
     taker.gives("aclrtMemExportToShareableHandle h 0 1 &again", DRIVER);
@@ -463,6 +495,35 @@ fn event_without_sync_flag_rejects_stream_wait() {
     process.ok("aclrtCreateEvent &event");
     process.ok("aclrtRecordEvent event 0");
     process.ok("aclrtStreamWaitEvent 0 event");
+}
+
+#[test]
+fn failure_is_reported_once_and_stops_its_stream_by_mode() {
+    let mut process = Process::ready("", 0);
+    process.ok("aclrtCreateStream &s");
+    process.ok("aclrtMalloc &word 8 0");
+    let fail = |process: &mut Process, later: u64| {
+        process.ok("deviceIpcSimKernel s trap 0");
+        process.ok(&format!("aclrtValueWrite word {later} 0 s"));
+        process.gives("aclrtSynchronizeStream s", KERNEL_TRAP);
+        process.read("word", 8)
+    };
+    assert_eq!(fail(&mut process, 9), 9_u64.to_le_bytes(), "later work runs");
+    process.ok("aclrtSynchronizeStream s");
+    process.ok("aclrtSetStreamFailureMode s 1");
+    assert_eq!(fail(&mut process, 10), 9_u64.to_le_bytes(), "later work is dropped");
+}
+
+#[test]
+fn time_between_events_is_not_negative() {
+    let mut process = Process::ready("", 0);
+    for event in ["start", "end"] {
+        process.ok(&format!("aclrtCreateEvent &{event}"));
+        process.ok(&format!("aclrtRecordEvent {event} 0"));
+    }
+    process.ok("aclrtSynchronizeEvent end");
+    process.ok("aclrtEventElapsedTime &ms start end");
+    assert!(f32::from_le_bytes(process.bytes("ms", 4).try_into().expect("4 bytes")) >= 0.0);
 }
 
 #[test]

@@ -12,10 +12,14 @@ fn calls_before_init_are_rejected() {
         process.gives(call, UNINITIALIZE);
     }
     process.ok("aclrtGetVersion &major &minor &patch");
+    assert_eq!(process.get32("major"), 1);
     process.ok("aclrtGetDeviceCount &n");
+    assert_eq!(process.get32("n"), 2);
     process.ok("aclrtDeviceGetUuid 0 &uuid");
     process.ok("aclInit 0");
     process.ok("aclrtSetDevice 0");
+    process.ok("aclrtGetRunMode &mode");
+    assert_eq!(process.get32("mode"), 1, "the host");
 }
 
 #[test]

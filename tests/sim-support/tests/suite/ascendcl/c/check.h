@@ -1,4 +1,4 @@
-/* Common code of the programs in this directory: checks that print their location, and a second process. */
+/* Common code of both processes: checks that print their location, and the start of the second one. */
 #ifndef DEVICE_IPC_CHECK_H
 #define DEVICE_IPC_CHECK_H
 

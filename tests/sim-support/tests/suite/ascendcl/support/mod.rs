@@ -11,7 +11,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::Write as _;
 use std::path::PathBuf;
 
@@ -37,6 +37,8 @@ pub const NOT_SUPPORTED: i32 = 207_000;
 pub const OUT_OF_MEMORY: i32 = 207_001;
 pub const NO_PERMISSION: i32 = 207_006;
 pub const NO_NOTIFY: i32 = 207_009;
+pub const KERNEL_TRAP: i32 = 507_035;
+pub const STREAM_TIMEOUT: i32 = 507_046;
 pub const DEVICE_MEMORY: i32 = 507_053;
 pub const REMOTE: i32 = 507_057;
 pub const DRIVER: i32 = 507_899;
@@ -317,7 +319,12 @@ impl Agent {
     }
 }
 
-/// Serves commands.
+/// A kernel that traps.
+extern "C" fn trap(_memory: *mut c_void, _argument: *mut c_void) -> c_int {
+    1
+}
+
+/// Serves commands. The variable `trap` has the address of a kernel that traps.
 #[test]
 #[ignore = "a process of the other tests"]
 fn agent() {
@@ -325,6 +332,8 @@ fn agent() {
     // SAFETY: loading runs no code that could be unsound; the library stays loaded.
     let library = unsafe { Library::open(Some(PathBuf::from(path)), RTLD_NOW | RTLD_LOCAL) };
     let mut agent = Agent { library: library.expect("it can be loaded"), variables: HashMap::new() };
+    let kernel: extern "C" fn(*mut c_void, *mut c_void) -> c_int = trap;
+    agent.variable("trap")[..8].copy_from_slice(&(kernel as usize).to_le_bytes());
     while let Some(line) = request() {
         answer(agent.obey(&line));
     }
