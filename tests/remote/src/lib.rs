@@ -58,7 +58,7 @@ fn own_address() -> String {
 const LOOPBACK: &str = "127.0.0.1";
 
 /// Returns the contents of a region.
-fn contents(length: usize, seed: u8) -> Vec<u8> {
+pub fn contents(length: usize, seed: u8) -> Vec<u8> {
     // No multiple of a page.
     const PERIOD: usize = 65_521;
     let byte = |at: u64| (at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[0] ^ seed;

@@ -187,7 +187,13 @@ pub(super) struct ReplicaWriter {
 
 impl ReplicaWriter {
     fn run(mut self, shared: &ReplicaState) {
-        let ended = catch_unwind(AssertUnwindSafe(|| self.pull_all(shared)));
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            let ended = self.pull_all(shared);
+            if ended.is_err() {
+                self.publish_confirmed();
+            }
+            ended
+        }));
         let ended = ended.unwrap_or_else(|_| Err(Error::Protocol("the thread of the ring panicked".into())));
         if let Err(error) = ended {
             tracing::debug!(target: log::RING, %error, "the copies of a ring of another host have ended");
@@ -220,6 +226,14 @@ impl ReplicaWriter {
             self.remote.wait(time, shared.wake.as_fd());
         }
         Ok(())
+    }
+
+    /// Publishes, after an error, the sequences whose confirmation has arrived: they precede the error.
+    fn publish_confirmed(&mut self) {
+        while self.ring.sequence() < self.acknowledged
+            && let Ok(Some(message)) = self.remote.try_receive()
+            && self.handle(message).is_ok()
+        {}
     }
 
     /// Does everything that can be done now. Returns whether there was anything.

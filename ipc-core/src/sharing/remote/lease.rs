@@ -33,6 +33,9 @@ const SEND: Duration = Duration::from_millis(100);
 /// The time for which the end of the exporter's connection is awaited after another error.
 const AFTERMATH: Duration = Duration::from_millis(500);
 
+/// Maximum number of confirmed sequences that are kept after an error; an exporter has no more announcements in flight.
+const MAX_CONFIRMED: usize = 64;
+
 /// Maximum number of bytes of metadata of an export.
 const MAX_METADATA_BYTES: usize = 64 << 20;
 
@@ -109,6 +112,8 @@ pub(super) struct RemoteLease {
     /// The times of the pings that have not been answered, and that of the oldest one or of the last answer.
     unanswered: VecDeque<Instant>,
     silent_since: Instant,
+    /// Confirmed sequences of a ring that were received while the reason of an error was sought.
+    confirmed: VecDeque<u64>,
     is_over: bool,
 }
 
@@ -261,6 +266,7 @@ impl RemoteLease {
             next_ping: now + PING,
             unanswered: VecDeque::new(),
             silent_since: now,
+            confirmed: VecDeque::new(),
             is_over: false,
         }
     }
@@ -301,6 +307,13 @@ impl RemoteLease {
 
     /// Receives a message other than the answer to a ping, if one arrives within `wait`.
     pub(super) fn receive(&mut self, wait: Duration) -> Result<Option<RemoteReply>> {
+        match self.confirmed.pop_front() {
+            Some(sequence) => Ok(Some(RemoteReply::Confirmed { sequence })),
+            None => self.receive_next(wait),
+        }
+    }
+
+    fn receive_next(&mut self, wait: Duration) -> Result<Option<RemoteReply>> {
         let until = clock::now() + wait;
         let mut left = wait;
         loop {
@@ -386,8 +399,11 @@ impl RemoteLease {
     pub(super) fn reason(&mut self, error: Error) -> Error {
         let until = clock::now() + AFTERMATH;
         loop {
-            match self.receive(clock::left(until)) {
+            match self.receive_next(clock::left(until)) {
                 Ok(Some(RemoteReply::Ended(RingEnd::Dismissed))) => return self.dismissed(),
+                Ok(Some(RemoteReply::Confirmed { sequence })) if self.confirmed.len() < MAX_CONFIRMED => {
+                    self.confirmed.push_back(sequence);
+                }
                 Ok(Some(_)) => {}
                 Ok(None) => return error,
                 Err(gone) => return gone,

@@ -12,7 +12,7 @@ use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use device_ipc_remote_tests::{eventually, eventually_files, key_of, socket_engine, with_address};
+use device_ipc_remote_tests::{contents, eventually, eventually_files, key_of, socket_engine, with_address};
 use device_ipc_tcp::{AuthenticatedConnection, Key, TcpError, accept, connect};
 use device_ipc_test_process::Process;
 

@@ -152,3 +152,56 @@ fn writer_that_violates_the_protocol_causes_an_error() {
     let silent = error_of_reader(&[GRANTED, metadata, joined]);
     assert!(silent.starts_with("0 right, Timeout of InPull"), "{silent}");
 }
+
+/// A writer whose engine reads sequence 0, and refuses sequence 1 once the reader has acknowledged sequence 0. It confirms sequence 0
+/// after that.
+#[test]
+fn confirmed_publication_precedes_the_error_of_a_later_pull() {
+    const SLOT: u64 = 256;
+    let (_writer, _, descriptor) = writer();
+    let (acknowledged, refuse) = std::sync::mpsc::channel();
+    let engine = TcpListener::bind("127.0.0.1:0").unwrap();
+    let metadata = format!("{} 0 {}", engine.local_addr().unwrap(), 2 * SLOT);
+    let refused = std::thread::spawn(move || {
+        let mut second = None;
+        for _ in 0..2 {
+            let mut stream = engine.accept().unwrap().0;
+            let mut request = [0; 16];
+            stream.read_exact(&mut request).unwrap();
+            match u64::from_le_bytes(request[..8].try_into().unwrap()) {
+                0 => stream.write_all(&contents(SLOT as usize, 0)).unwrap(),
+                _ => second = Some(stream),
+            }
+        }
+        refuse.recv().unwrap();
+        drop(second);
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let SocketAddr::V4(address) = listener.local_addr().unwrap() else { panic!("an IPv4 address") };
+    let (_, token) = key_of(&descriptor);
+    let writer = std::thread::spawn(move || {
+        let deadline = Instant::now() + LONG;
+        let until = Some(deadline);
+        let key = |_| Some(Key::new(&token).unwrap());
+        let mut connection = accept(listener.accept().unwrap().0, key, deadline).unwrap();
+        connection.receive(until).unwrap();
+        let regions = [&[1, 1, metadata.len() as u8], metadata.as_bytes()].concat();
+        for message in [GRANTED, &regions, &[4, 0], &[5, 0], &[5, 1]] {
+            connection.send(message, until).unwrap();
+        }
+        while connection.receive(until).unwrap() != acknowledge(0) {}
+        acknowledged.send(()).unwrap();
+        refused.join().unwrap();
+        // The reader seeks the reason of the failed pull by then, which takes it longer.
+        std::thread::sleep(Duration::from_millis(100));
+        connection.send(&[6, 0], until).unwrap();
+        while connection.receive(until).is_ok() {}
+    });
+    let (mut reader, _) = process("importer");
+    let joined = reader.ask(&format!("join r pulled 60000 {}", with_address(&descriptor, address)));
+    assert_eq!(joined, "copied from 0");
+    let read = reader.ask("read r 2 60000");
+    assert!(read.starts_with("1 right, Vendor"), "{read}");
+    reader.finish();
+    writer.join().unwrap();
+}
