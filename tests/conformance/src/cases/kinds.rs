@@ -123,25 +123,30 @@ pub fn sizes(context: &Context) -> Outcome {
     })
 }
 
-/// A region deep in an allocation arrives at its first byte, and what is beside it is not touched.
+/// A region deep in an allocation, at an odd offset, arrives at its first byte, and what is beside it is not touched. Vendors open
+/// whole allocations, and forgetting the offset is a frequent bug.
 pub fn region_inside_an_allocation(context: &Context) -> Outcome {
-    // Across the place where many drivers' pages meet.
     let bytes = pattern(3 << 20);
-    let (offset, len) = ((1 << 20) + 4099, (1 << 20) + 5001);
+    // Across the place where many drivers' pages meet, and behind it.
+    let regions = [((1 << 20) + 4099, (1 << 20) + 5001), ((2 << 20) + 4099, 1001)];
     let mut importer = context.agent()?;
     for_each_kind(context, |kind| {
-        let memory = Memory::of_kind(context, kind.kind, &bytes)?;
-        let share = memory.share_part(offset as u64, len as u64)?;
-        importer.open("m", share.descriptor(), Place::Home)?;
-        let expected = crc32fast::hash(&bytes[offset..offset + len]);
-        equal(importer.checksum("m")?, expected, "the checksum of the region")?;
-        importer.must(&Command::Fill { name: "m".into(), byte: 0xee })?;
-        importer.synchronize(0)?;
-        let mut expected = bytes.clone();
-        expected[offset..offset + len].fill(0xee);
-        same(&memory.bytes()?, &expected, "the allocation after the importer has filled the region")?;
-        importer.drop_mapping("m")?;
-        Ok(share.close(SOON)?)
+        for (offset, len) in regions {
+            let memory = Memory::of_kind(context, kind.kind, &bytes)?;
+            let share = memory.share_part(offset as u64, len as u64)?;
+            let mapped = importer.open("m", share.descriptor(), Place::Home)?;
+            equal(mapped.len, len as u64, "the length of the mapping in bytes")?;
+            let expected = crc32fast::hash(&bytes[offset..offset + len]);
+            equal(importer.checksum("m")?, expected, "the checksum of the region")?;
+            importer.must(&Command::Fill { name: "m".into(), byte: 0xee })?;
+            importer.synchronize(0)?;
+            let mut expected = bytes.clone();
+            expected[offset..offset + len].fill(0xee);
+            same(&memory.bytes()?, &expected, "the allocation after the importer has filled the region")?;
+            importer.drop_mapping("m")?;
+            share.close(SOON)?;
+        }
+        Ok(())
     })
 }
 

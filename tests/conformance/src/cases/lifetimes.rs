@@ -169,16 +169,6 @@ fn exits_with_work(context: &Context, before_exit: impl FnOnce(&mut Agent) -> Ou
     same(&bytes, [3f32; 1024].map(f32::to_ne_bytes).as_flattened(), "the result of the importer that exited")
 }
 
-/// An importer that exits without dropping anything releases everything.
-pub fn importer_exited(context: &Context) -> Outcome {
-    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
-    let share = memory.share()?;
-    let mut importer = context.agent()?;
-    importer.open("m", share.descriptor(), Place::Home)?;
-    importer.exit()?;
-    Ok(share.wait_released(SOON)?)
-}
-
 /// One importer's death ends its own lease and no other.
 pub fn one_of_two_importers_killed(context: &Context) -> Outcome {
     let bytes = pattern(4096);

@@ -15,11 +15,6 @@ macro_rules! themes {
 
 themes! {
     sharing:
-        round_trip,
-        write_in_place_by_the_receiver,
-        write_in_place_by_the_sender,
-        tensor_of_floats,
-        region_inside_an_allocation,
         regions_of_one_allocation,
         two_receivers,
         forwarded_descriptor,
@@ -57,8 +52,6 @@ themes! {
         altered_home;
     stale:
         dropped_before_the_first_open,
-        dropped_after_an_open,
-        dropped_while_open,
         dropped_from_that_moment_on,
         exporter_exited,
         exporter_killed,
@@ -80,20 +73,13 @@ themes! {
         importer_killed,
         exit_waits_for_released_work,
         exit_waits_for_work_in_use,
-        importer_exited,
         one_of_two_importers_killed,
         own_mapping_outlives_the_export,
         openings_are_waited_for,
         every_change_of_the_holders_is_told,
         callback_that_opens_its_own_export;
     keeping:
-        opening_again_costs_nothing,
-        another_region_costs_no_driver_call,
-        own_process_costs_no_driver_call,
-        unused_goes_back_on_demand,
-        close_unused_gives_back,
         limits_of_nothing_keep_nothing,
-        exporters_death_closes_the_unused,
         freeing_under_a_holder,
         many_threads_with_little_room;
     ordering:

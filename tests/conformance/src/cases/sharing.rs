@@ -4,46 +4,13 @@ use std::sync::Arc;
 
 use device_ipc_core::{
     Bool, DeviceOrdinal, DevicePtr, DeviceRange, Dtype, Region, TensorLayout, TensorTable,
+    counters,
 };
 
 use crate::agent::{Command, Place};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, OLD, SOON, float_bytes, pattern};
 use crate::{Context, Outcome, unchecked};
-
-/// The receiver reads what the sender wrote, all of it.
-pub fn round_trip(context: &Context) -> Outcome {
-    let bytes = pattern(100_003);
-    let memory = Memory::with_bytes(context, 0, &bytes)?;
-    let share = memory.share()?;
-    let mut receiver = context.agent()?;
-    let mapped = receiver.open("m", share.descriptor(), Place::Home)?;
-    equal(mapped.len, bytes.len() as u64, "the length of the mapping in bytes")?;
-    same(&receiver.bytes("m")?, &bytes, "the bytes that the receiver reads")
-}
-
-/// A write of the receiver's kernel is visible to the sender at its own address: there is no copy anywhere.
-pub fn write_in_place_by_the_receiver(context: &Context) -> Outcome {
-    let memory = Memory::with_floats(context, 1024)?;
-    let share = memory.share()?;
-    let mut receiver = context.agent()?;
-    receiver.open("m", share.descriptor(), Place::Home)?;
-    receiver.add("m", 2.5)?;
-    receiver.synchronize(0)?;
-    same(&memory.floats()?, &[OLD + 2.5; 1024], "the floats that the sender reads after the receiver's kernel")
-}
-
-/// A write of the sender is visible to a receiver that has the memory open.
-pub fn write_in_place_by_the_sender(context: &Context) -> Outcome {
-    let memory = Memory::with_floats(context, 1024)?;
-    let share = memory.share()?;
-    let mut receiver = context.agent()?;
-    receiver.open("m", share.descriptor(), Place::Home)?;
-    same(&receiver.floats("m")?, &[OLD; 1024], "the floats before the sender writes")?;
-    memory.add(4.0)?;
-    memory.stream.synchronize()?;
-    same(&receiver.floats("m")?, &[OLD + 4.0; 1024], "the floats after the sender has written")
-}
 
 /// A tensor without elements is shared, opened and viewed as any other, whether its owner has bytes or not.
 pub fn tensor_without_elements(context: &Context) -> Outcome {
@@ -83,38 +50,6 @@ pub fn tensor_without_elements(context: &Context) -> Outcome {
     equal(typed.descriptor().layout().map(|layout| layout.shape().to_vec()), Some(vec![0]), "without a shape")?;
     let needs = memory.ipc.share(without_bytes()).shape([1]).start();
     refused(needs, "an element without bytes", "Layout", &["needs 4 bytes", "0 bytes"])
-}
-
-/// The program of the README: a tensor of 4×5 floats arrives with its type and shape, and one is added to it.
-pub fn tensor_of_floats(context: &Context) -> Outcome {
-    let memory = Memory::with_floats(context, 20)?;
-    let share = memory.ipc.share(Arc::clone(&memory.buffer)).dtype(Dtype::F32).shape([4, 5]).start()?;
-    let mut receiver = context.agent()?;
-    let mapped = receiver.open("m", share.descriptor(), Place::Stream(0))?;
-    equal(mapped.tensor, Some(("float32".to_owned(), vec![4, 5])), "type and shape of the tensor")?;
-    same(&receiver.floats("m")?, &[OLD; 20], "the elements")?;
-    receiver.add("m", 1.0)?;
-    receiver.must(&Command::Release { name: "m".into(), device: None })?;
-    share.wait_released(SOON)?;
-    same(&memory.floats()?, &[OLD + 1.0; 20], "the elements after the receiver has added one")
-}
-
-/// A region deep in an allocation, at an odd offset and of an odd length, arrives at its first byte; its neighbours are
-/// not touched. Vendors open whole allocations, and forgetting the offset is a frequent bug.
-pub fn region_inside_an_allocation(context: &Context) -> Outcome {
-    let bytes = pattern(3 << 20);
-    let (offset, len) = ((2 << 20) + 4099, 1001);
-    let memory = Memory::with_bytes(context, 0, &bytes)?;
-    let share = memory.share_part(offset as u64, len as u64)?;
-    let mut receiver = context.agent()?;
-    let mapped = receiver.open("m", share.descriptor(), Place::Home)?;
-    equal(mapped.len, len as u64, "the length of the mapping in bytes")?;
-    same(&receiver.bytes("m")?, &bytes[offset..offset + len], "the bytes of the region")?;
-    receiver.must(&Command::Fill { name: "m".into(), byte: 0xee })?;
-    receiver.synchronize(0)?;
-    let mut expected = bytes;
-    expected[offset..offset + len].fill(0xee);
-    same(&memory.bytes()?, &expected, "the allocation after the receiver has filled the region")
 }
 
 /// Regions of one allocation that are open at the same time lie in one mapping: the driver opened it once, as some
@@ -186,6 +121,8 @@ pub fn own_process(context: &Context) -> Outcome {
     equal(Some(mapping.range()), original, "the range of the mapping, which is the original's")?;
     that(mapping.is_at_home(), "memory of this very process is at home")?;
     equal(share.holders().iter().len(), 1, "the number of holders, this process itself")?;
+    let seen = counters();
+    equal((seen.requests_total, seen.driver_opens_total), (0, 0), "requests to an exporter, and driver's opens")?;
     mapping.view_mut::<f32, _>(&memory.stream)?.add(1.0)?;
     let expected = [[OLD; 16].as_slice(), &[OLD + 1.0; 128], &[OLD; 112]].concat();
     same(&memory.floats()?, &expected, "the whole buffer after writing through the mapping")?;

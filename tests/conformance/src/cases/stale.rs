@@ -25,41 +25,6 @@ pub fn dropped_before_the_first_open(context: &Context) -> Outcome {
     refused(memory.ipc.open(&descriptor).at_home(), "the same in its own process", "ExportDropped", &phrases)
 }
 
-/// An export that was opened, released and then dropped cannot be opened again.
-pub fn dropped_after_an_open(context: &Context) -> Outcome {
-    let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
-    let share = memory.share()?;
-    let descriptor = share.descriptor().clone();
-    let mut importer = context.agent()?;
-    importer.open("m", &descriptor, Place::Home)?;
-    importer.drop_mapping("m")?;
-    share.wait_released(SOON)?;
-    share.close(SOON)?;
-    let result = importer.try_open("m", Opening::new(&descriptor, Place::Home))?;
-    refused(result, "opening an export that was dropped since", "ExportDropped", &["dropped", "new descriptor"])
-}
-
-/// An importer that has the memory open is notified of the drop: its mapping stays, and new opens fail.
-pub fn dropped_while_open(context: &Context) -> Outcome {
-    let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
-    let share = memory.share()?;
-    let descriptor = share.descriptor().clone();
-    let (mut importer, mut stranger) = (context.agent()?, context.agent()?);
-    importer.open("m", &descriptor, Place::Home)?;
-    drop(share);
-    let result = stranger.try_open("m", Opening::new(&descriptor, Place::Home))?;
-    refused(result, "opening a dropped export that somebody else has open", "ExportDropped", &["dropped"])?;
-    // The notification is in transit; each answer of the importer shows whether it has arrived.
-    let until = Instant::now() + SOON;
-    while importer.try_open("again", Opening::new(&descriptor, Place::Home))?.is_ok() {
-        importer.drop_mapping("again")?;
-        that(Instant::now() < until, "an importer that holds an export should hear of its drop, and did not")?;
-    }
-    let result = importer.try_open("again", Opening::new(&descriptor, Place::Home))?;
-    refused(result, "opening once more what was dropped since", "ExportDropped", &["dropped"])?;
-    same(&importer.bytes("m")?, &pattern(4096), "the bytes of the mapping that is still open")
-}
-
 /// From the moment of the drop new opens fail, also in an importer that holds the export or kept it: what the exporter
 /// says after the drop by any other road must not overtake the library's own notice.
 pub fn dropped_from_that_moment_on(context: &Context) -> Outcome {
