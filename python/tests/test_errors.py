@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import device_ipc
+import device_ipc.numpy
 from device_ipc import _native
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -213,7 +214,8 @@ def test_stream_of_another_device_than_the_memory_is_refused() -> None:
     with device_ipc.share(device_ipc.empty((4,), "float32", "mock:0")) as export:
         home = device_ipc.Descriptor(str(export)).homes[0]
         for device in ("mock:0", {home: "mock:0"}, {home: device_ipc.devices()[0].uuid}):
-            with pytest.raises(device_ipc.PlacementError, match="stream is of mock:1, and the memory is to be opened on"):
-                device_ipc.open(str(export), device=device, stream=stream)
+            for opened in (device_ipc.open, device_ipc.numpy.open):
+                with pytest.raises(device_ipc.PlacementError, match="stream is of mock:1, and the memory is to be opened on"):
+                    opened(str(export), device=device, stream=stream)
         with device_ipc.open(str(export), device={home: "mock:0"}, stream=device_ipc.Stream("mock:0")) as mapping:
             assert mapping.devices == ["mock:0"]
