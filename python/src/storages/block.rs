@@ -30,6 +30,9 @@ use crate::owner::PyOwner;
 /// Number of attempts to find room in the table of claims.
 const ATTEMPTS: u32 = 64;
 
+/// The least number of blocks at which those that have ended are looked for.
+const MIN_LIMIT: usize = 128;
+
 /// Number of payloads of a storage from which on those that were opened are looked for.
 const MANY_PAYLOADS: usize = 16;
 
@@ -128,10 +131,17 @@ type Place = (&'static str, DeviceOrdinal, u64);
 
 /// The blocks that are shared, kept by the storages in them. Two threads that share the first ones at a time may share a block twice.
 #[derive(Default)]
-pub(super) struct Blocks(Mutex<BTreeMap<Place, Weak<Block>>>);
+pub(super) struct Blocks(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    blocks: BTreeMap<Place, Weak<Block>>,
+    /// The number of blocks from which on those that have ended are removed.
+    limit: usize,
+}
 
 impl Blocks {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Place, Weak<Block>>> {
+    fn lock(&self) -> MutexGuard<'_, Known> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -139,8 +149,8 @@ impl Blocks {
     pub(super) fn place(&self, ipc: &Ipc, range: DeviceRange, tickets: &Tickets) -> Option<InBlock> {
         let backend = ipc.backend().info().name;
         let found = {
-            let blocks = self.lock();
-            let below = blocks.range(..=(backend, range.device, range.ptr.get())).next_back();
+            let known = self.lock();
+            let below = known.blocks.range(..=(backend, range.device, range.ptr.get())).next_back();
             below.and_then(|(_, block)| block.upgrade())
         };
         let usable = |block: &Arc<Block>| block.contains(range) && !block.is_recalled.load(Ordering::Acquire);
@@ -148,9 +158,12 @@ impl Blocks {
             Some(block) => block,
             None => {
                 let block = Arc::new(Block::share(ipc, range, tickets)?);
-                let mut blocks = self.lock();
-                blocks.retain(|_, block| block.strong_count() > 0);
-                blocks.insert((backend, range.device, block.range.ptr.get()), Arc::downgrade(&block));
+                let mut known = self.lock();
+                if known.blocks.len() >= known.limit.max(MIN_LIMIT) {
+                    known.blocks.retain(|_, block| block.strong_count() > 0);
+                    known.limit = 2 * known.blocks.len();
+                }
+                known.blocks.insert((backend, range.device, block.range.ptr.get()), Arc::downgrade(&block));
                 block
             }
         };

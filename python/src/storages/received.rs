@@ -23,6 +23,9 @@ use crate::tensor::{Keeper, Tensor, TensorData, device_name};
 use crate::uses::{self, Use};
 use crate::{backend, dlpack, wait};
 
+/// The least number of entries at which those that have ended are looked for.
+const MIN_LIMIT: usize = 128;
+
 /// A block of another process that this process has open.
 struct OpenBlock {
     /// Not the mapping, which would keep the memory open.
@@ -42,9 +45,11 @@ struct State {
     /// By the address of the memory and that of the mapping, several of which may have the memory open.
     storages: BTreeMap<(u64, usize), ReceivedStorage>,
     /// The number of storages from which on those that have ended are removed.
-    limit: usize,
-    /// By the descriptor and the device.
+    storages_limit: usize,
+    /// By the descriptor; one for each device on which the block is open.
     blocks: HashMap<Vec<u8>, Vec<OpenBlock>>,
+    /// The number of blocks from which on those that have ended are removed.
+    blocks_limit: usize,
     /// By the number of their tables of claims.
     peers: HashMap<u64, Arc<Peer>>,
 }
@@ -156,11 +161,13 @@ impl ReceivedStorages {
         };
         // Another thread may have opened it meanwhile; both mappings have one lease.
         let mut state = self.lock();
-        let mut ended = Vec::new();
-        state.blocks.retain(|_, blocks| {
-            ended.extend(blocks.extract_if(.., |block| block.mapping.strong_count() == 0));
-            !blocks.is_empty()
-        });
+        if state.blocks.len() >= state.blocks_limit.max(MIN_LIMIT) {
+            state.blocks.retain(|_, blocks| {
+                blocks.retain(|block| block.mapping.strong_count() > 0);
+                !blocks.is_empty()
+            });
+            state.blocks_limit = 2 * state.blocks.len();
+        }
         let opened = OpenBlock { mapping: Arc::downgrade(&inner), range };
         state.blocks.entry(place.descriptor.to_vec()).or_default().push(opened);
         drop(state);
@@ -205,12 +212,12 @@ impl ReceivedStorages {
         let received = ReceivedStorage { handle: handle.clone().unbind(), mapping };
         let mut state = self.lock();
         let mut ended = Vec::new();
-        if state.storages.len() >= state.limit.max(128) {
+        if state.storages.len() >= state.storages_limit.max(MIN_LIMIT) {
             let is_ended = |one: &&ReceivedStorage| one.mapping.strong_count() == 0;
             let keys: Vec<_> =
                 state.storages.iter().filter(|(_, one)| is_ended(one)).map(|(key, _)| *key).collect();
             ended.extend(keys.iter().map(|key| state.storages.remove(key)));
-            state.limit = 2 * state.storages.len();
+            state.storages_limit = 2 * state.storages.len();
         }
         ended.push(state.storages.insert(key, received));
         drop(state);
