@@ -24,8 +24,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc::front_end::ClaimTable;
 use device_ipc::{DeviceOrdinal, DeviceRange, Error, Export, Ipc, LeaseState, OwnedRegion, Region, Result};
-
-use crate::owner::PyOwner;
+use pyo3::prelude::*;
 
 /// Number of attempts to find room in the table of claims.
 const ATTEMPTS: u32 = 64;
@@ -59,8 +58,21 @@ impl Tickets {
 }
 
 /// The owner of the export of a block: its last storage, from the drop of the export on.
-#[derive(Default)]
-struct LastStorage(Mutex<Option<PyOwner>>);
+struct LastStorage {
+    storage: Mutex<Option<Py<PyAny>>>,
+    /// Called when the storage has been given up.
+    ended: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Drop for LastStorage {
+    fn drop(&mut self) {
+        // The thread that drops this does not take the interpreter lock for each block, which a sender that goes on would wait for: PyO3
+        // releases the reference when it is called next, at the latest by the thread that looks.
+        if self.storage.get_mut().unwrap_or_else(PoisonError::into_inner).take().is_some() {
+            (self.ended)();
+        }
+    }
+}
 
 /// A block that is shared.
 pub(super) struct Block {
@@ -74,12 +86,17 @@ pub(super) struct Block {
 
 impl Block {
     /// Shares the block that a range lies in. `None` for a range in several allocations, or one that the backend does not tell.
-    fn share(ipc: &Ipc, range: DeviceRange, tickets: &Tickets) -> Option<Self> {
+    fn share(
+        ipc: &Ipc,
+        range: DeviceRange,
+        tickets: &Tickets,
+        ended: impl Fn() + Send + Sync + 'static,
+    ) -> Option<Self> {
         let extents = ipc.backend().extents_of(range, None).ok()?;
         let [extent] = &*extents else { return None };
         let allocation = extent.allocation;
         let region = Region::new(ipc.backend().info().name, allocation).with_allocation(allocation);
-        let last = Arc::<LastStorage>::default();
+        let last = Arc::new(LastStorage { storage: Mutex::default(), ended: Box::new(ended) });
         // SAFETY: the storages in the block keep it allocated. The last of them is dropped with this owner, by `InBlock::end`.
         let owned = unsafe { OwnedRegion::new(Arc::clone(&last), region) };
         let export = ipc.share(owned).lease_ahead().claims(&tickets.table).start().ok()?;
@@ -145,8 +162,15 @@ impl Blocks {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the place of a storage in its block, which is shared if it is not yet. `None` where it cannot be shared so.
-    pub(super) fn place(&self, ipc: &Ipc, range: DeviceRange, tickets: &Tickets) -> Option<InBlock> {
+    /// Returns the place of a storage in its block, which is shared if it is not yet. `None` where it cannot be shared so. `ended` makes
+    /// what is called when the block has ended.
+    pub(super) fn place<F: Fn() + Send + Sync + 'static>(
+        &self,
+        ipc: &Ipc,
+        range: DeviceRange,
+        tickets: &Tickets,
+        ended: impl FnOnce() -> F,
+    ) -> Option<InBlock> {
         let backend = ipc.backend().info().name;
         let found = {
             let known = self.lock();
@@ -157,7 +181,7 @@ impl Blocks {
         let block = match found.filter(usable) {
             Some(block) => block,
             None => {
-                let block = Arc::new(Block::share(ipc, range, tickets)?);
+                let block = Arc::new(Block::share(ipc, range, tickets, ended())?);
                 let mut known = self.lock();
                 if known.blocks.len() >= known.limit.max(MIN_LIMIT) {
                     known.blocks.retain(|_, block| block.strong_count() > 0);
@@ -240,11 +264,11 @@ impl InBlock {
     }
 
     /// Ends the export of the block if this is its last storage, which is dropped after that.
-    pub(super) fn end(&mut self, storage: PyOwner) {
+    pub(super) fn end(&mut self, storage: Py<PyAny>) {
         let Some(block) = self.block.take() else { return };
         // Of storages that are dropped at the same time, exactly one is the last.
         if let Some(block) = Arc::into_inner(block) {
-            *block.last.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(storage);
+            *block.last.storage.lock().unwrap_or_else(PoisonError::into_inner) = Some(storage);
         }
     }
 }

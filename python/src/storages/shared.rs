@@ -77,7 +77,7 @@ impl Drop for SharedStorage {
     fn drop(&mut self) {
         let SharedBy::Block(part) = &mut self.by else { return };
         Python::try_attach(|py| {
-            let storage = PyOwner::new(self.storage.clone_ref(py));
+            let storage = self.storage.clone_ref(py);
             py.detach(|| part.end(storage));
         });
     }
@@ -206,7 +206,7 @@ impl SharedStorages {
             let memory = ipc.backend().memory();
             let is_ready =
                 stream.as_ref().is_none_or(|stream| memory.is_complete(stream.as_stream()).unwrap_or(false));
-            if is_ready { self.blocks.place(&ipc, place.range(), tickets) } else { None }
+            if is_ready { self.blocks.place(&ipc, place.range(), tickets, || self.stirring()) } else { None }
         };
         let (by, handle) = match py.detach(in_block) {
             Some(part) => {
@@ -334,7 +334,7 @@ impl SharedStorages {
         Ok(())
     }
 
-    /// Returns a callback for changes of holders.
+    /// Returns a callback for changes of holders, and for ends of blocks.
     fn stirring(&self) -> impl Fn() + Send + Sync + 'static {
         let stir = Arc::clone(&self.stir);
         move || {
