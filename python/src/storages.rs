@@ -30,8 +30,8 @@ use shared::SharedStorages;
 use crate::error::OrRaise as _;
 use crate::wait;
 
-/// Storages to look at in each call of `share`.
-const LOOKS: usize = 1;
+/// Storages to look at in each call of `share`: more than one, so that fewer have ended unnoticed than are in use.
+const LOOKS: usize = 2;
 
 /// The storages that this process has shared or received. Those that it has shared are kept until no process uses them.
 #[pyclass(frozen, module = "device_ipc")]

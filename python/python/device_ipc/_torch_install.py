@@ -39,6 +39,8 @@ _FIRST_LOOK = 0.01
 _LONGEST_LOOK = 1.0
 # Storages of one look.
 _LOOKS = 1000
+# Times as long as a look takes that no other one begins after it.
+_REST = 30
 
 
 class _Looks:
@@ -66,13 +68,15 @@ class _Looks:
                 pause = _FIRST_LOOK
             else:
                 pause = min(2 * pause, _LONGEST_LOOK)
+            begun = time.monotonic()
             _storages.look(_LOOKS)
+            took = time.monotonic() - begun
             with self._lock:
                 if not len(_storages) and not self._wake.is_set():
                     self._has_thread = False
                     return
-            # Many shares at a time do not keep the thread busy.
-            time.sleep(_FIRST_LOOK)
+            # A look holds the interpreter lock, which a sender of many tensors waits for.
+            time.sleep(max(_FIRST_LOOK, took * _REST))
 
 
 def _new_storages() -> _native.Storages:
