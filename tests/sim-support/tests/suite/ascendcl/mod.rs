@@ -1,10 +1,11 @@
 //! The simulated AscendCL.
 
 mod c_programs;
+mod events;
 mod ipc_memory;
 mod machine;
 mod memory;
-mod sharing;
+mod physical_memory;
 mod start;
 mod support;
 mod table;

@@ -7,10 +7,11 @@ const TABLE: &str = include_str!("../../../../../docs/internals/ascend-rules.md"
 /// The files whose tests the table may name.
 const FILES: &[(&str, &str)] = &[
     ("c_programs", include_str!("c_programs.rs")),
+    ("events", include_str!("events.rs")),
     ("ipc_memory", include_str!("ipc_memory.rs")),
     ("machine", include_str!("machine.rs")),
     ("memory", include_str!("memory.rs")),
-    ("sharing", include_str!("sharing.rs")),
+    ("physical_memory", include_str!("physical_memory.rs")),
     ("start", include_str!("start.rs")),
     ("src/node.rs", include_str!("../../../../sim-ascendcl/src/node.rs")),
     ("src/value.rs", include_str!("../../../../sim-ascendcl/src/value.rs")),
@@ -132,7 +133,7 @@ fn table_contains_every_rule_test() {
         "machine::fault_returns_any_status",
         "machine::invalid_description_is_reported",
         "ipc_memory::two_processes_share_writes",
-        "sharing::time_between_events_is_not_negative",
+        "events::time_between_events_is_not_negative",
     ];
     for (file, text) in FILES.iter().filter(|(file, _)| !file.starts_with("src/")) {
         for test in tests_of(text).into_iter().filter(|test| *test != "agent") {
