@@ -109,7 +109,8 @@ fn device_map_names_devices_by_their_identity() {
 
 #[test]
 fn tensor_that_cannot_be_read_only_is_named() {
-    let ipc = Ipc::with_backend(MockBackend::from_spec("like=cuda").expect("a valid machine"));
+    // Not `like=cuda`, whose preferred kind can be read-only in a container.
+    let ipc = Ipc::with_backend(MockBackend::from_spec("like=ascend").expect("a valid machine"));
     let layout = TensorLayout::contiguous(Dtype::F32, [16]).expect("a layout");
     let [one, other] = [(); 2].map(|()| ipc.allocate(0, 64).expect("memory"));
     // The driver is asked in the order of the addresses.
