@@ -26,7 +26,7 @@ fn unsealed_small_or_foreign_file_is_rejected() {
     let growing = file(MemfdFlags::empty(), SealFlags::GROW).unwrap();
     assert!(why(&growing, SealFlags::empty(), HUGE).contains("the page is not a sealed memory file"));
     // A file on another file system, and huge pages.
-    assert!(why(std::fs::File::open("/proc/self/exe").unwrap(), SealFlags::empty(), 0).contains("tmpfs"));
+    assert!(why(std::fs::File::open("/proc/self/status").unwrap(), SealFlags::empty(), 0).contains("tmpfs"));
     match file(MemfdFlags::HUGETLB, SealFlags::SHRINK) {
         Ok(huge) => assert!(why(huge, SealFlags::empty(), HUGE).contains("not on tmpfs")),
         Err(error) => println!("skipped huge pages: this kernel has none: {error}"),
