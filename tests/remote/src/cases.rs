@@ -173,14 +173,22 @@ pub fn stale_descriptors_are_refused(mut pair: Pair) {
     }
 }
 
-/// The importer closes connections that it does not use; `begun` is a time before the last use. The exporter's clock is not advanced:
-/// it does so later.
+/// The importer closes connections after their last use. The exporter's clock is not advanced: it closes them later, unless a busy machine
+/// takes as long for the test, which then uses them once more.
 #[track_caller]
-fn check_disconnects(pair: &mut Pair, begun: Instant) {
-    let (exporter, before) = (&mut pair.exporter, begun.elapsed());
-    let waited = before + advance_until(&mut pair.importer, |_| exporter.ask("connections").is_empty());
-    assert!(waited >= UNUSED, "{waited:?}");
-    assert!(begun.elapsed() < IDLE, "the exporter may have closed it: {:?}", begun.elapsed());
+fn check_disconnects(pair: &mut Pair, last_use: impl Fn(&mut Pair)) {
+    let deadline = Instant::now() + LONG;
+    loop {
+        let begun = Instant::now();
+        last_use(pair);
+        let (exporter, before) = (&mut pair.exporter, begun.elapsed());
+        let waited = before + advance_until(&mut pair.importer, |_| exporter.ask("connections").is_empty());
+        assert!(waited >= UNUSED, "{waited:?}");
+        if begun.elapsed() < IDLE {
+            return;
+        }
+        assert!(Instant::now() < deadline, "the exporter may have closed it: {:?}", begun.elapsed());
+    }
 }
 
 /// The time after which an importer closes a connection that it does not use: `docs/spec/remote.md`.
@@ -208,13 +216,13 @@ fn check_reuse(pair: &mut Pair, count: usize, copy: impl Fn(&mut Pair)) {
 
 /// Further copies of an export, of either kind, use the connection of the first one, which is closed when it is not used for a while.
 pub fn further_pulls_use_the_same_connection(mut pair: Pair) {
-    let begun = Instant::now();
     let descriptor = pair.exporter.ask("share x 64 1");
-    assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
+    let pull = |pair: &mut Pair| {
+        assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
+    };
     // Before further copies, whose ends close idle connections too.
-    check_disconnects(&mut pair, begun);
-    let begun = Instant::now();
-    assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
+    check_disconnects(&mut pair, pull);
+    pull(&mut pair);
     let before = pair.resources();
     check_reuse(&mut pair, 1, |pair| {
         assert_eq!(pair.importer.ask(&format!("many 50 1 {LONG_MS} {descriptor}")), "64 B right, copied");
@@ -222,20 +230,20 @@ pub fn further_pulls_use_the_same_connection(mut pair: Pair) {
     });
     // Another export needs another one.
     let other = pair.exporter.ask("share y 64 2");
-    check_reuse(&mut pair, 2, |pair| {
+    let pull_both = |pair: &mut Pair| {
         assert_eq!(pair.open("pulled", 2, LONG_MS, &other), "64 B right, copied");
-        assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
-    });
-    check_disconnects(&mut pair, begun);
+        pull(pair);
+    };
+    check_reuse(&mut pair, 2, pull_both);
+    check_disconnects(&mut pair, pull_both);
     assert_eq!(pair.exporter.ask("close y 60000"), "closed");
-    assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
+    pull(&mut pair);
     pair.check_resources(&before);
     pair.finish();
 }
 
 /// An importer of many exports keeps few connections.
 pub fn kept_connections_are_limited(mut pair: Pair) {
-    let begun = Instant::now();
     const KEPT: usize = 16;
     let descriptors: Vec<_> =
         (0..KEPT + 4).map(|seed| pair.exporter.ask(&format!("share x{seed} 64 {seed}"))).collect();
@@ -253,21 +261,25 @@ pub fn kept_connections_are_limited(mut pair: Pair) {
             assert!(Instant::now() < deadline, "{connections}");
         }
     }
-    check_disconnects(&mut pair, begun);
+    check_disconnects(&mut pair, |pair| {
+        assert_eq!(pair.open("pulled", 0, LONG_MS, &descriptors[0]), "64 B right, copied");
+    });
     pair.finish();
 }
 
 /// A forked child of the importer does not use the connection, and does not keep it open.
 pub fn forked_child_has_no_connection(mut pair: Pair) {
-    let begun = Instant::now();
     let descriptor = pair.exporter.ask("share x 64 1");
     assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
     let connection = pair.exporter.ask("connections");
     let error = pair.importer.ask(&format!("fork {LONG_MS} {descriptor}"));
     assert!(error.starts_with("Forked of "), "{error}");
-    assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
+    let pull = |pair: &mut Pair| {
+        assert_eq!(pair.open("pulled", 1, LONG_MS, &descriptor), "64 B right, copied");
+    };
+    pull(&mut pair);
     assert_eq!(pair.exporter.ask("connections"), connection);
-    check_disconnects(&mut pair, begun);
+    check_disconnects(&mut pair, pull);
     pair.finish();
 }
 
