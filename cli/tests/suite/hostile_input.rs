@@ -123,10 +123,10 @@ fn holder_name_is_printed_without_control_characters() {
     command.args(["recv", "--file", &file, "--hold", "60s"]).arg0("/x/\u{1b}[2J\u{9b}31m\u{202e}evil\r");
     let mut holder = Terminal::start(command);
     holder.until("holding it");
-    let table = run(["ps"]).good();
+    let table = run(["ps", "--timeout", "30s"]).good();
     assert!(table.contains("[2J\u{fffd}31m\u{fffd}evil"), "{table:?}");
-    let json = run(["ps", "--json"]).good();
-    assert!(json.contains("evil"));
+    let json = run(["ps", "--timeout", "30s", "--json"]).good();
+    assert!(json.contains("evil"), "{json}");
     sender.signal(Signal::TERM);
     let stopped = sender.until("is still held");
     for text in [table, json, stopped] {

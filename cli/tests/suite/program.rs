@@ -133,7 +133,7 @@ fn with_export(run: impl FnOnce(u32)) {
 #[test]
 fn ps_lists_exports_and_holders_without_tokens() {
     with_export(|pid| {
-        let output = device_ipc("", &["ps", "--json"]);
+        let output = device_ipc("", &["ps", "--timeout", "30s", "--json"]);
         let report = json(&output);
         let processes = report["processes"].as_array().expect("a list");
         let ours = processes.iter().find(|one| one["pid"] == pid).expect("this process is listed");
@@ -141,7 +141,7 @@ fn ps_lists_exports_and_holders_without_tokens() {
         assert_eq!((export["bytes"].as_u64(), export["held_by"].as_u64()), (Some(4096), Some(1)), "{export}");
         assert_eq!(export["holders"][0]["pid"], pid);
         assert!(!text(&output.stdout).contains("token"), "{export}");
-        let table = text(&device_ipc("", &["ps"]).stdout);
+        let table = text(&device_ipc("", &["ps", "--timeout", "30s"]).stdout);
         assert!(
             table.contains(&pid.to_string()) && table.contains("mock") && table.contains("4096"),
             "{table}"

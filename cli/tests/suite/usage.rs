@@ -185,7 +185,7 @@ fn refused_user_gets_an_error_and_allowed_user_opens() {
     fails(&refused, 1, &["user 0"]);
     let received = as_user(DAEMON, &["recv", "--allow-user", "root", "--add", "1"], &descriptor);
     assert!(received.good().contains("mean=2.000000"));
-    let listed = as_user(DAEMON, &["ps", "--json", "--allow-user", "0"], "").good();
+    let listed = as_user(DAEMON, &["ps", "--timeout", "30s", "--json", "--allow-user", "0"], "").good();
     assert!(listed.contains(&format!("\"pid\": {}", sender.pid())), "{listed}");
     sender.signal(Signal::TERM);
     let sent = sender.wait();
@@ -246,14 +246,14 @@ fn ps_repeats_until_its_reader_closes_the_pipe() {
     let directory = Directory::new();
     let (sender, _) = send_by_file(&directory, &["--receivers", "0"]);
     let pid = sender.pid();
-    let mut watched = start(["ps", "--watch=10ms", "--json"]);
+    let mut watched = start(["ps", "--timeout", "30s", "--watch=10ms", "--json"]);
     for _ in 0..3 {
         let list: Value = serde_json::from_str(&watched.until("processes")).unwrap();
         assert!(list["processes"].as_array().unwrap().iter().any(|one| one["pid"] == pid), "{list}");
     }
     watched.signal(Signal::TERM);
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&watched.wait().status), Some(15));
-    let mut watched = start(["ps", "--watch=10ms"]);
+    let mut watched = start(["ps", "--timeout", "30s", "--watch=10ms"]);
     for _ in 0..3 {
         watched.until(&pid.to_string());
     }

@@ -8,6 +8,7 @@ use device_ipc::mock::NAME as MOCK;
 use device_ipc::{Access, ErrorKind, Ipc};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
+use serde_json::Value;
 
 use super::{TIMEOUT, ipc, keep, model, open, release, unique, values};
 use crate::support::{Directory, Terminal, device_ipc, run, start_unread, wait};
@@ -51,6 +52,22 @@ fn start_reader(name: &str) -> Terminal {
     reader
 }
 
+/// Waits until no process uses the weights of a keeper.
+fn eventually_unused(keeper: &Terminal) {
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        let listed: Value =
+            serde_json::from_str(&run(["ps", "--timeout", "30s", "--json"]).good()).expect("a list");
+        let processes = listed["processes"].as_array().expect("a list of processes");
+        let own =
+            processes.iter().find(|process| process["pid"] == keeper.pid()).expect("the keeper answers");
+        if own["exports"][0]["held_by"] == 0 {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{own}");
+    }
+}
+
 #[test]
 fn kept_tensor_is_read_by_name_until_the_keeper_stops() {
     let directory = Directory::new();
@@ -64,6 +81,8 @@ fn kept_tensor_is_read_by_name_until_the_keeper_stops() {
     }
     let info = run(["attach", &at, "info"]).good();
     assert!(info.contains("norm") && info.contains("bias") && info.contains("read-only"), "{info}");
+    // The keeper counts a process that has exited until it has noticed that.
+    eventually_unused(&keeper);
     keeper.signal(Signal::TERM);
     let stopped = keeper.wait().good();
     assert!(stopped.contains("stopped by SIGTERM") && stopped.contains("the weights are freed"), "{stopped}");
