@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use device_ipc_core::{Error, Result, Stream, backend};
@@ -27,6 +27,7 @@ pub struct Gate {
     shared: Arc<Shared>,
     /// Requests the opening in a moment.
     soon: Sender<()>,
+    watcher: JoinHandle<()>,
 }
 
 #[derive(Debug)]
@@ -61,15 +62,17 @@ impl Gate {
         let shared = Arc::new(Shared { gate: stream.gate()?, state: AtomicU8::new(CLOSED) });
         let (soon, requests) = channel();
         let watched = Arc::clone(&shared);
-        thread::spawn(move || match requests.recv_timeout(LIMIT) {
+        let watch = move || match requests.recv_timeout(LIMIT) {
             Ok(()) => {
                 thread::sleep(MOMENT);
                 watched.open(OPENED);
             }
             Err(RecvTimeoutError::Timeout) => watched.open(EXPIRED),
             Err(RecvTimeoutError::Disconnected) => {}
-        });
-        Ok(Self { shared, soon })
+        };
+        // A census of the process does not count threads of this name.
+        let watcher = thread::Builder::new().name("test-gate".into()).spawn(watch);
+        Ok(Self { shared, soon, watcher: watcher.map_err(|error| Error::io("starting a thread", error))? })
     }
 
     /// Opens the gate. `what` has happened since it was closed.
@@ -82,10 +85,13 @@ impl Gate {
         that(self.open_in_time(), format!("{what} should not wait for the stream"))
     }
 
-    /// Opens the gate. Returns false if it had opened by itself.
+    /// Opens the gate, and waits until its thread has exited. Returns false if it had opened by itself.
     pub(crate) fn open_in_time(self) -> bool {
-        self.shared.open(OPENED);
-        self.shared.state.load(Ordering::SeqCst) == OPENED
+        let Self { shared, soon, watcher } = self;
+        shared.open(OPENED);
+        drop(soon);
+        watcher.join().expect("it does not panic");
+        shared.state.load(Ordering::SeqCst) == OPENED
     }
 
     /// Returns whether the gate is open.

@@ -7,8 +7,9 @@ use std::fs;
 const MOCK_MEMORY: &str = "memfd:device-ipc-mock";
 const PAGE: &str = "memfd:device-ipc-epoch";
 
-/// The name of threads that exist while there is a descriptor to close, as far as the kernel keeps it.
-const EXITING: &str = "device-ipc-clos";
+/// The names, as far as the kernel keeps them, of threads that do not count: those that exist while there is a descriptor to close, and
+/// those of the gates of tests. The kernel may list a thread for a moment after it has been joined.
+const UNCOUNTED: [&str; 2] = ["device-ipc-clos", "test-gate"];
 
 /// The descriptors, mappings and threads of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +20,7 @@ pub struct Census {
     pub mock_mappings: usize,
     /// Mappings of pages of brokers: its own, and one for each exporter that it is connected to.
     pub broker_pages: usize,
-    /// How many threads of which name, without those that have closed what there was to close and are about to exit.
+    /// How many threads of which name, without those that have closed what there was to close and are about to exit, and those of gates.
     pub threads: BTreeMap<String, usize>,
 }
 
@@ -47,7 +48,8 @@ impl Census {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process is there").flatten();
         let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
         let mut threads = BTreeMap::new();
-        for name in names.map(|name| name.trim_end().to_owned()).filter(|name| name != EXITING) {
+        for name in names.map(|name| name.trim_end().to_owned()).filter(|name| !UNCOUNTED.contains(&&**name))
+        {
             *threads.entry(name).or_default() += 1;
         }
         let [mock_mappings, broker_pages] = [MOCK_MEMORY, PAGE].map(|name| maps.matches(name).count());
