@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -98,6 +98,15 @@ impl Connection {
     /// Sends a message.
     pub fn send<T: serde::Serialize>(&self, message: &T) -> rustix::io::Result<()> {
         self.send_bytes(&postcard::to_stdvec(message).expect("it can be encoded"), &[])
+    }
+
+    /// Returns the number of descriptors that have been sent to it, and that it has not received. `None` where the kernel does not say, before
+    /// Linux 5.6.
+    pub fn descriptors_in_transit(&self) -> Option<usize> {
+        let path = format!("/proc/self/fdinfo/{}", self.socket.as_raw_fd());
+        let information = std::fs::read_to_string(path).expect("the socket is open");
+        let number = information.lines().find_map(|line| line.strip_prefix("scm_fds:"))?;
+        Some(number.trim().parse().expect("a number"))
     }
 
     /// Waits for a packet, with a time limit.
