@@ -269,7 +269,10 @@ impl SharedStorages {
 
     /// Looks at some of the storages after a call of `wake`, which is called again from now on.
     pub(super) fn look(&self, py: Python<'_>, count: usize) -> PyResult<()> {
-        self.stir.is_stirred.store(false, Ordering::Release);
+        self.stir.is_stirred.store(false, Ordering::SeqCst);
+        // PyO3 releases what other threads have dropped when a thread takes the interpreter lock. They call `wake` for what they drop from
+        // now on.
+        py.detach(|| ());
         let all = self.lock().storages.len();
         self.look_at(py, count.min(all))
     }
@@ -338,7 +341,7 @@ impl SharedStorages {
     fn stirring(&self) -> impl Fn() + Send + Sync + 'static {
         let stir = Arc::clone(&self.stir);
         move || {
-            if !stir.is_stirred.load(Ordering::Acquire) {
+            if !stir.is_stirred.load(Ordering::SeqCst) {
                 Python::try_attach(|py| stir.stir(py).map_err(|error| error.write_unraisable(py, None)));
             }
         }
