@@ -205,6 +205,29 @@ def test_last_storage_of_a_block_stays_while_the_block_is_open(receiver: Receive
     assert storage.expired()
 
 
+def test_last_storage_of_a_block_is_freed_without_a_further_call() -> None:
+    program = """
+import device_ipc, numpy, threading, torch, torch_over_mock as m, weakref
+
+m.enter()
+receiver = m.Receiver()
+array = numpy.from_dlpack(device_ipc.empty((128,), "float32", "mock:0"))
+tensor = torch.from_numpy(array)
+freed = threading.Event()
+weakref.finalize(array, freed.set)
+receiver.ask("open", m.payload(tensor))
+del array, tensor
+# The receiver keeps the block in its cache, and returns it when the sender has dropped it: the sender's interpreter has no part in that.
+receiver.ask("drop")
+print("freed" if freed.wait(60) else "kept")
+receiver.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=200, cwd=Path(__file__).parent
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "freed"), done.stderr
+
+
 def test_payloads_that_nobody_opens_fill_a_table_and_are_refused_then() -> None:
     program = """
 import device_ipc, torch_over_mock as m
