@@ -13,6 +13,7 @@ mod payload;
 mod place;
 mod received;
 mod shared;
+mod sweep;
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;

@@ -26,11 +26,10 @@ use device_ipc::front_end::ClaimTable;
 use device_ipc::{DeviceOrdinal, DeviceRange, Error, Export, Ipc, LeaseState, OwnedRegion, Region, Result};
 use pyo3::prelude::*;
 
+use super::sweep::Sweep;
+
 /// Number of attempts to find room in the table of claims.
 const ATTEMPTS: u32 = 64;
-
-/// The least number of blocks at which those that have ended are looked for.
-const MIN_LIMIT: usize = 128;
 
 /// Number of payloads of a storage from which on those that were opened are looked for.
 const MANY_PAYLOADS: usize = 16;
@@ -153,8 +152,7 @@ pub(super) struct Blocks(Mutex<Known>);
 #[derive(Default)]
 struct Known {
     blocks: BTreeMap<Place, Weak<Block>>,
-    /// The number of blocks from which on those that have ended are removed.
-    limit: usize,
+    sweep: Sweep,
 }
 
 impl Blocks {
@@ -183,9 +181,10 @@ impl Blocks {
             None => {
                 let block = Arc::new(Block::share(ipc, range, tickets, ended())?);
                 let mut known = self.lock();
-                if known.blocks.len() >= known.limit.max(MIN_LIMIT) {
+                if known.sweep.is_due(known.blocks.len()) {
                     known.blocks.retain(|_, block| block.strong_count() > 0);
-                    known.limit = 2 * known.blocks.len();
+                    let left = known.blocks.len();
+                    known.sweep.swept(left);
                 }
                 known.blocks.insert((backend, range.device, block.range.ptr.get()), Arc::downgrade(&block));
                 block

@@ -14,6 +14,7 @@ use pyo3::types::PyBytes;
 use super::claim::{Peer, Releases};
 use super::payload::{self, Right};
 use super::place::Place;
+use super::sweep::Sweep;
 use crate::error::{OrRaise as _, StaleError};
 use crate::exchange::Exchange;
 use crate::mapping_inner::MappingInner;
@@ -22,9 +23,6 @@ use crate::stream::StreamArg;
 use crate::tensor::{Keeper, Tensor, TensorData, device_name};
 use crate::uses::{self, Use};
 use crate::{backend, dlpack, wait};
-
-/// The least number of entries at which those that have ended are looked for.
-const MIN_LIMIT: usize = 128;
 
 /// A block of another process that this process has open.
 struct OpenBlock {
@@ -44,12 +42,10 @@ struct ReceivedStorage {
 struct State {
     /// By the address of the memory and that of the mapping, several of which may have the memory open.
     storages: BTreeMap<(u64, usize), ReceivedStorage>,
-    /// The number of storages from which on those that have ended are removed.
-    storages_limit: usize,
+    storages_sweep: Sweep,
     /// By the descriptor; one for each device on which the block is open.
     blocks: HashMap<Vec<u8>, Vec<OpenBlock>>,
-    /// The number of blocks from which on those that have ended are removed.
-    blocks_limit: usize,
+    blocks_sweep: Sweep,
     /// By the number of their tables of claims.
     peers: HashMap<u64, Arc<Peer>>,
 }
@@ -161,12 +157,13 @@ impl ReceivedStorages {
         };
         // Another thread may have opened it meanwhile; both mappings have one lease.
         let mut state = self.lock();
-        if state.blocks.len() >= state.blocks_limit.max(MIN_LIMIT) {
+        if state.blocks_sweep.is_due(state.blocks.len()) {
             state.blocks.retain(|_, blocks| {
                 blocks.retain(|block| block.mapping.strong_count() > 0);
                 !blocks.is_empty()
             });
-            state.blocks_limit = 2 * state.blocks.len();
+            let left = state.blocks.len();
+            state.blocks_sweep.swept(left);
         }
         let opened = OpenBlock { mapping: Arc::downgrade(&inner), range };
         state.blocks.entry(place.descriptor.to_vec()).or_default().push(opened);
@@ -212,12 +209,13 @@ impl ReceivedStorages {
         let received = ReceivedStorage { handle: handle.clone().unbind(), mapping };
         let mut state = self.lock();
         let mut ended = Vec::new();
-        if state.storages.len() >= state.storages_limit.max(MIN_LIMIT) {
+        if state.storages_sweep.is_due(state.storages.len()) {
             let is_ended = |one: &&ReceivedStorage| one.mapping.strong_count() == 0;
             let keys: Vec<_> =
                 state.storages.iter().filter(|(_, one)| is_ended(one)).map(|(key, _)| *key).collect();
             ended.extend(keys.iter().map(|key| state.storages.remove(key)));
-            state.storages_limit = 2 * state.storages.len();
+            let left = state.storages.len();
+            state.storages_sweep.swept(left);
         }
         ended.push(state.storages.insert(key, received));
         drop(state);

@@ -1,7 +1,7 @@
 //! The storages that this process has shared, each kept until no process uses it.
 //!
 //! Neither the drop of the last tensor in this process nor the release of a claim by another one calls a function here. So storages are
-//! looked at: one at each call of `share`, some by the thread of `_torch_install.py`, more often after calls of `wake`, and all by
+//! looked at: some at each call of `share`, some by the thread of `_torch_install.py`, more often after calls of `wake`, and all by
 //! `torch.cuda.ipc_collect`. A storage in a block has the states of `block.rs`; another one ends when its export has no holders.
 
 use std::collections::HashMap;
