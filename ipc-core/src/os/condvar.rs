@@ -74,6 +74,12 @@ impl Condvar {
         }
     }
 
+    /// Returns whether a thread waits.
+    #[cfg(test)]
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) > 0
+    }
+
     /// Runs `wait` with this thread counted as waiting. The caller holds the mutex.
     fn counted<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.waiting.fetch_add(1, Ordering::AcqRel);

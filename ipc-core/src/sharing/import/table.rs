@@ -13,6 +13,7 @@ mod lease;
 mod links;
 mod open_ranges;
 mod open_target;
+mod pending;
 mod range;
 mod regions;
 mod reports;
@@ -25,9 +26,11 @@ use std::sync::{Arc, Mutex};
 pub(super) use lease::{KnownLease, LeaseRef};
 pub(super) use open_target::{OpenTarget, ReservedTarget};
 
+use ahead::UnopenedLease;
 use keys::{LeaseKey, OnDevice, RangeKey};
 use lease::{Lease, notified};
 use links::Links;
+use pending::Pending;
 use range::OpenRange;
 use reusable::LayoutKey;
 
@@ -51,6 +54,7 @@ use crate::wire::descriptor::NamedExport;
 pub(crate) struct ImportTable {
     links: Mutex<Links>,
     leases: Cache<LeaseKey, Lease>,
+    unopened: Pending<LeaseKey, UnopenedLease>,
     ranges: Cache<RangeKey, OpenRange>,
     /// Ended grants that have not been reported to their exporters.
     pub(crate) ended: EndedGrants,
@@ -70,6 +74,7 @@ impl ImportTable {
         if wanted.alone {
             key.alone = LAST_ALONE.fetch_add(1, Ordering::Relaxed) + 1;
         }
+        self.settle_unopened(&key, wanted.deadline);
         let open = |opening: &LeaseRef| {
             runtime.worker.wait_for_backlog(wanted.deadline.at);
             self.begin(wanted, opening)
@@ -171,6 +176,7 @@ impl ImportTable {
 
     /// Closes all idle leases.
     pub(crate) fn close_all_idle(&self) {
+        self.return_unopened(None);
         for lease in self.leases.idle() {
             self.close_idle(&lease);
         }
@@ -182,6 +188,7 @@ impl ImportTable {
 
     /// Closes the driver mappings of an exporter's memory, also those in use. Returns the number of those in use.
     pub(crate) fn close_all_of(&self, exporter: &ProcessIdentity) -> usize {
+        self.return_unopened(Some(exporter));
         let mut closed = 0;
         for lease in self.leases.open() {
             if *lease.key().exporter != *exporter || lease.revoked.swap(true, Ordering::AcqRel) {
@@ -198,6 +205,7 @@ impl ImportTable {
     }
 
     fn close_idle_of(&self, exporter: &ProcessIdentity) {
+        self.return_unopened(Some(exporter));
         for lease in self.leases.idle() {
             if *lease.key().exporter == *exporter {
                 self.close_idle(&lease);

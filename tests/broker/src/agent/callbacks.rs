@@ -1,6 +1,7 @@
 //! Calls that wait, made in the library's callbacks.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use device_ipc_conformance::Lines;
@@ -12,6 +13,7 @@ use device_ipc_core::{
 };
 
 use super::Agent;
+use crate::DEADLINE;
 
 /// One of each thing that can be waited for.
 struct Waits {
@@ -85,6 +87,18 @@ impl Waits {
 }
 
 impl Agent {
+    pub(super) fn hold_worker(&mut self, name: &str) -> Answer {
+        let (hold, held) = channel::<()>();
+        let lines = Arc::clone(&self.lines);
+        self.server().mappings[name].on_dropped(move || {
+            Server::event(&lines, "worker-held");
+            // Ends with the drop of the other end.
+            let _ = held.recv_timeout(DEADLINE);
+        });
+        self.worker_hold = Some(hold);
+        Answer::Done
+    }
+
     pub(super) fn wait_in_callback(&mut self, name: &str, time: Duration) -> Result<Answer> {
         let lines = Arc::clone(&self.lines);
         let server = self.server();

@@ -91,6 +91,10 @@ pub enum SystemCommand {
     CloseKeeping { name: String, timeout: Duration },
     /// Reports the event `dropped NAME` when the exporter drops the export of a mapping.
     OnDropped { name: String },
+    /// Keeps the library's worker in a callback from the drop of a mapping's export on, which the event `worker-held` reports.
+    HoldWorker { name: String },
+    /// Lets the worker go on.
+    FreeWorker,
     /// Reports the event `changed NAME` on changes of an export's holders.
     ReportChanges { name: String },
     /// Opens, reads and drops an export until it has been dropped; returns how often. Every byte is to be `byte`, at the begin and

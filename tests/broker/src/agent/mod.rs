@@ -10,6 +10,7 @@ mod process;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use device_ipc_ascend::AscendBackend;
@@ -46,6 +47,8 @@ struct Agent {
     keepers: HashMap<String, Keeper>,
     /// Exports that keepers no longer answer with.
     former: Vec<Arc<Export>>,
+    /// Keeps the worker in a callback until it is dropped.
+    worker_hold: Option<Sender<()>>,
 }
 
 /// Carries out commands until the test exits or closes the connection.
@@ -66,6 +69,7 @@ pub fn run() {
         squatted: Vec::new(),
         keepers: HashMap::new(),
         former: Vec::new(),
+        worker_hold: None,
     };
     serve(&lines, |request| match request {
         Request::Library(command) => agent.server().carry_out(command),
@@ -122,6 +126,11 @@ impl Agent {
             C::States { name } => self.states(&name),
             C::CloseKeeping { name, timeout } => self.close_keeping(&name, timeout),
             C::OnDropped { name } => self.on_dropped(&name),
+            C::HoldWorker { name } => self.hold_worker(&name),
+            C::FreeWorker => {
+                self.worker_hold = None;
+                Answer::Done
+            }
             C::ReportChanges { name } => self.report_changes(&name),
             C::ReopenUntilDropped { descriptor, byte } => self.reopen_until_dropped(&descriptor, byte)?,
             C::ReadOnHost { descriptor } => self.read_on_host(&descriptor)?,

@@ -130,15 +130,53 @@ fn lease_ahead_ends_with_its_importer() {
     assert_eq!(second.counter("requests_total"), 1);
 }
 
+/// Exports of an allocation each, `x0-0` and so on, which the importer opens as `y0` and so on.
+struct Allocations {
+    exporter: Child,
+    opens: Vec<String>,
+}
+
+impl Allocations {
+    fn of(count: usize) -> Self {
+        let mut exporter = agent!(PINNING);
+        let share = |part: usize| {
+            let descriptor = exporter.ok(&format!("share-parts x{part}- 1")).trim().to_owned();
+            let grant = exporter.ok(&format!("grant x{part}-0 {LIMIT}"));
+            format!("open-by y{part} {descriptor} {grant}")
+        };
+        let opens = (0..count).map(share).collect();
+        Self { exporter, opens }
+    }
+
+    /// Returns an importer whose worker is kept in a callback.
+    fn importer_without_worker(&mut self) -> Child {
+        let mut importer = agent!(PINNING);
+        let plain = self.exporter.share("plain 256");
+        importer.ok(&format!("open plain {plain}"));
+        importer.ok("hold-worker plain");
+        self.exporter.ok("drop plain");
+        importer.event("worker-held");
+        importer.ok("drop plain");
+        importer
+    }
+
+    /// Drops all exports, and these mappings of the importer; nothing is left then.
+    fn end(mut self, mut importer: Child, mappings: std::ops::Range<usize>) {
+        mappings.for_each(|part| drop(importer.ok(&format!("drop y{part}"))));
+        (0..self.opens.len()).for_each(|part| drop(self.exporter.ok(&format!("drop x{part}-0"))));
+        for open in &self.opens {
+            let grant = open.split_whitespace().last().expect("a grant");
+            importer.ok(&format!("give-back {grant}"));
+        }
+        eventually("mapped", 0, || importer.counter("mapped_bytes"));
+        eventually("exports", 0, || self.exporter.counter("exports"));
+        assert_eq!((self.exporter.counter("leases"), self.exporter.allocated()), (0, 0));
+    }
+}
+
 #[test]
 fn allocations_opened_in_order_share_requests() {
-    let mut exporter = agent!(PINNING);
-    let share = |part: usize| {
-        let descriptor = exporter.ok(&format!("share-parts x{part}- 1")).trim().to_owned();
-        let grant = exporter.ok(&format!("grant x{part}-0 {LIMIT}"));
-        format!("open-by y{part} {descriptor} {grant}")
-    };
-    let opens: Vec<_> = (0..100).map(share).collect();
+    let Allocations { mut exporter, opens } = Allocations::of(100);
     let mut importer = agent!(PINNING);
     for open in &opens {
         importer.ok(open);
@@ -197,4 +235,91 @@ fn idle_limit_refuses_leases_ahead() {
         15,
         "none ahead again for an importer that returns them"
     );
+}
+
+#[test]
+fn worker_opens_the_next_allocations() {
+    let allocations = Allocations::of(100);
+    let mut importer = agent!(PINNING);
+    for open in &allocations.opens[..4] {
+        importer.ok(open);
+    }
+    // The requests of the exports 1 and 3 brought 2, and 4 and 5.
+    eventually("driver opens", 6, || importer.counter("driver_opens_total"));
+    eventually("idle", 2, || importer.counter("imports_idle"));
+    assert_eq!(importer.counter("requests_total"), 3);
+    importer.ok(&allocations.opens[4]);
+    importer.ok("touch y4");
+    assert_eq!((importer.counter("requests_total"), importer.counter("driver_opens_total")), (3, 6));
+    allocations.end(importer, 0..5);
+}
+
+#[test]
+fn opens_do_not_wait_for_a_busy_worker() {
+    let mut allocations = Allocations::of(100);
+    let mut importer = allocations.importer_without_worker();
+    for open in &allocations.opens {
+        importer.ok(open);
+    }
+    importer.ok("touch y99");
+    assert_eq!(importer.counter("requests_total"), 9, "8, and that of the plain export");
+    importer.ok("free-worker");
+    importer.idle();
+    assert_eq!(importer.counter("driver_opens_total"), 101, "none twice");
+    allocations.end(importer, 0..100);
+}
+
+#[test]
+fn close_unused_returns_what_is_not_open_yet() {
+    let mut allocations = Allocations::of(100);
+    let mut importer = allocations.importer_without_worker();
+    for open in &allocations.opens[..7] {
+        importer.ok(open);
+    }
+    assert_eq!(allocations.exporter.counter("leases"), 1 + 11, "the plain one, 0 to 6, and 4 ahead");
+    importer.fails("close-unused 0", "Timeout");
+    importer.ok("free-worker");
+    importer.idle();
+    assert_eq!(importer.counter("driver_opens_total"), 1 + 8, "the job of 7 was before the close");
+    assert_eq!(importer.counter("imports_idle"), 0);
+    eventually("leases", 7, || allocations.exporter.counter("leases"));
+    importer.ok(&allocations.opens[7]);
+    importer.ok("drop y7");
+    allocations.end(importer, 0..7);
+}
+
+#[test]
+fn exporter_dies_before_its_leases_ahead_are_open() {
+    let mut allocations = Allocations::of(20);
+    let mut importer = allocations.importer_without_worker();
+    for open in &allocations.opens[..4] {
+        importer.ok(open);
+    }
+    allocations.exporter.kill();
+    importer.fails(&allocations.opens[4], "ExporterGone");
+    importer.ok("free-worker");
+    importer.idle();
+    (0..4).for_each(|part| drop(importer.ok(&format!("drop y{part}"))));
+    eventually("mapped", 0, || importer.counter("mapped_bytes"));
+    assert_eq!(importer.counter("imports_idle"), 0);
+}
+
+#[test]
+fn lease_taken_back_is_not_opened() {
+    let mut allocations = Allocations::of(20);
+    let mut importer = allocations.importer_without_worker();
+    for open in &allocations.opens[..4] {
+        importer.ok(open);
+    }
+    allocations.exporter.ok("drop x5-0");
+    importer.ok("free-worker");
+    importer.idle();
+    assert_eq!(importer.counter("driver_opens_total"), 1 + 5, "the plain one, and 0 to 4");
+    // The grant has kept it.
+    importer.ok(&allocations.opens[5]);
+    importer.ok("touch y5");
+    assert_eq!(importer.counter("driver_opens_total"), 1 + 6);
+    importer.ok("drop y5");
+    allocations.exporter.ok("share-parts x5- 1");
+    allocations.end(importer, 0..4);
 }

@@ -4,8 +4,8 @@
 //! Such a lease is idle in the importer's cache, so it keeps nothing: the exporter reclaims it as any other idle lease. The
 //! importer reaches no byte by one in the same allocation that it does not reach already, because a handle is of the whole allocation.
 //!
-//! An importer that opens one export after the other receives leases in other allocations too, with their handles, which it opens at
-//! once: twice as many each time ([`Readahead`]), so that it opens no more than it needs by half.
+//! An importer that opens one export after the other receives leases in other allocations too, with their handles, which its worker
+//! opens: twice as many each time ([`Readahead`]), so that it opens no more than it needs by half.
 
 use std::ops::Bound;
 use std::sync::Arc;

@@ -26,7 +26,7 @@ use crate::wire::descriptor::NamedExport;
 use crate::wire::{LeaseAhead, OpenedExport};
 
 impl ImportTable {
-    pub(super) fn begin(&self, wanted: &OpenTarget<'_>, opening: &LeaseRef) -> Result<Lease> {
+    pub(super) fn begin(&'static self, wanted: &OpenTarget<'_>, opening: &LeaseRef) -> Result<Lease> {
         let (link, is_new) =
             self.link(wanted.runtime, wanted.descriptor.broker(), wanted.allow, wanted.deadline)?;
         match self.begin_over(&link, wanted, opening) {
@@ -47,7 +47,12 @@ impl ImportTable {
         }
     }
 
-    fn begin_over(&self, link: &Arc<Link>, wanted: &OpenTarget<'_>, opening: &LeaseRef) -> Result<Lease> {
+    fn begin_over(
+        &'static self,
+        link: &Arc<Link>,
+        wanted: &OpenTarget<'_>,
+        opening: &LeaseRef,
+    ) -> Result<Lease> {
         let descriptor = &wanted.descriptor;
         let peer = wanted.backend.local_peer_id(wanted.device)?;
         // Before the lease begins, so that no notification about it is missed.
@@ -58,7 +63,7 @@ impl ImportTable {
         let reusable = self.reusable_lease(wanted, link, opening.key().on);
         let like = reusable.as_ref().and_then(ReusableLease::lease);
         let tokens = (descriptor.part.token, wanted.grant.and_then(UnusedGrant::token));
-        let mut ahead = LeasesAhead::new(self, link);
+        let mut ahead = LeasesAhead::new(self, link, epoch);
         let expect = |leases: &[LeaseAhead]| ahead.expect(leases, opening.key());
         let export = descriptor.part.export;
         let open = || link.open(export, tokens, wanted.access, importer, like, wanted.deadline, expect);
@@ -83,7 +88,7 @@ impl ImportTable {
             match &begun {
                 Ok(lease) => {
                     self.remember_layout(wanted, opening);
-                    ahead.keep(wanted, lease, epoch);
+                    ahead.keep(wanted, lease);
                 }
                 Err(_) => link.release(id),
             }

@@ -4,15 +4,18 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::ImportTable;
+use super::ahead::AheadPlace;
 use super::keys::{LeaseKey, OnDevice, RangeKey};
 use super::open_target::OpenTarget;
 use super::range::{Content, OpenRange, RangeRef};
 use super::regions::MappedRegions;
-use crate::backend::ReceivedHandle;
+use crate::backend::{Access, DeviceIpc, ReceivedHandle};
 use crate::model::address::{DevicePtr, DeviceRange};
+use crate::model::device::{DeviceIdentity, DeviceOrdinal};
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::os::process::ProcessIdentity;
+use crate::sharing::Runtime;
 use crate::sharing::import::link::Link;
 use crate::wire::WireHandle;
 use crate::wire::descriptor::DescribedExtent;
@@ -55,16 +58,23 @@ impl ImportTable {
     /// Returns a reference to the driver mapping of an allocation that a lease ahead is in.
     pub(super) fn open_ahead(
         &self,
-        wanted: &OpenTarget<'_>,
+        place: &AheadPlace,
         lease_key: &LeaseKey,
-        link: &Link,
         handle: &WireHandle,
     ) -> Result<RangeRef> {
-        if wanted.alone || handle.fds != 0 || handle.kind == WireHandle::OWN_ADDRESS {
+        if handle.fds != 0 || handle.kind == WireHandle::OWN_ADDRESS {
             return Err(Error::Protocol("it sent a handle ahead that cannot be opened".into()));
         }
-        let place = (&lease_key.exporter, lease_key.on);
-        self.open_region(wanted, place, link, (0, 0), [handle.clone()].into_iter(), &mut std::iter::empty())
+        let LeaseKey { exporter, on, .. } = lease_key;
+        let (home, identity) = (place.home, place.home_identity);
+        let received = received(handle.clone(), Vec::new(), (home, identity, **exporter));
+        let (exporter, allocations) = (Arc::clone(exporter), [handle.allocation].into());
+        let key = RangeKey { exporter, allocations, on: *on, alone: 0 };
+        let open = |_: &RangeRef| {
+            self.open_by_driver(place.runtime, &place.backend, vec![received], place.device, place.access)
+        };
+        let (range, _) = self.ranges.acquire(key, place.deadline, open, |range| range.close())?;
+        Ok(range)
     }
 
     /// Returns a reference to the driver mapping of a region, which these handles open unless it is open already.
@@ -80,16 +90,12 @@ impl ImportTable {
         let mut allocations = Vec::with_capacity(handles.size_hint().0);
         let received = handles.map(|handle| {
             allocations.push(handle.allocation);
-            ReceivedHandle {
-                kind: handle.kind,
-                bytes: handle.bytes,
-                fds: fds.by_ref().take(usize::from(handle.fds)).collect(),
-                size: handle.size,
-                generation: handle.generation,
-                home: wanted.home,
-                home_identity: Some(wanted.descriptor.part.home),
-                exporter: wanted.descriptor.contents.exporter,
-            }
+            let fds = fds.by_ref().take(usize::from(handle.fds)).collect();
+            received(
+                handle,
+                fds,
+                (wanted.home, wanted.descriptor.part.home, wanted.descriptor.contents.exporter),
+            )
         });
         let received: Vec<_> = received.collect();
         let key = RangeKey { exporter: Arc::clone(exporter), allocations: allocations.into(), on, alone };
@@ -100,14 +106,25 @@ impl ImportTable {
             if received.iter().any(|handle| handle.kind == WireHandle::OWN_ADDRESS) {
                 return OpenRange::of_own_process(wanted, link, &received);
             }
-            let opened = wanted.backend.open(received, wanted.device, wanted.access)?;
-            wanted.runtime.metrics.driver_opens_total.add(1);
-            wanted.runtime.metrics.mapped_bytes.add(opened.range.len);
-            self.addresses.add(opened.range);
-            Ok(OpenRange::new(wanted, opened.range, Content::Opened(opened), None))
+            self.open_by_driver(wanted.runtime, wanted.backend, received, wanted.device, wanted.access)
         };
         let (range, _) = self.ranges.acquire(key, wanted.deadline, open, |range| range.close())?;
         Ok(range)
+    }
+
+    fn open_by_driver(
+        &self,
+        runtime: &'static Runtime,
+        backend: &Arc<dyn DeviceIpc>,
+        received: Vec<ReceivedHandle>,
+        device: DeviceOrdinal,
+        access: Access,
+    ) -> Result<OpenRange> {
+        let opened = backend.open(received, device, access)?;
+        runtime.metrics.driver_opens_total.add(1);
+        runtime.metrics.mapped_bytes.add(opened.range.len);
+        self.addresses.add(opened.range);
+        Ok(OpenRange::new(runtime, backend, opened.range, Content::Opened(opened), None))
     }
 
     pub(super) fn release_ranges(&self, ranges: &[RangeRef]) {
@@ -133,8 +150,20 @@ impl OpenRange {
             let len = len.checked_add(handle.size).filter(|_| is_next).ok_or_else(invalid)?;
             range = Some(DeviceRange::new(wanted.device, start, len));
         }
-        Ok(Self::new(wanted, range.ok_or_else(invalid)?, Content::None, None))
+        let range = range.ok_or_else(invalid)?;
+        Ok(Self::new(wanted.runtime, wanted.backend, range, Content::None, None))
     }
+}
+
+/// Returns a handle for the backend.
+fn received(
+    handle: WireHandle,
+    fds: Vec<OwnedFd>,
+    (home, home_identity, exporter): (Option<DeviceOrdinal>, DeviceIdentity, ProcessIdentity),
+) -> ReceivedHandle {
+    let WireHandle { kind, bytes, size, generation, .. } = handle;
+    let home_identity = Some(home_identity);
+    ReceivedHandle { kind, bytes, fds, size, generation, home, home_identity, exporter }
 }
 
 /// The driver mappings of a lease so far; closed again if a further one fails.

@@ -3,12 +3,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::keys::RangeKey;
-use super::open_target::OpenTarget;
 use crate::backend::{DeviceIpc, Imported, Opened};
 use crate::model::address::DeviceRange;
-use crate::sharing::RuntimeRef;
 use crate::sharing::import::cache::{CacheEntry, Cached};
 use crate::sharing::import::place::Place;
+use crate::sharing::{Runtime, RuntimeRef};
 
 /// A reference to a driver mapping.
 pub(super) type RangeRef = Arc<CacheEntry<RangeKey, OpenRange>>;
@@ -55,12 +54,13 @@ impl Cached for OpenRange {
 
 impl OpenRange {
     pub(super) fn new(
-        wanted: &OpenTarget<'_>,
+        runtime: &'static Runtime,
+        backend: &Arc<dyn DeviceIpc>,
         range: DeviceRange,
         content: Content,
         place: Option<Arc<Place>>,
     ) -> Self {
-        let (runtime, backend) = (wanted.runtime.for_guard(), Arc::clone(wanted.backend));
+        let (runtime, backend) = (runtime.for_guard(), Arc::clone(backend));
         Self { runtime, backend, content: Mutex::new(content), range, place }
     }
 

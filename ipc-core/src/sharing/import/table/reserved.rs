@@ -67,7 +67,7 @@ impl OpenRange {
         };
         wanted.runtime.metrics.driver_opens_total.add(1);
         let content = Content::Imported(ReservedImport { imported, is_mapped: false });
-        Ok(Self::new(wanted, place.range, content, Some(place)))
+        Ok(Self::new(wanted.runtime, backend, place.range, content, Some(place)))
     }
 
     /// Maps an import. Returns false if it was closed by force.
