@@ -29,6 +29,11 @@ LIMIT = 120
 """Seconds in which what has ended is also gone, on a loaded machine."""
 
 
+def suspend(process: "subprocess.Popen[str]") -> None:
+    """Suspends a process; returns when all of its threads have stopped."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+
 
 class Gate:
     """A point in a stream that the stream does not pass before the gate is opened: it waits for a timeline."""

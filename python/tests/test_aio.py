@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import device_ipc
-from conftest import Start
+from conftest import Start, suspend
 from device_ipc import aio
 from test_share import finish, line, ones, tell
 
@@ -328,8 +328,7 @@ def test_call_delivers_results_and_errors_and_can_be_cancelled(start: Start) -> 
             """
         )
         text = line(other)
-        other.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, other.pid, os.WSTOPPED)  # until its threads have stopped
+        suspend(other)
         opening = asyncio.create_task(aio.call(device_ipc.open, text, timeout=1))
         await asyncio.sleep(0.05)
         assert not opening.done(), "the loop runs while the exporter is stopped"

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import functools
-import os
 import random
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Gate, Start
+from conftest import Gate, Start, suspend
 
 import device_ipc
 
@@ -258,8 +257,7 @@ def test_exporter_that_is_stopped_delays_no_load(start: Start) -> None:
     importer = importer_of(empty_caches())
     importer.load(exporter.name, [load("x", "a", [1], [1])])
     assert loaded(importer) == ({"x"}, [])
-    exporter.process.send_signal(signal.SIGSTOP)
-    os.waitpid(exporter.process.pid, os.WUNTRACED)
+    suspend(exporter.process)
     importer.load(exporter.name, [load("y", "b", [1], [1])])
     assert importer.poll() == ({"y"}, [])
     exporter.process.send_signal(signal.SIGCONT)

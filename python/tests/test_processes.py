@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import device_ipc
-from conftest import Gate, Start
+from conftest import Gate, Start, suspend
 from test_share import finish, line, ones, tell
 
 HOLD = """
@@ -192,8 +192,7 @@ def test_open_from_a_stopped_exporter_times_out_and_ends_at_ctrl_c(start: Start)
         """
     )
     text = line(other)
-    other.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, other.pid, os.WSTOPPED)  # until its threads have stopped
+    suspend(other)
     with pytest.raises(device_ipc.TimeoutError, match="1000 ms|1 s"):
         device_ipc.open(text, timeout=1)
     waiting = start(
@@ -234,8 +233,7 @@ def test_ctrl_c_ends_a_request_over_a_connection_that_exists(start: Start) -> No
         *line(other).split(),
     )
     assert line(waiting) == "open"
-    other.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, other.pid, os.WSTOPPED)
+    suspend(other)
     tell(waiting, "")
     assert line(waiting) == "waiting"
     interrupt(waiting)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import device_ipc
-from conftest import Start
+from conftest import Start, suspend
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -258,7 +258,7 @@ def test_copy_ends_with_the_exporter_and_by_ctrl_c(start: Start, nixl: "dict[str
     importer = start(PULL, *line(exporter).split(), **nixl)
     assert line(importer) == "begun"
     # A suspended exporter cannot finish the copy first.
-    exporter.send_signal(signal.SIGSTOP)
+    suspend(exporter)
     begun = time.monotonic()
     if how == "killed":
         exporter.kill()

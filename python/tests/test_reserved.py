@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Start
+from conftest import Start, suspend
 
 import device_ipc
 import device_ipc.numpy
@@ -467,7 +467,7 @@ def test_callbacks_and_signal_handlers_do_not_wait_for_an_exchange(start: Start)
         os.kill(stopped.process.pid, signal.SIGCONT)
 
     former = signal.signal(signal.SIGALRM, on_alarm)
-    os.kill(stopped.process.pid, signal.SIGSTOP)
+    suspend(stopped.process)
     signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
     try:
         mapping.replace(text)

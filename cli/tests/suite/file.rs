@@ -220,7 +220,7 @@ fn invalid_arguments_are_rejected_before_sharing() {
 fn stopped_sender_is_distinguished_from_exited_sender() {
     let directory = Directory::new();
     let (sender, file) = send_by_file(&directory, &["--receivers", "0"]);
-    sender.signal(Signal::STOP);
+    sender.suspend();
     let error = run(["recv", "--file", &file, "--timeout", "1s"]).bad();
     assert!(error.contains("timed out after 1000 ms") && error.contains("is process"), "{error}");
     let at = format!("@{file}");

@@ -53,7 +53,7 @@ fn list_shows_keepers_with_version_and_size() {
     let table = run(["keep", "--list"]).good();
     assert!(table.contains(&name) && table.contains("readers"), "{table}");
     // A keeper that is stopped is listed with its error.
-    keeper.signal(Signal::STOP);
+    keeper.suspend();
     let listed = run(["keep", "--list", "--json", "--timeout", "200ms"]).good();
     let listed: Value = serde_json::from_str(&listed).expect("JSON");
     let one = listed["keepers"].as_array().unwrap().iter().find(|one| one["name"] == *name).expect("listed");

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use data_encoding::BASE64URL_NOPAD;
 use rustix::fs::OFlags;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 /// Timeout of one command.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -140,6 +140,13 @@ impl Terminal {
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a process id");
         kill_process(pid, signal).expect("the process is running");
+    }
+
+    /// Suspends it; returns when all of its threads have stopped.
+    pub(crate) fn suspend(&self) {
+        self.signal(Signal::STOP);
+        let process = WaitId::Pid(Pid::from_child(&self.child));
+        waitid(process, WaitIdOptions::STOPPED).expect("it is a child");
     }
 
     /// Waits until it exits.
