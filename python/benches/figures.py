@@ -2,7 +2,8 @@
 
     python benches/figures.py [--quick] [--side SIDE]... [--rust PATH] [--output FILE]
 
-The sides run one after the other, each with a sender and a receiver process of its own on the first device:
+The sides run one after the other, stock and install three times in turn, since a virtual machine is slower at times. Each has a sender and a
+receiver process of its own on the first device:
 
     floor     a byte each way over a pipe, and no memory: what the wake-ups of two processes take
     by hand   a state dict by PyTorch's exchange functions and the driver's IPC calls in C, and nothing else (by_hand.c)
@@ -26,6 +27,7 @@ import argparse
 import contextlib
 import gc
 import json
+import math
 import shutil
 import statistics
 import struct
@@ -37,6 +39,9 @@ from typing import Any
 
 SECONDS = 60
 SIDES = ("floor", "by hand", "stock", "install", "ours")
+# These run in turn, this often.
+IN_TURN = ("stock", "install")
+TURNS = 3
 GIB = 1 << 30
 
 
@@ -241,7 +246,8 @@ def receive_by_queue(side: str, values: Any, acknowledgements: Any) -> None:
         acknowledgements.put(1)
 
 
-def by_queue(side: str, rounds: int) -> None:
+def by_queue(side: str, rounds: int, turns: int) -> None:
+    """Runs one turn."""
     import torch
     import torch.multiprocessing as multiprocessing
 
@@ -258,6 +264,7 @@ def by_queue(side: str, rounds: int) -> None:
 
     for _ in range(50):
         hand_over("one", 1)
+    rounds //= turns
     note(side, INTEGER, [timed(lambda: hand_over("one", 1)) for _ in range(rounds)])
     tensor = torch.zeros((4, 5), device="cuda:0")
     torch.cuda.synchronize()
@@ -272,7 +279,7 @@ def by_queue(side: str, rounds: int) -> None:
     hand_over("drop", None)
     for name, (shapes, dtype, repeats, _) in DICTS.items():
         first, again = [], []
-        for repeat in range(repeats if rounds > 100 else 3):
+        for _ in range(1 + math.ceil((repeats - 1) / turns) if turns > 1 else 3):
             forget()
             state = make(shapes, dtype, None)
             first.append(timed(lambda: hand_over("take", state)))
@@ -439,6 +446,27 @@ def rows_of(side: str, quick: bool) -> Iterator[dict[str, Any]]:
         yield {"side": side, "row": "all", "skipped": f"the process has ended with status {process.returncode}"}
 
 
+def order_of(sides: Sequence[str], quick: bool) -> list[str]:
+    """Returns the sides as they run, those in turn at the place of the first of them."""
+    in_turn = [side for side in sides if side in IN_TURN]
+    order: list[str] = []
+    for side in sides:
+        if side not in in_turn:
+            order.append(side)
+        elif side not in order:
+            order += in_turn * (1 if quick else TURNS)
+    return order
+
+
+def add(row: dict[str, Any], found: list[dict[str, Any]]) -> None:
+    """Adds a row, or the samples of a further turn to it."""
+    for known in found:
+        if "samples" in row and "samples" in known and (known["side"], known["row"]) == (row["side"], row["row"]):
+            known["samples"] += row["samples"]
+            return
+    found.append(row)
+
+
 def by_rust(program: str) -> Iterator[dict[str, Any]]:
     """Runs the rows of the Rust benchmarks that Python is compared with."""
     path = shutil.which(program)
@@ -511,13 +539,13 @@ def main() -> None:
         by_text(rounds)
         return
     if arguments.run:
-        by_queue(arguments.run, rounds)
+        by_queue(arguments.run, rounds, 1 if arguments.quick else TURNS)
         return
     found: list[dict[str, Any]] = []
-    for side in arguments.side or SIDES:
+    for side in order_of(arguments.side or SIDES, arguments.quick):
         for row in rows_of(side, arguments.quick):
             print(row["side"], row["row"], cell(row["samples"]) if "samples" in row else row["skipped"], file=sys.stderr)
-            found.append(row)
+            add(row, found)
     found += by_rust(arguments.rust)
     text = table(found)
     print(text)
