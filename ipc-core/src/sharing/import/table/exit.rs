@@ -19,6 +19,8 @@ impl ImportTable {
     ///
     /// Waits on a thread of its own: a device that hangs must not keep the process.
     pub(crate) fn finish_device_work(&'static self, limit: Duration) -> bool {
+        // The worker calls the driver for no further one, while the driver ends with the process.
+        self.return_unopened(None);
         if !self.may_have_work() {
             return true;
         }
