@@ -78,6 +78,18 @@ fn pull(importer: &mut Process, timeout: u32, descriptor: &str) -> String {
     importer.ask(&format!("open pulled 1 {timeout} {descriptor}"))
 }
 
+/// The timeout in ms of a copy that is complete before its process stops with a lease, which outlasts the timeout.
+const COMPLETE_MS: u32 = 10_000;
+
+/// Returns the timeout in ms of a copy with this result, if the process that stops has a lease then or not.
+fn timeout_of(expected: &str, has_lease: bool) -> u32 {
+    match (expected.starts_with("Timeout"), has_lease) {
+        (true, _) => SHORT_MS,
+        (false, true) => COMPLETE_MS,
+        (false, false) => LONG_MS,
+    }
+}
+
 fn share(exporter: &mut Process) -> String {
     exporter.ask(&format!("share x {BYTES} 1"))
 }
@@ -134,7 +146,7 @@ pub fn exporter_stopped_at_each_step_times_out(start: StartUnder, place: Place) 
         warm(&mut other, &mut importer);
         let descriptor = share(&mut exporter);
         let before = Resources::of(&mut importer);
-        let answer = pull(&mut importer, SHORT_MS, &descriptor);
+        let answer = pull(&mut importer, timeout_of(expected, false), &descriptor);
         assert!(answer.starts_with(expected), "{point}: {answer}");
         wait_for(&exporter, WaitIdOptions::STOPPED, point);
         exporter.resume();
@@ -180,9 +192,8 @@ pub fn importer_stopped_at_each_step_loses_the_lease(start: StartUnder, place: P
         warm(&mut exporter, &mut other);
         let descriptor = share(&mut exporter);
         let before = Resources::of(&mut exporter);
-        let timeout = if has_lease { SHORT_MS } else { LONG_MS };
         let begun = Instant::now();
-        importer.send(&format!("begin open pulled 1 {timeout} {descriptor}"));
+        importer.send(&format!("begin open pulled 1 {} {descriptor}", timeout_of(expected, has_lease)));
         wait_for(&importer, WaitIdOptions::STOPPED, point);
         if has_lease {
             assert_eq!(pull(&mut other, LONG_MS, &descriptor), format!("{BYTES} B right, copied"));
