@@ -205,7 +205,6 @@ impl ImportTable {
     }
 
     fn close_idle_of(&self, exporter: &ProcessIdentity) {
-        self.return_unopened(Some(exporter));
         for lease in self.leases.idle() {
             if *lease.key().exporter == *exporter {
                 self.close_idle(&lease);

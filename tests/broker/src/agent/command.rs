@@ -67,8 +67,9 @@ pub enum SystemCommand {
     OpenUntilError { descriptor: Descriptor },
     /// Opens two exports at a time, the second once the first request is sent; returns the result and the ms of each.
     TwoOpens { one: Descriptor, one_timeout: Duration, other: Descriptor, other_timeout: Duration },
-    /// Shares `count` parts of 256 B of one allocation as `NAME0`, `NAME1` and so on, with leases ahead; returns the descriptors.
-    ShareParts { name: String, count: u64 },
+    /// Shares `count` parts of 256 B of one allocation as `NAME0`, `NAME1` and so on, with leases ahead, and if a device is named, ready
+    /// behind the work of its stream; returns the descriptors.
+    ShareParts { name: String, count: u64, ready_on: Option<u32> },
     /// Makes a grant of an export with this time limit; returns its bytes in hex.
     Grant { name: String, limit: Duration },
     /// Makes a grant of the export of a mapping with this time limit; returns its bytes in hex.

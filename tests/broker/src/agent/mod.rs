@@ -108,7 +108,7 @@ impl Agent {
             C::TwoOpens { one, one_timeout, other, other_timeout } => {
                 self.two_opens((&one, one_timeout), (&other, other_timeout))
             }
-            C::ShareParts { name, count } => self.share_parts(&name, count)?,
+            C::ShareParts { name, count, ready_on } => self.share_parts(&name, count, ready_on)?,
             C::Grant { name, limit } => self.grant(&name, limit)?,
             C::GrantOf { name, limit } => self.grant_of(&name, limit)?,
             C::OpenBy { name, descriptor, grant } => self.open_by(name, &descriptor, &grant)?,

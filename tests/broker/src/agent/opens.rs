@@ -94,17 +94,22 @@ impl Agent {
         Ok(Answer::Done)
     }
 
-    pub(super) fn share_parts(&mut self, name: &str, count: u64) -> Result<Answer> {
+    pub(super) fn share_parts(&mut self, name: &str, count: u64, ready_on: Option<u32>) -> Result<Answer> {
         const PART: u64 = 256;
         let server = self.server();
         let buffer = Arc::new(server.ipc.allocate(0, count * PART)?);
+        let stream = ready_on.map(|device| server.stream(device)).transpose()?;
         let backend = server.ipc.backend().info().name;
         let mut descriptors = String::new();
         for part in 0..count {
             let range = buffer.range().slice(part * PART, PART).expect("it is in the buffer");
             // SAFETY: the buffer keeps it allocated.
             let owned = unsafe { OwnedRegion::new(Arc::clone(&buffer), Region::new(backend, range)) };
-            let export = server.ipc.share(owned).lease_ahead().start()?;
+            let builder = server.ipc.share(owned).lease_ahead();
+            let export = match &stream {
+                Some(stream) => builder.ready_on(stream).start()?,
+                None => builder.start()?,
+            };
             let _ = write!(descriptors, "{} ", export.descriptor());
             server.exports.insert(format!("{name}{part}"), export);
         }

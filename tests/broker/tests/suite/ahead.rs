@@ -235,6 +235,38 @@ fn idle_limit_refuses_leases_ahead() {
         15,
         "none ahead again for an importer that returns them"
     );
+    (0..10).for_each(|part| drop(importer.ok(&format!("drop y{part}"))));
+    importer.ok("close-unused 10000");
+    assert_eq!(importer.counter("mapped_bytes"), 0);
+}
+
+#[test]
+fn lease_ahead_whose_bytes_are_not_ready_is_returned() {
+    let mut exporter = agent!(PINNING);
+    let mut importer = agent!(PINNING);
+    let mut shared = [String::new(), String::new(), String::new()];
+    for (part, text) in shared.iter_mut().enumerate() {
+        let ready_on = if part == 2 { "ready-on=0" } else { "" };
+        if part == 2 {
+            exporter.ok("close-gate 0 closed");
+        }
+        let descriptor = exporter.ok(&format!("share-parts x{part}- 1 {ready_on}")).trim().to_owned();
+        let grant = exporter.ok(&format!("grant x{part}-0 {LIMIT}"));
+        *text = format!("open-by y{part} {descriptor} {grant}");
+    }
+    // The second request brings a lease on the third export.
+    importer.ok(&shared[0]);
+    importer.ok(&shared[1]);
+    assert_eq!(exporter.counter("leases_total"), 3);
+    eventually("leases", 2, || exporter.counter("leases"));
+    importer.idle();
+    assert_eq!((importer.counter("driver_opens_total"), importer.counter("imports_idle")), (3, 0));
+    (0..2).for_each(|part| drop(importer.ok(&format!("drop y{part}"))));
+    importer.ok("close-unused 10000");
+    assert_eq!(importer.counter("mapped_bytes"), 0);
+    exporter.ok("open-gates");
+    importer.ok(&shared[2]);
+    importer.ok("touch y2");
 }
 
 #[test]
@@ -286,6 +318,21 @@ fn close_unused_returns_what_is_not_open_yet() {
     importer.ok(&allocations.opens[7]);
     importer.ok("drop y7");
     allocations.end(importer, 0..7);
+}
+
+#[test]
+fn forced_close_returns_what_is_not_open_yet() {
+    let mut allocations = Allocations::of(20);
+    let mut importer = allocations.importer_without_worker();
+    for open in &allocations.opens[..4] {
+        importer.ok(open);
+    }
+    let descriptor = allocations.opens[0].split_whitespace().nth(2).expect("a descriptor");
+    assert_eq!(importer.ok(&format!("close-mappings-of {descriptor}")), "5", "4, and the plain one");
+    importer.ok("free-worker");
+    importer.idle();
+    assert_eq!(importer.counter("driver_opens_total"), 1 + 4);
+    allocations.end(importer, 0..4);
 }
 
 #[test]
