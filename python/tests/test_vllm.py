@@ -1219,8 +1219,11 @@ class Ranks:
         def call(*arguments: Any) -> None:
             with futures.ThreadPoolExecutor(len(self.workers)) as pool:
                 calls = [pool.submit(getattr(worker, method), *arguments) for worker in self.workers]
-            for one in calls:
-                one.result()
+            failures = [error for error in (one.exception() for one in calls) if error is not None]
+            # The rank that has failed first says why; others may say no more than that it has left.
+            failures.sort(key=lambda error: isinstance(error, device_ipc.GoneError))
+            for error in failures:
+                raise error
 
         return call
 
@@ -1244,6 +1247,22 @@ def test_no_rank_gets_a_version_that_the_others_do_not_get(in_place: Any) -> Non
     device_ipc.vllm.follow(client)
     now = {name: digest(tensor) for name, tensor in state.items()}
     assert [model.digests() for model in models] == [now, now]
+
+
+def test_ranks_name_the_failure_of_another(in_place: Any) -> None:
+    state = weights()
+    configs: Any = [Building(lambda: Loading(state), rank=rank, engine="ranks") for rank in (0, 1)]
+    models = [in_place(config, publish=True) for config in configs]
+    first, second = [Worker(config, model) for config, model in zip(configs, models)]
+    with device_ipc.share(state) as export:
+        for worker in (first, second):
+            worker.init_weight_transfer_engine({"ring": None, "timeout": TIMEOUT, "copy": "never"})
+            worker.start_weight_update()
+        models[1].refuse(next(iter(state)))
+        with pytest.raises(ArithmeticError):
+            second.update_weights({"weights": str(export)})
+        with pytest.raises(device_ipc.GoneError, match="rank 1 has failed: ArithmeticError"):
+            first.update_weights({"weights": str(export)})
 
 
 def test_engine_with_weights_of_its_own_follows_nothing(in_place: Any) -> None:

@@ -383,10 +383,13 @@ class Together(Source):
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is not None:
-            # The other ranks name it in their exceptions.
-            with contextlib.suppress(Error):
-                self._channel.send(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode(), timeout=CONNECT_LIMIT)
+            self.fail(error)
         self.close()
+
+    def fail(self, error: BaseException) -> None:
+        """Reports what has failed here. The other ranks name it in their exceptions."""
+        with contextlib.suppress(Error):
+            self._channel.send(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode(), timeout=CONNECT_LIMIT)
 
 
 class Update:

@@ -104,7 +104,8 @@ class Worker:
             else:
                 assert update_info.buckets is not None
                 self._load_buckets(update_info.buckets)
-        except BaseException:
+        except BaseException as error:
+            self._tell_ranks(error)
             self._abandon()
             raise
 
@@ -126,7 +127,8 @@ class Worker:
                 self._publish(self._update)
             if self._mappings and torch.accelerator.is_available():
                 torch.accelerator.current_stream().synchronize()
-        except BaseException:
+        except BaseException as error:
+            self._tell_ranks(error)
             self._loads = None
             raise
         finally:
@@ -152,6 +154,10 @@ class Worker:
                 "restart the keeper and the engines for new weights"
             )
         update.publish()
+
+    def _tell_ranks(self, error: BaseException) -> None:
+        if self._ranks is not None:
+            self._ranks.fail(error)
 
     def _close_update(self) -> None:
         update, self._update = self._update, None
