@@ -85,6 +85,26 @@ fn lease_ahead_keeps_no_memory() {
 }
 
 #[test]
+fn nothing_is_left_of_returned_leases() {
+    let mut parts = Parts::of(129);
+    let plain = parts.exporter.share("plain 256");
+    let mut importer = agent!(PINNING);
+    importer.ok(&format!("open plain {plain}"));
+    importer.ok("cache 0 0");
+    importer.idle();
+    let before = importer.heap().blocks;
+    importer.ok(&parts.open(0));
+    importer.ok("drop y0");
+    eventually("leases", 1, || parts.exporter.counter("leases"));
+    importer.idle();
+    let after = importer.heap().blocks;
+    assert!(
+        after < before + 64,
+        "128 leases ahead were returned: {before} blocks on the heap before, {after} after"
+    );
+}
+
+#[test]
 fn recalled_export_opens_ahead_and_is_released_with_its_mapping() {
     let mut parts = Parts::of(2);
     let mut importer = agent!(PINNING);
@@ -148,8 +168,8 @@ impl Allocations {
         Self { exporter, opens }
     }
 
-    /// Returns an importer whose worker is kept in a callback.
-    fn importer_without_worker(&mut self) -> Child {
+    /// Returns an importer whose worker is kept in a callback, and which opens the first `count` then.
+    fn importer_without_worker(&mut self, count: usize) -> Child {
         let mut importer = agent!(PINNING);
         let plain = self.exporter.share("plain 256");
         importer.ok(&format!("open plain {plain}"));
@@ -157,6 +177,9 @@ impl Allocations {
         self.exporter.ok("drop plain");
         importer.event("worker-held");
         importer.ok("drop plain");
+        for open in &self.opens[..count] {
+            importer.ok(open);
+        }
         importer
     }
 
@@ -289,10 +312,7 @@ fn worker_opens_the_next_allocations() {
 #[test]
 fn opens_do_not_wait_for_a_busy_worker() {
     let mut allocations = Allocations::of(100);
-    let mut importer = allocations.importer_without_worker();
-    for open in &allocations.opens {
-        importer.ok(open);
-    }
+    let mut importer = allocations.importer_without_worker(100);
     importer.ok("touch y99");
     assert_eq!(importer.counter("requests_total"), 9, "8, and that of the plain export");
     importer.ok("free-worker");
@@ -304,10 +324,7 @@ fn opens_do_not_wait_for_a_busy_worker() {
 #[test]
 fn close_unused_returns_what_is_not_open_yet() {
     let mut allocations = Allocations::of(100);
-    let mut importer = allocations.importer_without_worker();
-    for open in &allocations.opens[..7] {
-        importer.ok(open);
-    }
+    let mut importer = allocations.importer_without_worker(7);
     assert_eq!(allocations.exporter.counter("leases"), 1 + 11, "the plain one, 0 to 6, and 4 ahead");
     importer.fails("close-unused 0", "Timeout");
     importer.ok("free-worker");
@@ -323,10 +340,7 @@ fn close_unused_returns_what_is_not_open_yet() {
 #[test]
 fn forced_close_returns_what_is_not_open_yet() {
     let mut allocations = Allocations::of(20);
-    let mut importer = allocations.importer_without_worker();
-    for open in &allocations.opens[..4] {
-        importer.ok(open);
-    }
+    let mut importer = allocations.importer_without_worker(4);
     let descriptor = allocations.opens[0].split_whitespace().nth(2).expect("a descriptor");
     assert_eq!(importer.ok(&format!("close-mappings-of {descriptor}")), "5", "4, and the plain one");
     importer.ok("free-worker");
@@ -338,10 +352,7 @@ fn forced_close_returns_what_is_not_open_yet() {
 #[test]
 fn exporter_dies_before_its_leases_ahead_are_open() {
     let mut allocations = Allocations::of(20);
-    let mut importer = allocations.importer_without_worker();
-    for open in &allocations.opens[..4] {
-        importer.ok(open);
-    }
+    let mut importer = allocations.importer_without_worker(4);
     allocations.exporter.kill();
     importer.fails(&allocations.opens[4], "ExporterGone");
     importer.ok("free-worker");
@@ -354,10 +365,7 @@ fn exporter_dies_before_its_leases_ahead_are_open() {
 #[test]
 fn lease_taken_back_is_not_opened() {
     let mut allocations = Allocations::of(20);
-    let mut importer = allocations.importer_without_worker();
-    for open in &allocations.opens[..4] {
-        importer.ok(open);
-    }
+    let mut importer = allocations.importer_without_worker(4);
     allocations.exporter.ok("drop x5-0");
     importer.ok("free-worker");
     importer.idle();
