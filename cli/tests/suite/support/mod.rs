@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use data_encoding::BASE64URL_NOPAD;
 use rustix::fs::OFlags;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::{Pid, Signal, WaitIdOptions, kill_process};
 
 /// Timeout of one command.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -145,8 +145,7 @@ impl Terminal {
     /// Suspends it; returns when all of its threads have stopped.
     pub(crate) fn suspend(&self) {
         self.signal(Signal::STOP);
-        let process = WaitId::Pid(Pid::from_child(&self.child));
-        waitid(process, WaitIdOptions::STOPPED).expect("it is a child");
+        device_ipc_test_process::wait_for_state(self.child.id(), WaitIdOptions::STOPPED);
     }
 
     /// Waits until it exits.
