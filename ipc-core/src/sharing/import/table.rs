@@ -7,13 +7,13 @@
 mod ahead;
 mod begin;
 mod by_thread;
+mod deferred;
 mod exit;
 mod keys;
 mod lease;
 mod links;
 mod open_ranges;
 mod open_target;
-mod pending;
 mod range;
 mod regions;
 mod reports;
@@ -27,10 +27,10 @@ pub(super) use lease::{KnownLease, LeaseRef};
 pub(super) use open_target::{OpenTarget, ReservedTarget};
 
 use ahead::UnopenedLease;
+use deferred::DeferredOpens;
 use keys::{LeaseKey, OnDevice, RangeKey};
 use lease::{Lease, notified};
 use links::Links;
-use pending::Pending;
 use range::OpenRange;
 use reusable::LayoutKey;
 
@@ -54,7 +54,7 @@ use crate::wire::descriptor::NamedExport;
 pub(crate) struct ImportTable {
     links: Mutex<Links>,
     leases: Cache<LeaseKey, Lease>,
-    unopened: Pending<LeaseKey, UnopenedLease>,
+    unopened: DeferredOpens<LeaseKey, UnopenedLease>,
     ranges: Cache<RangeKey, OpenRange>,
     /// Ended grants that have not been reported to their exporters.
     pub(crate) ended: EndedGrants,

@@ -15,32 +15,32 @@ use crate::transport::Deadline;
 
 /// What has yet to be opened, by its key.
 #[derive(Debug)]
-pub(super) struct Pending<K, V> {
-    states: Mutex<HashMap<K, State<V>>>,
+pub(super) struct DeferredOpens<K, V> {
+    by_key: Mutex<HashMap<K, DeferredOpen<V>>>,
     opened: Condvar,
 }
 
 #[derive(Debug)]
-enum State<V> {
+enum DeferredOpen<V> {
     Queued(V),
     /// A thread is opening it.
     Opening,
 }
 
-impl<K, V> Default for Pending<K, V> {
+impl<K, V> Default for DeferredOpens<K, V> {
     fn default() -> Self {
-        Self { states: Mutex::default(), opened: Condvar::new() }
+        Self { by_key: Mutex::default(), opened: Condvar::new() }
     }
 }
 
-impl<K: Eq + Hash, V> Pending<K, V> {
+impl<K: Eq + Hash, V> DeferredOpens<K, V> {
     /// Adds a value. Returns it if there is one of this key.
     pub(super) fn add(&self, key: K, value: V) -> Result<(), V> {
         let mut states = self.lock();
         if states.contains_key(&key) {
             return Err(value);
         }
-        states.insert(key, State::Queued(value));
+        states.insert(key, DeferredOpen::Queued(value));
         Ok(())
     }
 
@@ -48,11 +48,11 @@ impl<K: Eq + Hash, V> Pending<K, V> {
     pub(super) fn open(&self, key: &K, open: impl FnOnce(V)) -> bool {
         let begin = || {
             let mut states = self.lock();
-            let state = states.get_mut(key).filter(|state| matches!(state, State::Queued(_)))?;
-            Some(std::mem::replace(state, State::Opening))
+            let state = states.get_mut(key).filter(|state| matches!(state, DeferredOpen::Queued(_)))?;
+            Some(std::mem::replace(state, DeferredOpen::Opening))
         };
-        let Some(State::Queued(value)) = begin() else { return false };
-        let _opening = Opening { pending: self, key };
+        let Some(DeferredOpen::Queued(value)) = begin() else { return false };
+        let _opening = OpenInProgress { opens: self, key };
         open(value);
         true
     }
@@ -66,7 +66,8 @@ impl<K: Eq + Hash, V> Pending<K, V> {
 
     /// Waits for a call of the driver, so it spins first.
     fn wait_while_opening(&self, key: &K, deadline: Deadline) {
-        let is_opening = |states: &mut HashMap<K, State<V>>| matches!(states.get(key), Some(State::Opening));
+        let is_opening =
+            |states: &mut HashMap<K, DeferredOpen<V>>| matches!(states.get(key), Some(DeferredOpen::Opening));
         let mut states = self.lock();
         if !is_opening(&mut states) {
             return;
@@ -77,35 +78,36 @@ impl<K: Eq + Hash, V> Pending<K, V> {
             std::hint::spin_loop();
             states = self.lock();
         }
-        drop(self.opened.wait_timeout_while(&self.states, states, deadline.left(), is_opening));
+        drop(self.opened.wait_timeout_while(&self.by_key, states, deadline.left(), is_opening));
     }
 
     /// Takes back the queued values with these keys.
     pub(super) fn take_queued(&self, is_meant: impl Fn(&K) -> bool) -> Vec<V> {
         let mut states = self.lock();
-        let queued = states.extract_if(|key, state| is_meant(key) && matches!(state, State::Queued(_)));
+        let queued =
+            states.extract_if(|key, state| is_meant(key) && matches!(state, DeferredOpen::Queued(_)));
         let values = queued.filter_map(|(_, state)| match state {
-            State::Queued(value) => Some(value),
-            State::Opening => None,
+            DeferredOpen::Queued(value) => Some(value),
+            DeferredOpen::Opening => None,
         });
         values.collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<K, State<V>>> {
-        self.states.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<K, DeferredOpen<V>>> {
+        self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The open of a value, which ends with the drop, also on a panic.
-struct Opening<'a, K: Eq + Hash, V> {
-    pending: &'a Pending<K, V>,
+struct OpenInProgress<'a, K: Eq + Hash, V> {
+    opens: &'a DeferredOpens<K, V>,
     key: &'a K,
 }
 
-impl<K: Eq + Hash, V> Drop for Opening<'_, K, V> {
+impl<K: Eq + Hash, V> Drop for OpenInProgress<'_, K, V> {
     fn drop(&mut self) {
-        self.pending.lock().remove(self.key);
-        self.pending.opened.notify_all();
+        self.opens.lock().remove(self.key);
+        self.opens.opened.notify_all();
     }
 }
 
