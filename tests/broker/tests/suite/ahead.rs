@@ -378,3 +378,26 @@ fn lease_taken_back_is_not_opened() {
     allocations.exporter.ok("share-parts x5- 1");
     allocations.end(importer, 0..4);
 }
+
+#[test]
+fn mapping_with_reserved_addresses_keeps_no_leases_ahead() {
+    let mut allocations = Allocations::of(20);
+    let mut importer = agent!(PINNING);
+    let first = allocations.exporter.share("first 256");
+    importer.ok(&format!("open reserved {first} reserved=1"));
+    for open in &allocations.opens[..4] {
+        let [_, _, descriptor, grant] = open.split(' ').collect::<Vec<_>>()[..] else { panic!("{open}") };
+        importer.ok(&format!("replace-by reserved {descriptor} {grant}"));
+    }
+    assert_eq!(
+        allocations.exporter.counter("leases_total"),
+        1 + 4 + 1,
+        "none ahead again once one was returned"
+    );
+    eventually("leases", 1, || allocations.exporter.counter("leases"));
+    importer.idle();
+    assert_eq!(importer.counter("imports_idle"), 0);
+    importer.ok("drop reserved");
+    allocations.exporter.ok("drop first");
+    allocations.end(importer, 4..4);
+}
