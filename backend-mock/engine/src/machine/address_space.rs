@@ -4,7 +4,7 @@
 //! block is shared as a file descriptor or as a number, exists while any process has a handle or a mapping of it,
 //! and each device gets access separately.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::blocks::BlockInfo;
@@ -136,7 +136,7 @@ impl Machine {
             MappedPart { start: offset, size, grants: Some(DeviceAccess::new(self.devices.len(), None)) };
         let page = Page::map(&*file, false)?;
         let content = MappedObject { file: &file, page, identity, device, writable, imported };
-        let place = AddressSource::Window(range.space.clone());
+        let place = AddressSource::Window { space: range.space.clone(), until_unmapped: Arc::default() };
         let lease = match exporter {
             Some((exporter, epoch)) => Some(Lease::new(duplicate(&*file)?, duplicate(&*exporter)?, epoch)),
             None => None,
@@ -153,23 +153,14 @@ impl Machine {
     /// Waits until no queued work uses previous mappings at these addresses.
     fn wait_for_retired(&self, address: Address, size: u64) -> Result<(), EngineError> {
         let deadline = Instant::now() + RETIRED_MAPPING_TIMEOUT;
-        let end = address.get().saturating_add(size);
-        loop {
-            let in_use = {
-                let mut memory = lock(&self.memory);
-                let range = memory.blocks.range_mut(address, size)?;
-                range.retired.retain(|old| old.strong_count() > 0);
-                let overlaps = |old: &Mapping| old.base() < end && old.base() + old.size() > address.get();
-                range.retired.iter().filter_map(Weak::upgrade).any(|old| overlaps(&old))
-            };
-            if !in_use {
-                return Ok(());
-            }
+        let addresses = address.get()..address.get().saturating_add(size);
+        while lock(&self.memory).blocks.range_mut(address, size)?.is_retiring(&addresses) {
             if Instant::now() >= deadline {
                 return Err(EngineError::invalid_value("addresses that queued work uses"));
             }
             std::thread::sleep(Duration::from_micros(100));
         }
+        Ok(())
     }
 
     /// Removes the whole mappings that cover these bytes, without waiting for streams. Queued work that uses them
@@ -185,7 +176,7 @@ impl Machine {
         for base in &bases {
             if let Some(placed) = range.mapped.remove(base) {
                 placed.mapping.mark_closed();
-                range.retired.push(Arc::downgrade(&placed.mapping));
+                range.retire(&placed.mapping);
                 blocks.push(placed.block);
             }
         }

@@ -1,6 +1,7 @@
 //! Blocks of physical memory, reserved address ranges, and the mappings of blocks in those ranges.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
@@ -35,14 +36,20 @@ pub(crate) struct BlockMapping {
     pub(crate) offset: u64,
 }
 
+/// A mapping that was removed. It is unmapped when no queued work refers to it.
+#[derive(Debug)]
+struct RetiredMapping {
+    addresses: Range<u64>,
+    until_unmapped: Weak<()>,
+}
+
 /// A reserved range of addresses.
 #[derive(Debug)]
 pub(crate) struct ReservedRange {
     pub(crate) space: Arc<Reservation>,
     /// The mappings in the range, by first address.
     pub(crate) mapped: BTreeMap<u64, BlockMapping>,
-    /// Mappings that were removed while queued work may still refer to them.
-    pub(crate) retired: Vec<Weak<Mapping>>,
+    retired: Vec<RetiredMapping>,
 }
 
 impl ReservedRange {
@@ -57,6 +64,19 @@ impl ReservedRange {
 
     fn end(&self) -> u64 {
         (self.space.base() + self.space.len()) as u64
+    }
+
+    /// Records a mapping that was removed while queued work may still refer to it.
+    pub(crate) fn retire(&mut self, mapping: &Mapping) {
+        let (addresses, until_unmapped) = (mapping.addresses(), mapping.until_unmapped());
+        self.retired.push(RetiredMapping { addresses, until_unmapped });
+    }
+
+    /// Returns whether a removed mapping at these addresses has yet to be unmapped.
+    pub(crate) fn is_retiring(&mut self, addresses: &Range<u64>) -> bool {
+        self.retired.retain(|old| old.until_unmapped.strong_count() > 0);
+        let overlaps = |old: &Range<u64>| old.start < addresses.end && addresses.start < old.end;
+        self.retired.iter().any(|old| overlaps(&old.addresses))
     }
 }
 

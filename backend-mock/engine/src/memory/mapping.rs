@@ -4,10 +4,11 @@
 //! addresses into pointers. An [`AccessGuard`] is the right to access a mapping now; a revoking exporter waits for
 //! its drop.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::arena::{Arena, Reservation};
 use super::lease::{AccessGuard, Lease};
@@ -23,7 +24,12 @@ pub(crate) enum AddressSource {
     /// A reservation for opened memory, of one mapping or of several adjacent ones.
     Reservation(Arc<Reservation>),
     /// A reservation that outlives the mapping: the memory is unmapped and the addresses stay reserved.
-    Window(Arc<Reservation>),
+    Window {
+        space: Arc<Reservation>,
+        /// Has a reference until the memory has been unmapped: it is dropped after that. The count of an `Arc` of the mapping is 0
+        /// before.
+        until_unmapped: Arc<()>,
+    },
     /// Registered host memory at this address.
     Host(u64),
 }
@@ -33,7 +39,7 @@ impl AddressSource {
     fn space(&self) -> Option<&Reservation> {
         match self {
             Self::Arena(arena) => Some(arena.space()),
-            Self::Reservation(space) | Self::Window(space) => Some(space),
+            Self::Reservation(space) | Self::Window { space, .. } => Some(space),
             Self::Host(_) => None,
         }
     }
@@ -165,6 +171,19 @@ impl Mapping {
         self.place.start() + self.offset as u64
     }
 
+    /// Returns the addresses of the requested size.
+    pub(super) fn addresses(&self) -> Range<u64> {
+        self.base()..self.base() + self.size
+    }
+
+    /// Returns what is dropped when memory at addresses that stay reserved has been unmapped.
+    pub(super) fn until_unmapped(&self) -> Weak<()> {
+        match &self.place {
+            AddressSource::Window { until_unmapped, .. } => Arc::downgrade(until_unmapped),
+            _ => Weak::new(),
+        }
+    }
+
     /// Returns the size in bytes, as requested at the allocation.
     pub(crate) fn size(&self) -> u64 {
         self.size
@@ -258,7 +277,7 @@ impl Drop for Mapping {
             // SAFETY: `self` is the only owner of these addresses, and every access goes through a `Span` that keeps
             // its mappings alive, so none is in progress.
             AddressSource::Arena(arena) => unsafe { arena.give_back(self.offset, self.mapped) },
-            AddressSource::Window(space) => {
+            AddressSource::Window { space, .. } => {
                 // SAFETY: as above. After a failure the memory stays mapped until the next mapping replaces it.
                 let _ = unsafe { space.clear(self.offset, self.mapped) };
             }

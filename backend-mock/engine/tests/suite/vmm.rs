@@ -194,6 +194,27 @@ fn queued_work_fails_after_unmap() {
 }
 
 #[test]
+fn new_mapping_stays_when_queued_work_gives_up_its_addresses() {
+    const ROUNDS: u64 = 500;
+    let ours = machine("");
+    let (stream, opener) = (ours.create_stream(0).unwrap(), ours.create_stream(0).unwrap());
+    let gate = ours.allocate(0, 8).unwrap();
+    let address = ours.reserve(MIB, 0).unwrap();
+    for round in 1..=ROUNDS {
+        let block = ours.create_block(0, MIB).unwrap();
+        ours.map_block(address, MIB, 0, block).unwrap();
+        ours.release_block(block).unwrap();
+        ours.set_access(address, MIB, 0, Some(Access::ReadWrite)).unwrap();
+        assert_eq!(read(&ours, address, MIB), vec![0; MIB as usize]);
+        let _ = ours.synchronize(stream);
+        ours.wait_value64(stream, gate, round).unwrap();
+        ours.fill(address, MIB, 1, stream).unwrap();
+        ours.unmap_blocks(address, MIB).unwrap();
+        ours.write_value64(opener, gate, round).unwrap();
+    }
+}
+
+#[test]
 fn block_descriptor_survives_exporter_death() {
     let ours = machine("");
     let stream = ours.create_stream(0).unwrap();
