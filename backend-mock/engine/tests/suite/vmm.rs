@@ -206,7 +206,8 @@ fn new_mapping_stays_when_queued_work_gives_up_its_addresses() {
         ours.release_block(block).unwrap();
         ours.set_access(address, MIB, 0, Some(Access::ReadWrite)).unwrap();
         assert_eq!(read(&ours, address, MIB), vec![0; MIB as usize]);
-        let _ = ours.synchronize(stream);
+        let failed = ours.synchronize(stream).is_err();
+        assert_eq!(failed, round > 1, "the work of the round before");
         ours.wait_value64(stream, gate, round).unwrap();
         ours.fill(address, MIB, 1, stream).unwrap();
         ours.unmap_blocks(address, MIB).unwrap();

@@ -388,13 +388,14 @@ fn mapping_with_reserved_addresses_keeps_no_leases_ahead() {
     for open in &allocations.opens[..4] {
         let [_, _, descriptor, grant] = open.split(' ').collect::<Vec<_>>()[..] else { panic!("{open}") };
         importer.ok(&format!("replace-by reserved {descriptor} {grant}"));
+        // Before the next request: the former lease and one ahead are returned without an answer.
+        eventually("leases", 1, || allocations.exporter.counter("leases"));
     }
     assert_eq!(
         allocations.exporter.counter("leases_total"),
         1 + 4 + 1,
         "none ahead again once one was returned"
     );
-    eventually("leases", 1, || allocations.exporter.counter("leases"));
     importer.idle();
     assert_eq!(importer.counter("imports_idle"), 0);
     importer.ok("drop reserved");
