@@ -6,6 +6,9 @@ os.environ.setdefault("DEVICE_IPC_BACKEND", "mock")
 # With the kinds of memory of CUDA, so that what passes here passes there.
 os.environ.setdefault("DEVICE_IPC_MOCK", "devices=2;like=cuda")
 
+# Programs that the tests start have it too.
+os.environ.setdefault("TEST_RUN", str(os.getpid()))
+
 import faulthandler
 import gc
 import inspect
@@ -27,6 +30,11 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 LIMIT = 120
 """Seconds in which what has ended is also gone, on a loaded machine."""
+
+
+def unique(name: str) -> str:
+    """Returns a name that no other run of the tests uses at the same time."""
+    return f"{name}-{os.environ['TEST_RUN']}"
 
 
 def suspend(process: "subprocess.Popen[str]") -> None:
@@ -55,12 +63,14 @@ class Gate:
 
 
 PRELUDE = f"""
+import os
 import sys
 import threading
 import numpy as np
 import device_ipc
 import device_ipc as d
 
+{inspect.getsource(unique)}
 {inspect.getsource(Gate)}
 """
 

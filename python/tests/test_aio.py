@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import device_ipc
-from conftest import Start, suspend
+from conftest import Start, suspend, unique
 from device_ipc import aio
 from test_share import finish, line, ones, tell
 
@@ -49,12 +49,12 @@ async def settle() -> None:
 
 def test_every_wait_between_two_processes(start: Start) -> None:
     async def main() -> None:
-        listener = device_ipc.listen("python-aio")
+        listener = device_ipc.listen(unique("python-aio"))
         ring = device_ipc.Ring(device_ipc.empty((2048,), "uint8", "mock:0"))
         export = device_ipc.share(ones(4))
         other = start(
             """
-            channel = d.connect("python-aio")
+            channel = d.connect(unique("python-aio"))
             channel.send(b"hello")
             reader = d.join(sys.argv[1])
             with d.open(sys.argv[2]) as mapping:
@@ -157,7 +157,7 @@ def test_tasks_and_threads_take_turns_to_write() -> None:
 
 def test_timeout_states_the_time_and_the_wait() -> None:
     async def main() -> None:
-        with device_ipc.listen("python-aio-nobody") as listener:
+        with device_ipc.listen(unique("python-aio-nobody")) as listener:
             with pytest.raises(device_ipc.TimeoutError, match="timed out after 50 ms: waiting for a connection"):
                 await aio.accept(listener, 0.05)
             with pytest.raises(device_ipc.TimeoutError, match=" 0 ms"):
@@ -170,7 +170,7 @@ def test_timeout_states_the_time_and_the_wait() -> None:
 
 def test_cancellation_loses_no_message() -> None:
     async def main() -> None:
-        here, there = await pair("python-aio-cancel")
+        here, there = await pair(unique("python-aio-cancel"))
         received = []
         for number in range(200):
             receiving = [asyncio.create_task(aio.receive(there)) for _ in range(3)]
@@ -193,7 +193,7 @@ def test_cancellation_loses_no_message() -> None:
 
 def test_tasks_receive_in_the_order_in_which_they_wait() -> None:
     async def main() -> None:
-        here, there = await pair("python-aio-order")
+        here, there = await pair(unique("python-aio-order"))
         tasks = []
         for _ in range(10):
             tasks.append(asyncio.create_task(aio.receive(there, SECONDS)))
@@ -210,7 +210,7 @@ def test_tasks_receive_in_the_order_in_which_they_wait() -> None:
 
 def test_senders_wait_for_room_and_keep_their_order() -> None:
     async def main() -> None:
-        here, there = await pair("python-aio-full")
+        here, there = await pair(unique("python-aio-full"))
         sizes = [1 << 20 if number % 5 == 0 else 10 for number in range(200)]
         sending = [asyncio.create_task(aio.send(here, bytes(size), timeout=SECONDS)) for size in sizes]
         await settle()
@@ -223,7 +223,7 @@ def test_senders_wait_for_room_and_keep_their_order() -> None:
 
 def test_send_shares_tensors_once_however_long_it_waits(start: Start) -> None:
     async def main() -> None:
-        here, there = await pair("python-aio-memory")
+        here, there = await pair(unique("python-aio-memory"))
         shared = device_ipc.counters()["exports_total"]
         sending = [asyncio.create_task(aio.send(here, bytes(1 << 20), ones(4), timeout=SECONDS)) for _ in range(150)]
         for _ in sending:
@@ -247,8 +247,8 @@ def test_closing_an_object_ends_its_waits(kind: str) -> None:
         if kind == "reader":
             with reader.next(SECONDS) or pytest.fail("the ring is open"):
                 pass
-        listener = device_ipc.listen("python-aio-close")
-        channel, _peer = await pair("python-aio-close-channel")
+        listener = device_ipc.listen(unique("python-aio-close"))
+        channel, _peer = await pair(unique("python-aio-close-channel"))
         export = device_ipc.share(ones(4))
         wait, close = {
             "listener": (aio.accept(listener), listener.close),
@@ -275,8 +275,8 @@ def test_closing_an_object_ends_its_waits(kind: str) -> None:
 
 def test_end_of_the_peer_ends_a_wait(start: Start) -> None:
     async def main() -> None:
-        with device_ipc.listen("python-aio-death") as listener:
-            other = start('channel = d.connect("python-aio-death"); print("connected", flush=True); sys.stdin.readline()')
+        with device_ipc.listen(unique("python-aio-death")) as listener:
+            other = start('channel = d.connect(unique("python-aio-death")); print("connected", flush=True); sys.stdin.readline()')
             channel = await aio.accept(listener, SECONDS)
         receiving = asyncio.create_task(aio.receive(channel, SECONDS))
         await settle()
@@ -289,7 +289,7 @@ def test_end_of_the_peer_ends_a_wait(start: Start) -> None:
 
 def test_second_event_loop_and_waiting_threads_are_refused() -> None:
     async def main() -> None:
-        here, there = await pair("python-aio-loops")
+        here, there = await pair(unique("python-aio-loops"))
         receiving = asyncio.create_task(aio.receive(there, SECONDS))
         await settle()
 
@@ -350,7 +350,7 @@ def test_interrupt_ends_a_wait_and_a_call_and_the_process_exits(start: Start) ->
         import asyncio
         from device_ipc import aio
         async def main():
-            listener = d.listen("python-aio-interrupt")
+            listener = d.listen(unique("python-aio-interrupt"))
             tasks = [asyncio.create_task(aio.accept(listener)), asyncio.create_task(aio.call(d.share(d.empty((4,), "uint8", "mock:0")).wait_released))]
             await asyncio.sleep(0.1)
             print("waiting", flush=True)
@@ -393,9 +393,9 @@ def used() -> "tuple[int, int, int]":
 
 def test_many_messages_leave_memory_descriptors_and_threads_as_they_were(start: Start) -> None:
     async def main() -> None:
-        server = start(SERVER, "python-aio-many")
+        server = start(SERVER, unique("python-aio-many"))
         assert line(server) == "listening"
-        channel = await aio.call(device_ipc.connect, "python-aio-many")
+        channel = await aio.call(device_ipc.connect, unique("python-aio-many"))
         before = (0, 0, 0)
         for number in range(MESSAGES):
             await aio.send(channel, b"%d" % number, timeout=SECONDS)

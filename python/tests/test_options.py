@@ -12,7 +12,7 @@ import pytest
 
 import device_ipc
 import device_ipc.numpy
-from conftest import Start, used, wait_used
+from conftest import Start, unique, used, wait_used
 from test_share import finish, line, ones, tell
 
 NOBODY = 65534
@@ -139,10 +139,10 @@ def test_descriptor_for_changes_is_readable_until_it_is_cleared() -> None:
 
 
 def test_device_map_of_a_channel_places_messages_and_replies(start: Start) -> None:
-    with device_ipc.listen("python-map", device_map={"mock:0": 1}) as listener:
+    with device_ipc.listen(unique("python-map"), device_map={"mock:0": 1}) as listener:
         other = start(
             """
-            channel = d.connect("python-map")
+            channel = d.connect(unique("python-map"))
             message = channel.receive(timeout=30)
             [export] = message.exports
             print(export.device, *export.open().devices, flush=True)
@@ -175,9 +175,9 @@ def test_device_map_of_a_channel_places_messages_and_replies(start: Start) -> No
 
 def test_device_map_is_checked() -> None:
     with pytest.raises(ValueError, match="identity of a device"):
-        device_ipc.listen("python-map-wrong", device_map={"tpu": 0})
+        device_ipc.listen(unique("python-map-wrong"), device_map={"tpu": 0})
     with pytest.raises(device_ipc.PlacementError, match="conflicts"):
-        device_ipc.listen("python-map-wrong", device_map={0: 1, 1: 1})
+        device_ipc.listen(unique("python-map-wrong"), device_map={0: 1, 1: 1})
     export = device_ipc.share(ones(4))
     with pytest.raises(device_ipc.PlacementError, match="known only on a channel"):
         device_ipc.open(export.descriptor, device={0: "mock:1"})

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import device_ipc
-from conftest import Gate, Start, suspend
+from conftest import Gate, Start, suspend, unique
 from test_share import finish, line, ones, tell
 
 HOLD = """
@@ -364,8 +364,8 @@ def test_every_object_raises_in_a_forked_child(start: Start) -> None:
         writing.publish()
         objects = {
             "export": export, "mapping": d.open(export.descriptor), "ring": ring, "reader": reader,
-            "slot": reader.next(timeout=30), "writing": ring.write(), "listener": d.listen("python-forked"),
-            "keeper": d.keep("python-forked", export), "watch": ring.watch(),
+            "slot": reader.next(timeout=30), "writing": ring.write(), "listener": d.listen(unique("python-forked")),
+            "keeper": d.keep(unique("python-forked"), export), "watch": ring.watch(),
         }
         objects["timeline"] = objects["mapping"].timeline()
         objects["end"] = export.timelines()[0]
@@ -439,7 +439,7 @@ def test_interpreter_exits_with_open_guards(start: Start, end: str) -> None:
         reader = d.join(str(ring))
         ring.write().publish()
         slot = reader.next(timeout=30)
-        listener = d.listen("python-exit")
+        listener = d.listen(unique("python-exit"))
         {end}
         """,
         str(export),

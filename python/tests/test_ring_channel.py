@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import device_ipc
-from conftest import Start
+from conftest import Start, unique
 from test_pool import simulated  # noqa: F401
 from test_share import finish, line, ones, tell
 
@@ -176,10 +176,10 @@ def test_killed_writer_ends_the_ring(start: Start) -> None:
 
 
 def test_channel_carries_bytes_tensors_and_mappings(start: Start) -> None:
-    with device_ipc.listen("python-channel") as listener:
+    with device_ipc.listen(unique("python-channel")) as listener:
         other = start(
             """
-            channel = d.connect("python-channel")
+            channel = d.connect(unique("python-channel"))
             message = channel.receive(timeout=30)
             assert message.data == b"state", message.data
             first, second = message.exports

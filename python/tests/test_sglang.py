@@ -22,7 +22,7 @@ import device_ipc.sglang as ds
 import device_ipc.torch as dt
 import frameworks
 import sglang_worker
-from conftest import Start
+from conftest import Start, unique
 from test_share import line
 
 CARRIED = "0.5.17"
@@ -240,8 +240,8 @@ def test_killed_trainer_is_an_error_of_the_worker(workers: Group, version: str, 
 def test_weights_of_a_keeper_are_loaded_by_its_name(workers: Group, version: str) -> None:
     worker = workers(1)[0]
     memory = device_ipc.empty((64,), "float32", "mock:0", read_only=True)
-    with device_ipc.keep("sglang-test", device_ipc.share({"w": memory}, access="r")):
-        ask(worker, payloads(version, ds.named_tensors("keeper:sglang-test")))
+    with device_ipc.keep(unique("sglang-test"), device_ipc.share({"w": memory}, access="r")):
+        ask(worker, payloads(version, ds.named_tensors(f"keeper:{unique('sglang-test')}")))
         assert answer(worker)["w"][:2] == ["torch.float32", [64]]
 
 

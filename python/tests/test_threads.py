@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import device_ipc
-from conftest import Start
+from conftest import Start, unique
 from test_share import finish, line, ones
 
 THREADS = 16
@@ -71,8 +71,8 @@ def test_one_export_is_closed_once() -> None:
 
 def test_one_channel_carries_the_messages_of_many_threads() -> None:
     here: list[device_ipc.Channel] = []
-    with device_ipc.listen("python-threads") as listener:
-        connecting = threading.Thread(target=lambda: here.append(device_ipc.connect("python-threads")))
+    with device_ipc.listen(unique("python-threads")) as listener:
+        connecting = threading.Thread(target=lambda: here.append(device_ipc.connect(unique("python-threads"))))
         connecting.start()
         there = listener.accept(timeout=30)
         connecting.join(60)
@@ -196,7 +196,7 @@ def test_thread_with_all_slots_of_a_reader_gets_an_error() -> None:
 
 
 def test_each_replacement_of_many_threads_has_a_version() -> None:
-    keeper = device_ipc.keep("python-threads-keeper", device_ipc.share(ones(4)))
+    keeper = device_ipc.keep(unique("python-threads-keeper"), device_ipc.share(ones(4)))
     exports = [device_ipc.share(ones(4)) for _ in range(THREADS)]
     together(lambda number: keeper.replace(exports[number]))
     assert keeper.version == 1 + THREADS
@@ -206,7 +206,7 @@ def test_each_replacement_of_many_threads_has_a_version() -> None:
 def waits() -> "dict[str, tuple[Callable[[], object], Callable[[], object]]]":
     """Returns a wait for an object, and the call that closes the object, for each class that has both."""
     export = device_ipc.share(ones(4))
-    listener = device_ipc.listen("python-close-ends-waits")
+    listener = device_ipc.listen(unique("python-close-ends-waits"))
     ring = device_ipc.Ring(device_ipc.empty((2, 256), "uint8"))
     full = device_ipc.Ring(device_ipc.empty((1, 256), "uint8"), slots=1)
     slow = device_ipc.join(str(full))
@@ -250,7 +250,7 @@ def test_close_ends_the_waits_of_other_threads() -> None:
 
 def test_name_of_a_closed_listener_is_free_at_once() -> None:
     for _ in range(5):
-        listener = device_ipc.listen("python-free-at-once")
+        listener = device_ipc.listen(unique("python-free-at-once"))
         thread = threading.Thread(target=lambda: pytest.raises(ValueError, listener.accept))
         thread.start()
         listener.close()

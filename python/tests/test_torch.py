@@ -9,7 +9,7 @@ import pytest
 
 import device_ipc
 import device_ipc.torch as dt
-from conftest import Start, profiled
+from conftest import Start, profiled, unique
 from test_share import finish, line, ones, tell
 
 torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc_type=ImportError)
@@ -298,11 +298,11 @@ def test_views_of_a_read_only_mapping_need_permission() -> None:
 
 def test_tensor_sent_again_over_a_channel_is_one_export(start: Start) -> None:
     before = device_ipc.counters()
-    with device_ipc.listen("torch-sent-again", backend="mock") as listener:
+    with device_ipc.listen(unique("torch-sent-again"), backend="mock") as listener:
         other = start(
             """
             import torch
-            channel = d.connect("torch-sent-again", backend="mock")
+            channel = d.connect(unique("torch-sent-again"), backend="mock")
             requests = []
             while (message := channel.receive(timeout=60)).exports:
                 with message.open() as mapping:

@@ -13,7 +13,7 @@ torch: Any = pytest.importorskip("torch", reason="torch cannot be imported", exc
 
 import device_ipc.torch as dt
 import device_ipc.transformers as dtr
-from conftest import Start
+from conftest import Start, unique
 from test_share import finish, line, tell
 
 
@@ -140,13 +140,13 @@ def test_missing_and_unknown_names_are_stated() -> None:
 def test_model_keeps_the_memory_of_another_process_until_it_is_dropped(start: Start) -> None:
     state = shared(Module())
     export = device_ipc.share(state, access="r")
-    with device_ipc.keep("transformers-test", export):
+    with device_ipc.keep(unique("transformers-test"), export):
         other = start(
             """
             import gc, os
             sys.path.insert(0, sys.argv[1])
             import torch, test_transformers, device_ipc.transformers as dtr
-            model = dtr.load("keeper:transformers-test", test_transformers.Module)
+            model = dtr.load(f"keeper:{unique('transformers-test')}", test_transformers.Module)
             print(float(model(torch.arange(16)).sum()), flush=True)
             sys.stdin.readline()
             del model
@@ -157,7 +157,7 @@ def test_model_keeps_the_memory_of_another_process_until_it_is_dropped(start: St
             """,
             __file__.rpartition("/")[0],
         )
-        expected = dtr.load("keeper:transformers-test", Module)(torch.arange(16)).sum().item()
+        expected = dtr.load(f"keeper:{unique('transformers-test')}", Module)(torch.arange(16)).sum().item()
         assert float(line(other)) == expected
         device_ipc.close_unused(30)
         assert other.pid in {holder.pid for holder in export.holders()}

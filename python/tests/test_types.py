@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest import unique
 
 import device_ipc
 import device_ipc.aio
@@ -75,7 +76,7 @@ def test_tensor_has_the_sizes_of_an_array() -> None:
 def test_objects_have_weak_references() -> None:
     tensor = device_ipc.empty((4,), "int8", "mock:0")
     ring = device_ipc.Ring(device_ipc.empty((2, 256), "uint8", "mock:0"), slots=2)
-    listener = device_ipc.listen("test-types-weak")
+    listener = device_ipc.listen(unique("test-types-weak"))
     export = device_ipc.share(tensor)
     mapping = device_ipc.open(str(export))
     objects: "list[Any]" = [tensor, ring, device_ipc.join(str(ring)), listener, export, mapping, device_ipc.Stream("mock:0")]

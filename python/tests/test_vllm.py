@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from conftest import unique
 
 import device_ipc
 import device_ipc.torch as dt
@@ -903,8 +904,8 @@ def test_loader_loads_from_a_keeper(version: str, engines: "list[Engine]") -> No
         quant_config=None,
         model=model,
     )
-    with device_ipc.keep("vllm-test", device_ipc.share(state)):
-        options = types.SimpleNamespace(model_loader_extra_config={"source": "keeper:vllm-test"}, device=None)
+    with device_ipc.keep(unique("vllm-test"), device_ipc.share(state)):
+        options = types.SimpleNamespace(model_loader_extra_config={"source": f"keeper:{unique('vllm-test')}"}, device=None)
         one = loader(options)
         one.download_model(None)
         loaded = one.load_model(config, types.SimpleNamespace(dtype=torch.float32))
