@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 /// Runs all rows and checks the number of lines, one for each process; the program itself limits the time of each step.
 fn soak(backend: &str, setting: Option<(&str, PathBuf)>, expected: usize) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_device-ipc-soak"));
-    command.args(["--rounds", "300", "--warm-up", "200", "--kill-every", "100"]);
+    command.args(["--rounds", "150", "--warm-up", "100", "--kill-every", "50"]);
     command.env("DEVICE_IPC_BACKEND", backend).stdin(Stdio::null());
     if let Some((variable, path)) = setting {
         command.env(variable, path);
