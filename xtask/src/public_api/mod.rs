@@ -120,9 +120,9 @@ fn document(libraries: &[Library]) -> Result<PathBuf> {
             command.args(["-p", &library.package]);
         }
         command.arg("--target-dir").arg(&directory).env("CARGO_BUILD_BUILD_DIR", target_directory());
-        // Another step reports lints. The flag also distinguishes these pages from those of other calls of Cargo, so that Cargo
-        // writes them although it has written others.
-        command.env("RUSTDOCFLAGS", "-A rustdoc::all --crate-version public-api");
+        // The version also distinguishes these pages from those of other calls of Cargo, so that Cargo writes them although it has
+        // written others.
+        command.env("RUSTDOCFLAGS", "-D warnings --crate-version public-api");
         run_command(&mut command)?;
         left = later;
     }
