@@ -15,7 +15,7 @@ options:
   --variant NAME      run the cases of this variant only
   --exact             a FILTER is a full name
   --skip PART         do not run the cases whose full name has this part; may be repeated
-  --test-threads N    run N cases at a time
+  --test-threads N    run N cases at a time, by default RUST_TEST_THREADS
   -h, --help          print this text
 
 environment:

@@ -77,6 +77,10 @@ pub fn equal<T: PartialEq + Debug>(found: T, expected: T, what: impl Display) ->
 /// [`Stop::Failed`](crate::Stop::Failed) with the first difference.
 #[track_caller]
 pub fn same<T: PartialEq + Debug>(found: &[T], expected: &[T], what: impl Display) -> Outcome {
+    // Bytes are compared at once.
+    if found == expected {
+        return Ok(());
+    }
     if found.len() != expected.len() {
         return fail(format_args!("{what}: there are {}, not {}", found.len(), expected.len()));
     }

@@ -30,10 +30,13 @@ const NODE_VARIABLE: &str = "DEVICE_IPC_MOCK_NODE";
 /// How messages name the process of a case's main role.
 const THE_PROCESS: &str = "the case's process";
 
-/// Cases that run at a time on each processor, unless the command line says otherwise: a case mostly waits for its processes.
+/// The number of cases that run at a time, unless the command line says otherwise: that of tests with the standard harness.
+const THREADS_VARIABLE: &str = "RUST_TEST_THREADS";
+
+/// Cases that run at a time on each processor, unless stated otherwise: a case mostly waits for its processes.
 const JOBS_PER_PROCESSOR: usize = 2;
 
-/// Maximum number of cases that run at a time, unless the command line says otherwise.
+/// Maximum number of cases that run at a time, unless stated otherwise.
 const MOST_JOBS: usize = 4;
 
 /// What a run has of a variant.
@@ -153,7 +156,9 @@ impl Runner {
     /// Runs the cases of all variants, several at a time.
     fn run_cases(&self, queue: VecDeque<Position<'static>>, summary: &mut Summary) {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let jobs = self.arguments.jobs.unwrap_or(MOST_JOBS.min(JOBS_PER_PROCESSOR * processors)).max(1);
+        let stated = || std::env::var(THREADS_VARIABLE).ok()?.parse().ok();
+        let jobs = self.arguments.jobs.or_else(stated);
+        let jobs = jobs.unwrap_or(MOST_JOBS.min(JOBS_PER_PROCESSOR * processors)).max(1);
         let queue = Mutex::new(queue);
         let results = Mutex::new(summary);
         std::thread::scope(|scope| {

@@ -22,7 +22,7 @@ pub enum Answer {
     /// A mapping.
     Mapping(Mapped),
     /// Bytes.
-    Bytes(Vec<u8>),
+    Bytes(#[serde(with = "super::text")] Vec<u8>),
     /// Floats.
     Floats(Vec<f32>),
     /// A number.

@@ -238,7 +238,14 @@ pub enum Command {
     Counters,
 
     /// Allocates a buffer, for a kind of handle if one is given; writes `bytes` and waits.
-    Allocate { name: String, len: u64, device: u32, kind: Option<u16>, bytes: Option<Vec<u8>> },
+    Allocate {
+        name: String,
+        len: u64,
+        device: u32,
+        kind: Option<u16>,
+        #[serde(with = "super::text::optional")]
+        bytes: Option<Vec<u8>>,
+    },
     /// Frees a buffer.
     Free { name: String },
     /// Shares a buffer, a mapping or new memory.

@@ -6,6 +6,7 @@
 mod answer;
 mod command;
 mod server;
+mod text;
 pub mod words;
 
 use std::collections::VecDeque;
