@@ -114,7 +114,7 @@ if [[ $devices -ge 2 ]]; then
 fi
 conformance=device-ipc-cuda--conformance
 # The suite prints passed and skipped cases with reasons, which is shown even on success.
-[[ ! -x $here/$conformance ]] || step "$conformance" env RUST_TEST_NOCAPTURE=1 "$here/$conformance"
+[[ ! -x $here/$conformance ]] || step "$conformance" env RUST_TEST_NOCAPTURE=1 "$here/$conformance" --test-threads 4
 for test in "$here"/*--*; do
     name=$(basename -- "$test")
     case $name in
